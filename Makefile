@@ -1,0 +1,66 @@
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SOURCES = $(wildcard src tests benchmarks)
+PYTEST_ARGS ?= -n logical
+
+# A name on the path is not enough: it may be a launcher without a Python behind it.
+SUPPORTED := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && command -v $$python && break; done)
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+.PHONY: demo
+demo: .venv/core ## Show the main job on SQLite
+	$(BIN)/holdfast demo
+
+.PHONY: test
+test: lint ## Check the code and run every test against real databases
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: .venv/dev ## Check style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: faults
+faults: .venv/dev ## Run the long fault tests
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: .venv/dev ## Measure side by side with peers
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: docs
+docs: .venv/dev ## Check the links of the documentation and run its examples
+	$(BIN)/pytest tests/docs
+
+.PHONY: lock
+lock: ## Write the locked versions in requirements/ (LOCK_ARGS=--upgrade renews them)
+	requirements/lock $(LOCK_ARGS)
+
+.PHONY: clean
+clean: ## Remove everything that was built
+	rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/core: requirements/core.txt pyproject.toml
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || { \
+		echo "Holdfast needs Python 3.11, 3.12 or 3.13 with its venv module; none is on the path." >&2; \
+		echo "Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(PIP) install --require-hashes -r requirements/core.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/dev: .venv/core requirements/dev.txt
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,92 @@
+"""Ciphers for records at rest. `AesGcm` is AES-256-GCM with named keys that can be rotated.
+
+What it seals: one byte with the length of the key's id, the id in UTF-8, a random 96-bit nonce, and
+the ciphertext with its 128-bit tag. The tag also covers the key's id and the context, so that no
+record opens in another place, at another version or under another key. Lengths stay visible.
+
+Random nonces are safe for 2**32 records of one key. Give a new key its turn long before, at 2**24
+records or 256 GB: add it, make it `current`, and keep the old one for as long as records name it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import CorruptRecord, InvalidArgument, StoreError
+
+_KEY_BYTES: Final = 32
+_KEY_ID_BYTES_MAX: Final = 255
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
+
+
+class AesGcm:
+    """Encrypts with the key named `current` and decrypts with any of `keys` (32 bytes each)."""
+
+    def __init__(self, keys: Mapping[str, bytes], current: str) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise StoreError('AesGcm needs a package: pip install "holdfast[crypto]".') from error
+        for key_id, key in keys.items():
+            if not 0 < len(key_id.encode()) <= _KEY_ID_BYTES_MAX:
+                raise InvalidArgument("A key id has 1 to 255 bytes of UTF-8.", argument="keys")
+            if type(key) is not bytes or len(key) != _KEY_BYTES:
+                raise InvalidArgument(
+                    f"The key {key_id!r} must be 32 random bytes; secrets.token_bytes(32) makes "
+                    "one, a password does not.",
+                    argument="keys",
+                )
+        if current not in keys:
+            raise InvalidArgument(
+                f"The current key {current!r} is not among the keys.", argument="current"
+            )
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
+        self._current = current
+        self._invalid_tag = InvalidTag
+
+    def __repr__(self) -> str:
+        return f"AesGcm(keys={sorted(self._ciphers)}, current={self._current!r})"
+
+    def encrypt(self, plain: bytes, context: bytes) -> bytes:
+        """Return the sealed bytes under the current key; equal plaintexts never look equal."""
+        label = _label(self._current)
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._ciphers[self._current].encrypt(nonce, plain, label + context)
+        return b"".join((label, nonce, sealed))
+
+    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Return what was encrypted in this context; CorruptRecord if any byte of either differs.
+
+        StoreError names the key that is missing.
+        """
+        nonce_at = 1 + sealed[0] if sealed else 0
+        text_at = nonce_at + _NONCE_BYTES
+        if not sealed or len(sealed) < text_at + _TAG_BYTES:
+            raise CorruptRecord("The encrypted record is cut short.")
+        key_id = sealed[1:nonce_at].decode(errors="backslashreplace")
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise StoreError(
+                f"The record is encrypted with the key {key_id!r}, which this store was not given; "
+                "add it to the keys of AesGcm.",
+                key_id=key_id,
+            )
+        try:
+            return cipher.decrypt(
+                sealed[nonce_at:text_at], sealed[text_at:], sealed[:nonce_at] + context
+            )
+        except self._invalid_tag:
+            raise CorruptRecord(
+                f"The record does not open with the key {key_id!r}: it is damaged, was moved here, "
+                "or another key had this id.",
+                key_id=key_id,
+            ) from None
+
+
+def _label(key_id: str) -> bytes:
+    text = key_id.encode()
+    return bytes((len(text),)) + text

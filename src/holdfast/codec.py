@@ -1,0 +1,409 @@
+"""Plain JSON data as bytes: what may be stored, how it is stored, and how it is compared.
+
+A value is None, bool, int, float (finite), str, list, or dict with str keys, of exactly these
+types. Anything else is refused before a byte is written: what loads is what was saved.
+
+A *body* is MessagePack. Integers beyond 64 bits are extension type 1: the shortest signed
+big-endian bytes. A *record* is a body with a header:
+
+    byte 0        0xC1, which no MessagePack starts with
+    byte 1        format version, 1
+    byte 2        flags: 1 = zstd, 2 = encrypted
+    bytes 3-18    the first 16 bytes of SHA-256 over bytes 0-2, the context and the rest
+    bytes 19-     the body, compressed first, then encrypted
+
+The context names the place of a record (table, row, version). It is not stored: a record that was
+moved to another place does not open. The digest finds damage; only a cipher stops a forger, whose
+records would still load as plain data and never as code.
+
+The *canonical form* is a body whose text, keys included, is in Unicode normal form C and whose keys
+stand in code point order, which is also the order of their UTF-8 bytes. 1, 1.0 and true differ, and
+so do 0.0 and -0.0. It is the same in every process for text that Unicode 14 (Python 3.11) knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal, Protocol
+
+import msgspec
+
+from . import plain
+from .errors import CorruptRecord, InvalidArgument, InvalidValue, StoreError
+
+_MAGIC: Final = 0xC1
+_VERSION: Final = 1
+_ZSTD: Final = 1
+_ENCRYPTED: Final = 2
+_DIGEST_AT: Final = 3
+_BODY_AT: Final = 19
+_HEADERS: Final = tuple(bytes((_MAGIC, _VERSION, flags)) for flags in range(4))
+_INTEGER_EXTENSION: Final = 1
+_CANONICAL_PREFIX: Final = b"holdfast canonical 1\0"
+_COMPRESS_BYTES_MIN: Final = 128
+_DEPTH_MAX: Final = 256
+_LOAD_DEPTH_MAX: Final = 2 * _DEPTH_MAX
+_DIGITS_MAX: Final = 4_300
+_LIMIT_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The largest things a store accepts; an excess raises LimitExceeded and writes nothing.
+
+    `digits` is at most 4,300 because Python reads and writes no longer integers as text by default.
+    `record_bytes` bounds a record of many values, and what a compressed one may expand to.
+    """
+
+    value_bytes: int = 1_048_576
+    record_bytes: int = 67_108_864
+    depth: int = 64
+    digits: int = _DIGITS_MAX
+    keys_per_root: int = 10_000
+    batch_operations: int = 1_000
+
+    def __post_init__(self) -> None:
+        ranges = {"depth": (1, _DEPTH_MAX), "digits": (20, _DIGITS_MAX)}
+        for field in fields(self):
+            number = getattr(self, field.name)
+            least, most = ranges.get(field.name, (1, _LIMIT_MAX))
+            if type(number) is not int or not least <= number <= most:
+                raise InvalidArgument(
+                    f"Limits.{field.name} must be an integer from {least:,} to {most:,}.",
+                    argument=field.name,
+                )
+        if self.record_bytes < self.value_bytes:
+            raise InvalidArgument(
+                "Limits.record_bytes must not be less than value_bytes.", argument="record_bytes"
+            )
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+class Cipher(Protocol):
+    """Encrypts bodies so that they open only unchanged and in their own context."""
+
+    def encrypt(self, plain: bytes, context: bytes) -> bytes:
+        """Return sealed bytes; the context is authenticated and not stored."""
+        ...
+
+    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Return what was encrypted in this context, or raise CorruptRecord."""
+        ...
+
+
+class Codec:
+    """Turns plain data into records and back, for one store; any thread may use it."""
+
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        compression: Literal["none", "zstd"] = "none",
+        cipher: Cipher | None = None,
+    ) -> None:
+        if compression not in ("none", "zstd"):
+            raise InvalidArgument('compression must be "none" or "zstd".', argument="compression")
+        self.limits = limits
+        self._zstd = _zstd() if compression == "zstd" else None
+        self._cipher = cipher
+
+    def pack(self, value: object, *, context: tuple[str, ...] = (), name: str = "value") -> bytes:
+        """Return a value as a record; InvalidValue or LimitExceeded say what is refused, where."""
+        return self.seal(_encode(value, self.limits, name), context=context)
+
+    def unpack(self, record: bytes, *, context: tuple[str, ...] = ()) -> Any:
+        """Return exactly the value that was packed, or raise as `unseal` does; no code runs."""
+        return _decode(self.unseal(record, context=context))
+
+    def encode(self, value: object, *, name: str = "value") -> bytes:
+        """Return a value as a body; InvalidValue or LimitExceeded say what is refused, where."""
+        return _encode(value, self.limits, name)
+
+    def encode_each(self, values: Iterable[object], *, name: str = "value") -> list[bytes]:
+        """Return one body per value, each within the limits; a refusal names `name[index]`."""
+        return [_encode(value, self.limits, (name, i)) for i, value in enumerate(values)]
+
+    def decode(self, body: bytes) -> Any:
+        """Return the value of a body, or raise CorruptRecord if it is not one."""
+        return _decode(body)
+
+    def join(self, bodies: Sequence[bytes]) -> bytes:
+        """Return the body of a list from the bodies of its items."""
+        return _encoder.encode([msgspec.Raw(body) for body in bodies])
+
+    def split(self, body: bytes) -> list[bytes]:
+        """Return the bodies of a list's items without decoding them, or raise CorruptRecord."""
+        try:
+            return [bytes(item) for item in _items_decoder.decode(body)]
+        except _UNREADABLE as error:
+            raise CorruptRecord(f"The stored list cannot be read: {error}.") from error
+
+    def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
+        """Return a body as a record that opens only unchanged and in the same context."""
+        if len(body) > self.limits.record_bytes:
+            raise plain.too_large("record", len(body), self.limits.record_bytes, "record_bytes")
+        flags = _ENCRYPTED if self._cipher else 0
+        if self._zstd and len(body) >= _COMPRESS_BYTES_MIN:
+            compressed = self._zstd.compressor.compress(body)
+            if len(compressed) < len(body):
+                body, flags = compressed, flags | _ZSTD
+        header = _HEADERS[flags]
+        bound = header + _context_bytes(context)
+        if self._cipher:
+            body = self._cipher.encrypt(body, bound)
+        return b"".join((header, _digest16(bound, body), body))
+
+    def unseal(self, record: bytes, *, context: tuple[str, ...] = ()) -> bytes:
+        """Return the body of an intact record; CorruptRecord if it is damaged or was moved.
+
+        StoreError says what is missing to read it: a key, a cipher or a package.
+        """
+        if len(record) <= _BODY_AT or record[0] != _MAGIC or record[1] == 0:
+            raise CorruptRecord("The bytes are no Holdfast record: cut short or overwritten.")
+        version, flags, body = record[1], record[2], record[_BODY_AT:]
+        if version > _VERSION:
+            raise CorruptRecord(
+                f"The record has format version {version}; this Holdfast reads version {_VERSION}. "
+                "A newer Holdfast wrote it (upgrade), or it is damaged.",
+                version=version,
+            )
+        bound = record[:_DIGEST_AT] + _context_bytes(context)
+        place = "/".join(context) or "value"
+        if _digest16(bound, body) != record[_DIGEST_AT:_BODY_AT]:
+            raise CorruptRecord(
+                f"The record of {place} does not match its digest: damaged, or moved here.",
+                place=place,
+            )
+        if flags >= len(_HEADERS):
+            raise CorruptRecord(
+                f"The record of {place} has unknown flags ({flags:#04x}): a newer Holdfast wrote "
+                "it; upgrade.",
+                flags=flags,
+            )
+        if flags & _ENCRYPTED:
+            if not self._cipher:
+                raise StoreError(
+                    f"The record of {place} is encrypted; open the store with its cipher.",
+                    place=place,
+                )
+            body = self._cipher.decrypt(body, bound)
+        elif self._cipher:
+            raise CorruptRecord(
+                f"The record of {place} is not encrypted and this store has a cipher; plaintext is "
+                "refused, because anybody could have put it there.",
+                place=place,
+            )
+        return self._expand(body) if flags & _ZSTD else body
+
+    def _expand(self, body: bytes) -> bytes:
+        zstd, limit = self._zstd or _zstd(), self.limits.record_bytes
+        try:
+            size = zstd.content_size(body)
+            if not 0 <= size <= limit:
+                raise CorruptRecord(
+                    f"The compressed record does not promise to expand to at most {limit:,} bytes "
+                    "(Limits.record_bytes).",
+                    limit=limit,
+                    actual=size,
+                )
+            return zstd.decompressor.decompress(body, allow_extra_data=False)
+        except zstd.error as error:
+            raise CorruptRecord(f"The record cannot be decompressed: {error}.") from error
+
+
+def check(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> None:
+    """Raise InvalidValue or LimitExceeded, with the path, unless the value can be stored."""
+    _encode(value, limits, name)
+
+
+def canonical(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> bytes:
+    """Return the canonical form; two keys that are one after normalisation are InvalidValue."""
+    _encode(value, limits, name)
+    return _messagepack(_normal(value, name))
+
+
+def digest(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> str:
+    """Return the SHA-256 of the version and the canonical form, as 64 hexadecimal digits."""
+    return sha256(_CANONICAL_PREFIX + canonical(value, limits, name=name)).hexdigest()
+
+
+def from_json(text: str | bytes, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> Any:
+    """Return the value of a JSON text (RFC 8259, UTF-8); InvalidValue names the line or path.
+
+    Duplicate keys, NaN, Infinity, numbers too large for a float, lone surrogates and text after the
+    value are refused; too much depth, size or digits is LimitExceeded.
+    """
+    if len(text) > limits.record_bytes:
+        raise plain.too_large(
+            f"the JSON text of {name}", len(text), limits.record_bytes, "record_bytes"
+        )
+    try:
+        value = _json_decoder.decode(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise plain.too_deep(name, limits.depth) from None
+    except ValueError as error:
+        problem = f"{name} is not JSON text: {error}."
+        raise InvalidValue(problem, path=name) from None
+    check(value, limits, name=name)
+    return value
+
+
+def to_json(value: object, *, indent: int | None = None, name: str = "value") -> str:
+    """Return JSON that from_json reads as the same value; refuses what is not plain data.
+
+    The size is not limited, and the depth is 512, so that answers may hold several values.
+    """
+    plain.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
+    separators = (",", ":") if indent is None else (",", ": ")
+    try:
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
+        text.encode()
+    except ValueError:
+        plain.refuse_scalars(value, name, sys.get_int_max_str_digits() or _DIGITS_MAX)
+        raise
+    return text
+
+
+def _encode(value: object, limits: Limits, path: plain.ValuePath) -> bytes:
+    room = plain.measure(value, path, limits.value_bytes, limits.depth)
+    if room < 0:
+        raise plain.too_large(
+            plain.show(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
+        )
+    try:
+        body = _encoder.encode(value)
+    except (OverflowError, UnicodeEncodeError):
+        plain.refuse_scalars(value, path, limits.digits)
+        body = _messagepack(value)
+    if len(body) > limits.value_bytes:
+        raise plain.too_large(plain.show(path), len(body), limits.value_bytes, "value_bytes")
+    return body
+
+
+def _messagepack(value: object) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except OverflowError:
+        return _encoder.encode(_widened(value))
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _widened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_widened(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_INTEGER_EXTENSION, _integer_bytes(value))
+    return value
+
+
+def _integer_bytes(number: int) -> bytes:
+    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _extension(code: int, data: memoryview) -> int:
+    number = int.from_bytes(data, "big", signed=True)
+    is_wide = not -(2**63) <= number < 2**64
+    if code != _INTEGER_EXTENSION or not is_wide or data != _integer_bytes(number):
+        raise CorruptRecord(f"The record has an unknown or malformed extension of type {code}.")
+    return number
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return _plain_decoder().decode(body)
+    except msgspec.ValidationError:
+        pass
+    except _UNREADABLE as error:
+        raise CorruptRecord(f"The record cannot be read: {error}.") from error
+    # What has more levels, or integers beyond 64 bits, is walked; so is what we did not write.
+    try:
+        value = _any_decoder.decode(body)
+        plain.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
+    except (*_UNREADABLE, InvalidArgument) as error:
+        raise CorruptRecord(f"The record is not plain data: {error}") from error
+    return value
+
+
+@cache
+def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
+    """Accepts seven levels of plain data and nothing else, faster than accepting anything."""
+    finite = msgspec.Meta(ge=-plain.FLOAT_MAX, le=plain.FLOAT_MAX)
+    scalar: Any = None | bool | int | Annotated[float, finite] | str
+    kind = scalar
+    for _ in range(7):
+        kind = scalar | list[kind] | dict[str, kind]  # type: ignore[valid-type]
+    return msgspec.msgpack.Decoder(kind)
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_any_decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
+_items_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _normal(value: object, path: plain.ValuePath) -> object:
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, list):
+        return [_normal(item, (path, index)) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    pairs = sorted((unicodedata.normalize("NFC", key), key) for key in value)
+    normal = {key: _normal(value[original], (path, original)) for key, original in pairs}
+    if len(normal) < len(value):
+        problem = f"{plain.show(path)} has two keys that are one in Unicode normal form C."
+        raise InvalidValue(problem, path=plain.show(path))
+    return normal
+
+
+def _json_object(pairs: list[tuple[str, object]]) -> object:
+    value: dict[str, object] = {}
+    for key, item in pairs:
+        if key in value:
+            return plain.Repeated(key)
+        value[key] = item
+    return value
+
+
+def _json_integer(text: str) -> int:
+    return int(text) if len(text.lstrip("-")) <= _DIGITS_MAX else 10**_DIGITS_MAX
+
+
+_json_decoder: Final = json.JSONDecoder(object_pairs_hook=_json_object, parse_int=_json_integer)
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor for each thread, because threads must not share them."""
+
+    def __init__(self) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise StoreError('zstd needs a package: pip install "holdfast[compress]".') from error
+        self.error = zstandard.ZstdError
+        self.content_size = zstandard.frame_content_size
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+@cache
+def _zstd() -> _Zstd:
+    return _Zstd()
+
+
+def _context_bytes(context: tuple[str, ...]) -> bytes:
+    return "".join([f"{len(context)}:", *(f"{len(part)}:{part}" for part in context)]).encode()
+
+
+def _digest16(bound: bytes, body: bytes) -> bytes:
+    return sha256(b"".join((bound, body))).digest()[:16]

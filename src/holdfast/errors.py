@@ -1,0 +1,169 @@
+"""Every error Holdfast raises: one tree, each with its fields, HTTP status and exit code."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HoldfastError(Exception):
+    """Holdfast could not do what was asked."""
+
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str | None = None, **fields: object) -> None:
+        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the error as plain data: its name, its sentence and its fields."""
+        return {"error": type(self).__name__, "message": str(self), **self.fields}
+
+
+class InvalidArgument(HoldfastError, ValueError):
+    """An argument is not usable; nothing was written."""
+
+    http_status = 400
+    exit_code = 2
+
+
+class InvalidValue(InvalidArgument):
+    """A value is not plain JSON data; `path` names the offender and nothing was written."""
+
+    path: str
+
+
+class LimitExceeded(InvalidArgument):
+    """Something is larger than its limit allows; nothing was written."""
+
+    http_status = 413
+
+
+class NotFound(HoldfastError, LookupError):
+    """There is nothing with this id."""
+
+    http_status = 404
+    exit_code = 3
+
+
+class Forbidden(HoldfastError):
+    """This caller may not do that."""
+
+    http_status = 403
+    exit_code = 6
+
+
+class VersionConflict(HoldfastError):
+    """Another writer came first; read the current version and decide again."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class TypeConflict(HoldfastError):
+    """The stored value has another type than this operation needs; nothing was changed."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class Refused(HoldfastError):
+    """The database refused the change because it breaks a rule of its schema."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class LeaseLost(HoldfastError):
+    """Another holder has this lease now; stop this attempt, nothing was written."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class LeaseHeld(HoldfastError):
+    """Another holder has this lease and it has not expired."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class CorruptRecord(HoldfastError):
+    """A stored record is damaged: its digest does not match its bytes."""
+
+    exit_code = 7
+
+
+class Compacted(HoldfastError):
+    """History this old has been removed; `oldest` is where it begins now."""
+
+    http_status = 410
+    exit_code = 3
+
+
+class StoreError(HoldfastError):
+    """The store itself cannot serve the call."""
+
+    http_status = 503
+    exit_code = 5
+
+
+class StoreBusy(StoreError):
+    """Other writers held the store for longer than busy_timeout_seconds; nothing was written."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or does not answer; nothing was written."""
+
+
+class StoreFull(StoreError):
+    """The database has no room left; nothing was written. Free some space and try again."""
+
+    http_status = 507
+
+
+class StoreClosed(StoreError):
+    """This store is closed; open it again."""
+
+
+class StoreForked(StoreError):
+    """This store was opened by the parent process; open it again after the fork."""
+
+
+class NotAStore(StoreError):
+    """The file or schema exists and is not a Holdfast store; nothing was changed."""
+
+    exit_code = 7
+
+
+class CorruptStore(StoreError):
+    """The database file is damaged; restore a backup."""
+
+    exit_code = 7
+
+
+class SchemaMismatch(StoreError):
+    """The store's format is not the one this version of Holdfast uses."""
+
+    exit_code = 8
+
+
+class CommitUnknown(StoreError):
+    """The database went away during COMMIT; ask `store.settle(id)` whether it was committed."""
+
+    exit_code = 9
+
+    id: str
+
+
+class OperationNotRun(HoldfastError):
+    """An operation was created inside store.run and never yielded from; nothing was written."""
+
+    http_status = 400
+    exit_code = 2

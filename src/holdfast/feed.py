@@ -1,0 +1,93 @@
+"""The feed: every committed change of a session tree, once, in commit order.
+
+A tree's row is its lock and its counters. An operation that changes a tree locks it first; its
+events get the tree's next positions just before COMMIT, while the lock is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from .codec import Codec
+from .errors import InvalidArgument, NotFound
+from .kernel.operation import Emit, Op, Query, one, rows
+from .records import Event
+
+PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
+LOCK = """
+SELECT root_id, position, sequence FROM hf_trees WHERE root_id = :root_id
+/*pg FOR NO KEY UPDATE */
+"""
+ADVANCE = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
+# A tree that does not exist makes the position NULL, which the table refuses: no event is lost.
+APPEND = """
+INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
+VALUES (
+    :root_id, (SELECT position FROM hf_trees WHERE root_id = :root_id) - :back,
+    :session_id, :kind, :data, :now
+)
+"""
+READ = """
+SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
+WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
+"""
+EVENTS_PER_READ_MAX = 10_000
+
+
+def plant_tree(root_id: str) -> Op[None]:
+    """Create a tree's row; an existing one is left alone."""
+    yield from rows(PLANT, root_id=root_id)
+
+
+def lock_tree(root_id: str) -> Op[None]:
+    """Lock a tree until the transaction ends; every write that touches the tree begins here."""
+    if (yield from one(LOCK, root_id=root_id)) is None:
+        raise NotFound(f"there is no session tree {root_id!r}", root_id=root_id)
+
+
+def lock_trees(root_ids: Sequence[str]) -> Op[None]:
+    """Lock several trees in the one order that cannot deadlock."""
+    for root_id in sorted(set(root_ids)):
+        yield from lock_tree(root_id)
+
+
+def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Op[None]:
+    """Add one event to the tree's feed, written just before COMMIT."""
+    yield Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
+
+
+def event_statements(emits: Sequence[Emit]) -> list[Query]:
+    """Return the statements that give events their positions; the kernel runs them last."""
+    statements = []
+    by_root = sorted(emits, key=lambda event: event.root_id)
+    for root_id, group in groupby(by_root, key=lambda event: event.root_id):
+        events = list(group)
+        statements.append(Query(ADVANCE, {"root_id": root_id, "count": len(events)}))
+        for back, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+            statements.append(
+                Query(
+                    APPEND,
+                    {
+                        "root_id": root_id,
+                        "back": back,
+                        "session_id": event.session_id,
+                        "kind": event.kind,
+                        "data": event.data,
+                    },
+                )
+            )
+    return statements
+
+
+def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
+    """Return a tree's events after a position, oldest first."""
+    if not 0 < limit <= EVENTS_PER_READ_MAX:
+        raise InvalidArgument(f"limit must be 1 to {EVENTS_PER_READ_MAX}, not {limit!r}")
+    if after < 0:
+        raise InvalidArgument(f"after must be a position, 0 or more, not {after!r}")
+    found = yield from rows(READ, root_id=root_id, after=after, limit=limit)
+    return [
+        Event(**{**row, "data": codec.unpack(row["data"], context=("hf_events", root_id))})
+        for row in found
+    ]

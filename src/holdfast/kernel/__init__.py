@@ -1,0 +1,1 @@
+"""The kernel: operations, flows, and the drivers that run them in transactions."""

@@ -1,0 +1,130 @@
+"""One run of a call, driven by a driver: queries go out, everything else is kept for the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from .operation import AfterCommit, Call, Emit, FreshId, Query, Row
+
+R = TypeVar("R")
+log = logging.getLogger("holdfast.kernel")
+
+Boundary = Literal["begin", "statement", "commit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place where a process can die: before or after one statement, BEGIN or COMMIT."""
+
+    boundary: Boundary
+    moment: Literal["before", "after"]
+    call: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one call cost: its statements without BEGIN and COMMIT, and how often it ran."""
+
+    call: str
+    statements: int
+    attempts: int
+    error: str | None
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What watches a driver. Tests kill and count here; in production all are None."""
+
+    probe: Callable[[Point], None] | None = None
+    trace: Callable[[Trace], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the layers above lend to the kernel: the feed's statements and new ids."""
+
+    events: Callable[[Sequence[Emit]], list[Query]]
+    new_id: Callable[[], str]
+
+
+class Attempt(Generic[R]):
+    """Runs a call's generator as far as its next query; the first is reached at construction.
+
+    So arguments are validated and values encoded on the caller's thread, before any lock is held.
+    """
+
+    result: R
+
+    def __init__(self, call: Call[R], services: Services) -> None:
+        self.call = call
+        self._services = services
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again; what the earlier run emitted is forgotten."""
+        self.query: Query | None = None
+        self.statements = 0
+        self.emits: list[Emit] = []
+        self.hooks: list[Callable[[], None]] = []
+        self._id_count = 0
+        self._generator = self.call.begin()
+        self.reply(None)
+
+    def reply(self, rows: list[Row] | None) -> None:
+        """Answer the current query and go on to the next; `query` is None at the end."""
+        answer: Any = rows
+        try:
+            while True:
+                command = self._generator.send(answer)
+                match command:
+                    case Query():
+                        self.query = command
+                        self.statements += 1
+                        return
+                    case Emit():
+                        self.emits.append(command)
+                        answer = None
+                    case AfterCommit():
+                        self.hooks.append(command.function)
+                        answer = None
+                    case FreshId():
+                        answer = self._fresh_id()
+        except StopIteration as stop:
+            self.query = None
+            self.result = stop.value
+
+    def fail(self, error: BaseException) -> None:
+        """Show the generator why its query failed, for the traceback; it cannot go on."""
+        try:
+            self._generator.throw(error)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+        else:
+            self._generator.close()
+
+    def closing(self) -> list[Query]:
+        """Return the statements that write the emitted events; they need no answers."""
+        if not self.emits:
+            return []
+        queries = self._services.events(self.emits)
+        self.statements += len(queries)
+        return queries
+
+    def run_hooks(self) -> None:
+        """Call the after-commit hooks. The change is durable, so a failing hook is only logged."""
+        for hook in self.hooks:
+            try:
+                hook()
+            except Exception:
+                log.exception("after-commit hook of %s failed", self.call.name)
+
+    def _fresh_id(self) -> str:
+        if self._id_count == len(self.call.ids):
+            self.call.ids.append(self._services.new_id())
+        self._id_count += 1
+        return self.call.ids[self._id_count - 1]

@@ -1,0 +1,214 @@
+"""Flows: what runs user code or waits between transactions, written once for both colours.
+
+A flow is a generator one level above operations. It yields steps and receives their results; an
+error is thrown in where the step stood, cancellation included, so that a flow can record what it
+must and raise again. Never `yield` inside `finally`: a closed generator cannot run a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+from ..errors import InvalidArgument
+from .operation import AsyncBound, AsyncDriver, Call, SyncBound, SyncDriver, operation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+
+
+@dataclass(slots=True)
+class Perform:
+    """Run one operation or query."""
+
+    call: Call[Any]
+
+
+@dataclass(slots=True)
+class Invoke:
+    """Call the user's code, a function or a coroutine function."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Wait:
+    """Wait until a topic is rung after `seen`, or the seconds have passed."""
+
+    seconds: float
+    topic: str | None = None
+    seen: int = 0
+
+
+Step: TypeAlias = Perform | Invoke | Wait
+Flow: TypeAlias = Generator[Step, Any, R]
+
+
+def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
+    """Run an operation in its own transaction and return its result."""
+    return cast("R", (yield Perform(Call(op, instance, args, kwargs))))
+
+
+def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Flow[Any]:
+    """Call user code and return its result; both colours of function work in an async store."""
+    return (yield Invoke(function, args, kwargs))
+
+
+def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
+    """Wait, and return whether the topic was rung."""
+    return cast("bool", (yield Wait(seconds, topic, seen)))
+
+
+class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A method written as a generator of steps; the instance's colour decides how it runs."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Flow[R_co]]) -> None:
+        self.function: Callable[..., Flow[R_co]] = function
+        functools.update_wrapper(cast("Any", self), function)
+
+    def __call__(self, instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]:
+        """Return the bare generator, for `yield from` inside another flow."""
+        return self.function(instance, *args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> flow[P, R_co]: ...
+    @overload
+    def __get__(self, instance: SyncBound, owner: type) -> Callable[P, R_co]: ...
+    @overload
+    def __get__(self, instance: AsyncBound, owner: type) -> Callable[P, Awaitable[R_co]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Bind to an instance; a transaction cannot run a flow."""
+        if instance is None:
+            return self
+        if isinstance(instance, SyncBound):
+            runner: Callable[..., Any] = functools.partial(run_flow, instance.driver)
+        elif isinstance(instance, AsyncBound):
+            runner = functools.partial(run_flow_async, instance.driver)
+        else:
+            raise InvalidArgument(
+                f"{self.function.__qualname__} runs user code or waits between transactions, "
+                "so it cannot be part of one"
+            )
+
+        @functools.wraps(self.function)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            return runner(self.function(instance, *args, **kwargs))
+
+        bound.__signature__ = _without_self(self.function)  # type: ignore[attr-defined]
+        return bound
+
+
+def _without_self(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
+    """Run a generator of steps to its end: results are sent in, errors thrown in."""
+    advance: Callable[[], S] = functools.partial(next, steps)
+    while True:
+        try:
+            step = advance()
+        except StopIteration as stop:
+            return cast("R", stop.value)
+        try:
+            value = perform_step(step)
+        except BaseException as error:
+            advance = functools.partial(steps.throw, error)
+        else:
+            advance = functools.partial(steps.send, value)
+
+
+async def drive_async(
+    steps: Generator[S, Any, R], perform_step: Callable[[S], Awaitable[Any]]
+) -> R:
+    """Run a generator of steps to its end in an event loop; cancellation is thrown in too."""
+    advance: Callable[[], S] = functools.partial(next, steps)
+    while True:
+        try:
+            step = advance()
+        except StopIteration as stop:
+            return cast("R", stop.value)
+        try:
+            value = await perform_step(step)
+        except BaseException as error:
+            advance = functools.partial(steps.throw, error)
+        else:
+            advance = functools.partial(steps.send, value)
+
+
+async def finish(awaitable: Awaitable[R]) -> R:
+    """Await to the end even when cancelled; then the cancellation is raised."""
+    future = asyncio.ensure_future(awaitable)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if future.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            break
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()  # Retrieved, so that asyncio does not warn of a lost error.
+        raise cancelled
+    return future.result()
+
+
+def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
+    """Run a flow on this thread."""
+
+    def perform_step(step: Step) -> Any:
+        match step:
+            case Perform(call):
+                return driver.run(call)
+            case Invoke(function, arguments, keywords):
+                result = contextvars.copy_context().run(function, *arguments, **keywords)
+                if inspect.isawaitable(result):
+                    _discard(result)
+                    raise InvalidArgument(
+                        f"{_name(function)} is async; use it with an async store (holdfast.aopen)"
+                    )
+                return result
+            case Wait(seconds, topic, seen):
+                return driver.signals.wait(topic, seen, seconds)
+
+    return drive(steps, perform_step)
+
+
+async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
+    """Run a flow in the event loop; a sync function runs in a thread and is always waited for."""
+
+    async def perform_step(step: Step) -> Any:
+        match step:
+            case Perform(call):
+                return await driver.run(call)
+            case Invoke(function, arguments, keywords):
+                if inspect.iscoroutinefunction(function):
+                    return await function(*arguments, **keywords)
+                result = await finish(asyncio.to_thread(function, *arguments, **keywords))
+                return await result if inspect.isawaitable(result) else result
+            case Wait(seconds, topic, seen):
+                return await driver.signals.wait_async(topic, seen, seconds)
+
+    return await drive_async(steps, perform_step)
+
+
+def _discard(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))

@@ -1,0 +1,48 @@
+"""Marks: how a COMMIT without an answer is settled, on both databases.
+
+Every connection that writes has one row with a batch number, raised as the first statement of
+each write transaction. Whether a batch is there decides whether its transaction was committed.
+On PostgreSQL the row's lock makes the question wait while that transaction is still in flight; a
+transaction id would not do, because a server that crashes may hand the same id out again.
+"""
+
+from __future__ import annotations
+
+from ..errors import InvalidArgument
+from .operation import Op, one, operation
+
+MARK = """
+INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, :batch, :now)
+ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, updated_at = excluded.updated_at
+"""
+# The answer is made final by a write: on PostgreSQL it waits for the row's lock, on SQLite it
+# takes the place of what a failed COMMIT may have left in the WAL for a later recovery to find.
+SETTLE = """
+INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, 0, :now)
+ON CONFLICT (id) DO UPDATE SET updated_at = :now RETURNING batch
+"""
+FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
+WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
+
+
+def commit_id(writer_id: str, batch: int) -> str:
+    """Return the id by which a commit can be asked for later."""
+    return f"{writer_id}:{batch}"
+
+
+def parse_commit_id(id: str) -> tuple[str, int]:
+    """Return the writer and the batch that an id names."""
+    writer_id, _, batch = id.partition(":") if isinstance(id, str) else ("", "", "")
+    if not writer_id or not batch.isdigit():
+        raise InvalidArgument(f"{id!r} is not the id of a commit; take it from CommitUnknown.id")
+    return writer_id, int(batch)
+
+
+class MarkOps:
+    """Asks for commits."""
+
+    @operation
+    def is_committed(self, writer_id: str, batch: int) -> Op[bool]:
+        """Tell whether a batch was committed, for good; waits while it is still in flight."""
+        row = yield from one(SETTLE, writer_id=writer_id)
+        return row is not None and int(row["batch"]) >= batch

@@ -1,0 +1,102 @@
+"""Opening a store: find the database, bring its schema up to date, hand back a driver."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import HoldfastError, InvalidArgument, NotFound
+from .operation import Call, SyncDriver
+from .schema import Migration, SchemaOps, missing
+from .settings import Settings
+from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine
+from .url import PostgresTarget, SqliteTarget, Target
+
+
+def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
+    """Return a sync driver for a store of the newest format."""
+    if isinstance(target, SqliteTarget):
+        return SqliteDriver(open_engine(target, settings, migrate=migrate))
+    prepare_schema(target, settings, migrate=migrate)
+    driver = _postgres().PostgresDriver(
+        target.dsn, target.schema, settings, prepares=target.prepares
+    )
+    driver.open()
+    return driver
+
+
+async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
+    """Return an async driver for a store of the newest format; blocking parts run in a thread."""
+    if isinstance(target, SqliteTarget):
+        engine = await asyncio.to_thread(open_engine, target, settings, migrate=migrate)
+        return AsyncSqliteDriver(engine)
+    await asyncio.to_thread(prepare_schema, target, settings, migrate=migrate)
+    driver = _postgres().AsyncPostgresDriver(
+        target.dsn, target.schema, settings, prepares=target.prepares
+    )
+    await driver.open()
+    return driver
+
+
+def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Any:
+    """Return a driver inside the caller's own transaction; PostgreSQL only."""
+    if isinstance(target, SqliteTarget):
+        raise InvalidArgument(
+            "within() needs a PostgreSQL store: two SQLite libraries on one file lose their locks"
+        )
+    postgres = _postgres()
+    driver = postgres.AsyncJoinedDriver if is_async else postgres.JoinedDriver
+    return driver(connection, target.schema, settings)
+
+
+def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> SqliteEngine:
+    """Open an SQLite file of the newest format; a temporary one is removed when it is closed."""
+    path, directory = target.path, None
+    if path is None:
+        directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
+        path = directory / "store.db"
+    elif not migrate and not path.exists():
+        raise NotFound(f"there is no store {path}; open it with migrate=True to create it")
+    engine = SqliteEngine(path, settings, target.vfs)
+    if directory is not None:
+        engine.on_close = lambda: shutil.rmtree(directory, ignore_errors=True)
+    try:
+        bring_up_to_date(engine, None, str(path), settings, migrate=migrate)
+    except BaseException:
+        engine.close()
+        raise
+    engine.writer.is_marking = True
+    return engine
+
+
+def prepare_schema(
+    target: PostgresTarget, settings: Settings, *, migrate: bool
+) -> Sequence[Migration]:
+    """Bring a PostgreSQL schema up to date, on a connection of its own."""
+    with _postgres().single(target.dsn, target.schema, settings) as driver:
+        where = f"schema {target.schema!r}"
+        return bring_up_to_date(driver, target.schema, where, settings, migrate=migrate)
+
+
+def bring_up_to_date(
+    driver: SyncDriver, schema: str | None, where: str, settings: Settings, *, migrate: bool
+) -> Sequence[Migration]:
+    """Apply what is missing; refuse a newer store, or any change if it is not allowed."""
+    ops = SchemaOps(schema, where)
+    current = driver.run(Call(SchemaOps.format, ops))
+    if not missing(current, where=where, allowed=migrate):
+        return ()
+    return driver.run(Call(SchemaOps.migrate, ops, (settings.services.new_id(),)))
+
+
+def _postgres() -> Any:
+    try:
+        from . import postgres
+    except ImportError as error:
+        hint = "PostgreSQL needs psycopg: pip install 'holdfast[postgres]'"
+        raise HoldfastError(hint) from error
+    return postgres

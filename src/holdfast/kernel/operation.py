@@ -1,0 +1,259 @@
+"""Operations: every change or read of the store, written once as a generator of queries.
+
+An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, an `Emit`,
+an `AfterCommit`, a `FreshId`) and a driver answers them inside one transaction. The class it is
+bound to gives it a colour: `SyncBound` returns the result, `AsyncBound` an awaitable of it, and
+`TxBound` the generator itself, to be composed inside `store.run`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from ..errors import OperationNotRun
+from .signals import Signals
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+Row: TypeAlias = dict[str, Any]
+Mode: TypeAlias = Literal["write", "read", "read_large"]
+
+
+@dataclass(slots=True)
+class Query:
+    """One statement and its named parameters."""
+
+    sql: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Emit:
+    """One event of a session tree, written to its feed just before COMMIT."""
+
+    root_id: str
+    session_id: str
+    kind: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class AfterCommit:
+    """A function to call once the transaction is durable; it must not raise or block."""
+
+    function: Callable[[], None]
+
+
+@dataclass(slots=True)
+class FreshId:
+    """Asks for a new sortable id; a re-run of the same call receives the same one."""
+
+
+Command: TypeAlias = Query | Emit | AfterCommit | FreshId
+Op: TypeAlias = Generator[Command, Any, R]
+
+
+def rows(sql: str, **parameters: object) -> Op[list[Row]]:
+    """Run one statement and return its rows."""
+    return cast("list[Row]", (yield Query(sql, parameters)))
+
+
+def one(sql: str, **parameters: object) -> Op[Row | None]:
+    """Run one statement and return its first row, or None."""
+    found = yield Query(sql, parameters)
+    return found[0] if found else None
+
+
+def fresh_id() -> Op[str]:
+    """Return a new id, the same one when this call is re-run."""
+    return cast("str", (yield FreshId()))
+
+
+@dataclass(slots=True, eq=False)
+class Call(Generic[R_co]):
+    """An operation with its arguments: it can be named, traced and run again from the start."""
+
+    operation: operation[..., R_co]
+    instance: object
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The operation's qualified name, as traces show it."""
+        return self.operation.__qualname__
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the call writes, reads, or reads much."""
+        return self.operation.mode
+
+    def begin(self) -> Op[R_co]:
+        """Return a new generator for one run."""
+        return self.operation.function(self.instance, *self.arguments, **self.keywords)
+
+
+class SyncDriver(Protocol):
+    """Runs calls and returns their results."""
+
+    dialect: str
+    signals: Signals
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call in one transaction and return its result once it is durable."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the database."""
+        ...
+
+
+class AsyncDriver(Protocol):
+    """Runs calls and returns awaitables of their results."""
+
+    dialect: str
+    signals: Signals
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call in one transaction and return its result once it is durable."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the database."""
+        ...
+
+
+class SyncBound:
+    """Gives operations the sync colour: a call returns its result."""
+
+    driver: SyncDriver
+
+    def _start(self, call: Call[R]) -> R:
+        return self.driver.run(call)
+
+
+class AsyncBound:
+    """Gives operations the async colour: a call returns an awaitable."""
+
+    driver: AsyncDriver
+
+    def _start(self, call: Call[R]) -> Awaitable[R]:
+        return self.driver.run(call)
+
+
+class Composition:
+    """The operations created inside one `store.run`, so that a forgotten one is noticed."""
+
+    def __init__(self) -> None:
+        self._created: list[tuple[str, Op[Any]]] = []
+
+    def add(self, call: Call[R]) -> Op[R]:
+        """Create an operation's generator and remember it."""
+        generator = call.begin()
+        self._created.append((call.name, generator))
+        return generator
+
+    def check(self) -> None:
+        """Raise OperationNotRun if an operation was created and never yielded from."""
+        for name, generator in self._created:
+            if inspect.getgeneratorstate(generator) == inspect.GEN_CREATED:
+                raise OperationNotRun(
+                    f"{name} was called inside store.run without `yield from`; nothing was written",
+                    operation=name,
+                )
+
+
+class TxBound:
+    """Gives operations the transaction colour: a call returns the generator to `yield from`."""
+
+    composition: Composition
+
+    def _start(self, call: Call[R]) -> Op[R]:
+        return self.composition.add(call)
+
+
+class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A method written as a generator that writes; one call is one transaction."""
+
+    mode: ClassVar[Mode] = "write"
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
+        self.function: Callable[..., Op[R_co]] = function
+        self.__qualname__ = function.__qualname__
+        functools.update_wrapper(cast("Any", self), function)
+
+    def __call__(self, instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Op[R_co]:
+        """Return the bare generator, for `yield from` inside another operation."""
+        return self.function(instance, *args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> operation[P, R_co]: ...
+    @overload
+    def __get__(self, instance: SyncBound, owner: type) -> Callable[P, R_co]: ...
+    @overload
+    def __get__(self, instance: AsyncBound, owner: type) -> Callable[P, Awaitable[R_co]]: ...
+    @overload
+    def __get__(self, instance: TxBound, owner: type) -> Callable[P, Op[R_co]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Bind to an instance, whose colour decides what a call returns."""
+        return self if instance is None else BoundOperation(self, instance)
+
+
+class query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A method written as a generator that reads one consistent snapshot."""
+
+    mode = "read"
+
+
+class large_query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A query that may return much: an async SQLite store runs it in a reader thread."""
+
+    mode = "read_large"
+
+
+class BoundOperation:
+    """An operation of one instance; looks like a method to help(), inspect and editors."""
+
+    def __init__(self, bound: operation[..., Any], instance: Any) -> None:
+        self._operation = bound
+        self.__self__ = instance
+        self.__doc__ = bound.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operation in the colour of its instance."""
+        return self.__self__._start(Call(self._operation, self.__self__, args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"__name__", "__qualname__", "__module__"}:
+            return getattr(self._operation, name)
+        if name == "__signature__":
+            return signature_of(self._operation)
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self._operation).__name__} {self._operation.__qualname__}>"
+
+
+def signature_of(bound: operation[..., Any]) -> inspect.Signature:
+    """Return an operation's signature as its callers see it: without self, with its result."""
+    signature = inspect.signature(bound.function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

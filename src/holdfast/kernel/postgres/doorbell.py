@@ -1,0 +1,116 @@
+"""Wake-ups between processes on PostgreSQL: LISTEN and NOTIFY on a connection of their own.
+
+Rings are collected and sent a few at a time, outside every transaction: NOTIFY inside each commit
+made writers queue behind one another. A lost ring costs latency only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+import psycopg
+
+from ..signals import Signals
+
+COALESCE_SECONDS = 0.01
+RECONNECT_SECONDS_MAX = 5.0
+TOPIC_BYTES_MAX = 4_000
+
+
+class Doorbell:
+    """A thread that forwards rings to other processes and theirs to us; started when needed."""
+
+    def __init__(self, dsn: str, schema: str, signals: Signals) -> None:
+        self._dsn = dsn
+        self._channel = f"holdfast_{schema}"
+        self._signals = signals
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._topics: set[str] = set()
+        self._topics_lock = threading.Lock()
+        self._read_end, self._write_end = -1, -1
+        signals.on_ring = self.ring
+        signals.on_wait = self.start
+
+    def start(self) -> None:
+        """Begin to listen; further calls do nothing."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self._stopping:
+                self._read_end, self._write_end = os.pipe()
+                self._thread = threading.Thread(
+                    target=self._serve, name="holdfast-doorbell", daemon=True
+                )
+                self._thread.start()
+
+    def ring(self, topic: str) -> None:
+        """Tell the other processes, soon and together with other rings."""
+        with self._topics_lock:
+            self._topics.add(topic[:TOPIC_BYTES_MAX])
+            is_first = len(self._topics) == 1
+        self.start()
+        if is_first:
+            self._nudge()
+
+    def close(self) -> None:
+        """Send what is waiting and stop."""
+        with self._starting:
+            self._stopping = True
+        if self._thread is not None:
+            self._nudge()
+            self._thread.join()
+            os.close(self._read_end)
+            os.close(self._write_end)
+
+    def _nudge(self) -> None:
+        os.write(self._write_end, b"!")
+
+    def _serve(self) -> None:
+        pause = 0.05
+        while not self._stopping:
+            try:
+                with psycopg.connect(
+                    self._dsn, autocommit=True, application_name="holdfast-doorbell"
+                ) as connection:
+                    connection.execute(f'LISTEN "{self._channel}"')
+                    # Rings may have been missed while there was no connection.
+                    self._signals.ring_here(None)
+                    pause = 0.05
+                    self._forward(connection)
+            except psycopg.Error:
+                select.select([self._read_end], [], [], pause)
+                pause = min(pause * 2, RECONNECT_SECONDS_MAX)
+
+    def _forward(self, connection: psycopg.Connection) -> None:
+        while True:
+            ready, _, _ = select.select([connection.fileno(), self._read_end], [], [])
+            if self._read_end in ready:
+                os.read(self._read_end, 4096)
+                if not self._stopping:
+                    time.sleep(COALESCE_SECONDS)
+                self._send(connection)
+                if self._stopping:
+                    return
+            for notification in connection.notifies(timeout=0):
+                if notification.pid != connection.info.backend_pid:
+                    self._signals.ring_here(notification.payload)
+
+    def _send(self, connection: psycopg.Connection) -> None:
+        with self._topics_lock:
+            topics = sorted(self._topics)
+            self._topics.clear()
+        try:
+            for topic in topics:
+                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, topic))
+        except psycopg.Error:
+            with self._topics_lock:
+                self._topics.update(topics)
+            with contextlib.suppress(OSError):
+                self._nudge()
+            raise

@@ -1,0 +1,246 @@
+"""The PostgreSQL driver: a pool in each colour, and the four steps that differ between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import psycopg
+import psycopg_pool
+from psycopg.rows import dict_row
+from psycopg.types.numeric import Int8Dumper
+
+from ...errors import HoldfastError, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
+from ..flow import drive, drive_async, finish
+from ..marks import FORGET, MARK, WRITER_KEPT_MS
+from ..operation import Call, Query
+from ..settings import Settings
+from ..signals import Signals
+from .doorbell import Doorbell
+from .protocol import Acquire, Message, Protocol, Release, Reply, Send, Sleep, Step
+
+R = TypeVar("R")
+
+POOL_CONNECTIONS_MAX = 16
+KEEPALIVES = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+    "connect_timeout": 10,
+}
+
+
+class Connection(psycopg.Connection[dict[str, Any]]):
+    """A sync connection with its writer's name and batch number."""
+
+    writer_id: str = ""
+    batch: int = 0
+
+
+class AsyncConnection(psycopg.AsyncConnection[dict[str, Any]]):
+    """An async connection with its writer's name and batch number."""
+
+    writer_id: str = ""
+    batch: int = 0
+
+
+class PostgresBase:
+    """What both colours share: the protocol, the settings of a connection, the guards."""
+
+    dialect = "postgres"
+
+    def __init__(self, dsn: str, schema: str, settings: Settings, prepares: bool) -> None:
+        self.dsn = dsn
+        self.schema = schema
+        self.protocol = Protocol(schema, settings)
+        self.signals = Signals()
+        self.doorbell = Doorbell(dsn, schema, self.signals)
+        self._settings = settings
+        self._pid = os.getpid()
+        self._closed = False
+        self._arguments: dict[str, Any] = {
+            **KEEPALIVES,
+            "autocommit": True,
+            "row_factory": dict_row,
+            "application_name": "holdfast",
+            # Old poolers cannot keep prepared statements from one transaction to the next.
+            "prepare_threshold": 1 if prepares else None,
+        }
+
+    def _pool_arguments(self) -> dict[str, Any]:
+        return {
+            "conninfo": self.dsn,
+            "kwargs": self._arguments,
+            "min_size": 1,
+            "max_size": POOL_CONNECTIONS_MAX,
+            "open": False,
+            "name": "holdfast",
+            "configure": self._configure,
+        }
+
+    def _configure(self, connection: Any) -> Any:
+        raise NotImplementedError
+
+    def _prepare(self, connection: Any) -> list[Message]:
+        """Name a new connection's writer; its row exists before its first transaction."""
+        # One dumper for all integers: each text then has one prepared form.
+        connection.adapters.register_dumper(int, Int8Dumper)
+        if not self.protocol.is_marking:
+            return []
+        connection.writer_id = self._settings.services.new_id()
+        mark = Query(MARK, {"writer_id": connection.writer_id, "batch": 0})
+        forget = Query(FORGET, {"age_ms": WRITER_KEPT_MS})
+        return [self.protocol.message(mark), self.protocol.message(forget)]
+
+    def require_usable(self) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        if os.getpid() != self._pid:
+            raise StoreForked(
+                f"process {os.getpid()} inherited a PostgreSQL store by fork; open it again in it"
+            )
+        if self._closed:
+            raise StoreClosed("the PostgreSQL store is closed; open it again")
+
+    def _no_connection(self, pool: Any, error: Exception) -> HoldfastError:
+        if pool.get_stats().get("pool_size", 0) > 0:
+            return StoreBusy(
+                f"all {POOL_CONNECTIONS_MAX} connections were in use for "
+                f"{self._settings.busy_timeout_seconds:g} seconds; nothing was written"
+            )
+        return StoreUnavailable(f"PostgreSQL cannot be reached: {error}; nothing was written")
+
+
+class PostgresDriver(PostgresBase):
+    """The sync colour."""
+
+    def __init__(self, dsn: str, schema: str, settings: Settings, *, prepares: bool = True) -> None:
+        super().__init__(dsn, schema, settings, prepares)
+        self.pool = psycopg_pool.ConnectionPool(
+            connection_class=Connection, **self._pool_arguments()
+        )
+
+    def open(self) -> None:
+        """Fill the pool, or raise StoreUnavailable."""
+        self.protocol.is_marking = True
+        self.pool.open()
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        self.require_usable()
+        return drive(self.protocol.run(call), self._perform)
+
+    def close(self) -> None:
+        """Close the pool; in a forked child this does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self.doorbell.close()
+        self.pool.close()
+
+    def _perform(self, step: Step) -> Any:
+        match step:
+            case Send(connection, messages):
+                return send(connection, messages)
+            case Acquire(timeout_seconds):
+                try:
+                    return self.pool.getconn(timeout_seconds)
+                except psycopg_pool.PoolTimeout as error:
+                    raise self._no_connection(self.pool, error) from error
+            case Release(connection, is_sound):
+                if not is_sound:
+                    connection.close()
+                self.pool.putconn(connection)
+            case Sleep(seconds):
+                time.sleep(seconds)
+        return None
+
+    def _configure(self, connection: Connection) -> None:
+        for message in self._prepare(connection):
+            send(connection, [message])
+
+
+class AsyncPostgresDriver(PostgresBase):
+    """The async colour."""
+
+    def __init__(self, dsn: str, schema: str, settings: Settings, *, prepares: bool = True) -> None:
+        super().__init__(dsn, schema, settings, prepares)
+        self.pool = psycopg_pool.AsyncConnectionPool(
+            connection_class=AsyncConnection, **self._pool_arguments()
+        )
+
+    async def open(self) -> None:
+        """Fill the pool, or raise StoreUnavailable."""
+        self.protocol.is_marking = True
+        await self.pool.open()
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        self.require_usable()
+        return await drive_async(self.protocol.run(call), self._perform)
+
+    async def close(self) -> None:
+        """Close the pool; in a forked child this does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self.doorbell.close()
+        await self.pool.close()
+
+    async def _perform(self, step: Step) -> Any:
+        match step:
+            case Send(connection, messages, is_commit):
+                sending = send_async(connection, messages)
+                # A COMMIT under way is waited for: its outcome must be known.
+                return await (finish(sending) if is_commit else sending)
+            case Acquire(timeout_seconds):
+                try:
+                    return await self.pool.getconn(timeout_seconds)
+                except psycopg_pool.PoolTimeout as error:
+                    raise self._no_connection(self.pool, error) from error
+            case Release(connection, is_sound):
+                if not is_sound:
+                    await finish(connection.close())
+                await finish(self.pool.putconn(connection))
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+        return None
+
+    async def _configure(self, connection: AsyncConnection) -> None:
+        for message in self._prepare(connection):
+            await send_async(connection, [message])
+
+
+def send(connection: Connection, messages: Sequence[Message]) -> list[Reply]:
+    """Send messages in one round trip and return their replies."""
+    if len(messages) == 1:
+        cursor = psycopg.RawCursor(connection, row_factory=dict_row)
+        cursor.execute(messages[0].text, messages[0].values, binary=True)
+        return [_reply(cursor, cursor.fetchall() if cursor.description else [])]
+    cursors = []
+    with connection.pipeline():
+        for message in messages:
+            cursor = psycopg.RawCursor(connection, row_factory=dict_row)
+            cursor.execute(message.text, message.values, binary=True)
+            cursors.append(cursor)
+    return [_reply(cursor, cursor.fetchall() if cursor.description else []) for cursor in cursors]
+
+
+async def send_async(connection: AsyncConnection, messages: Sequence[Message]) -> list[Reply]:
+    """Send messages in one round trip and return their replies."""
+    cursors = []
+    async with connection.pipeline():
+        for message in messages:
+            cursor = psycopg.AsyncRawCursor(connection, row_factory=dict_row)
+            await cursor.execute(message.text, message.values, binary=True)
+            cursors.append(cursor)
+    return [
+        _reply(cursor, await cursor.fetchall() if cursor.description else []) for cursor in cursors
+    ]
+
+
+def _reply(cursor: Any, rows: list[dict[str, Any]]) -> Reply:
+    return Reply(rows, cursor.rowcount)

@@ -1,0 +1,127 @@
+"""Running operations on a connection that somebody else owns: no pool, no commit, no retry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from ...errors import InvalidArgument, StoreUnavailable
+from ..flow import drive, drive_async
+from ..operation import Call
+from ..settings import Settings
+from ..signals import Signals
+from .driver import send, send_async
+from .protocol import Acquire, Protocol, Send, Step
+
+R = TypeVar("R")
+
+
+class JoinedDriver:
+    """Runs calls inside the caller's own transaction, each in a savepoint."""
+
+    dialect = "postgres"
+
+    def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
+        require_transaction(connection, psycopg.Connection)
+        self.signals = Signals()
+        self._connection = connection
+        self._protocol = Protocol(schema, settings)
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call; the caller's COMMIT makes it durable."""
+        return drive(self._protocol.join(self._connection, call), self._perform)
+
+    def close(self) -> None:
+        """Leave the connection to its owner."""
+
+    def _perform(self, step: Step) -> Any:
+        assert isinstance(step, Send)
+        return send(step.connection, step.messages)
+
+
+class AsyncJoinedDriver:
+    """The same on an async connection."""
+
+    dialect = "postgres"
+
+    def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
+        require_transaction(connection, psycopg.AsyncConnection)
+        self.signals = Signals()
+        self._connection = connection
+        self._protocol = Protocol(schema, settings)
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call; the caller's COMMIT makes it durable."""
+        return await drive_async(self._protocol.join(self._connection, call), self._perform)
+
+    async def close(self) -> None:
+        """Leave the connection to its owner."""
+
+    async def _perform(self, step: Step) -> Any:
+        assert isinstance(step, Send)
+        return await send_async(step.connection, step.messages)
+
+
+class SingleDriver:
+    """Runs whole transactions on one connection; serves opening, before there is a pool."""
+
+    dialect = "postgres"
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, settings: Settings):
+        self.signals = Signals()
+        self._connection = connection
+        self._protocol = Protocol(schema, settings)
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        return drive(self._protocol.run(call), self._perform)
+
+    def close(self) -> None:
+        """Leave the connection to who opened it."""
+
+    def _perform(self, step: Step) -> Any:
+        match step:
+            case Acquire():
+                return self._connection
+            case Send(connection, messages):
+                return send(connection, messages)
+        return None
+
+
+@contextmanager
+def single(dsn: str, schema: str, settings: Settings) -> Iterator[SingleDriver]:
+    """Connect once, for as long as the block lasts."""
+    try:
+        connection = psycopg.connect(
+            dsn, autocommit=True, prepare_threshold=None, connect_timeout=10, row_factory=dict_row
+        )
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(f"the PostgreSQL URL is not usable: {_line(error)}") from error
+    except psycopg.OperationalError as error:
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {_line(error)}") from error
+    with connection:
+        yield SingleDriver(connection, schema, settings)
+
+
+def require_transaction(connection: Any, wanted: type[Any]) -> None:
+    """Refuse what is not a psycopg connection of this colour inside a transaction."""
+    if not isinstance(connection, wanted):
+        raise InvalidArgument(
+            f"within() takes a psycopg.{wanted.__name__}, not {type(connection).__name__}; "
+            "SQLAlchemy has it as connection.connection.driver_connection"
+        )
+    status = connection.info.transaction_status
+    is_ready = status == TransactionStatus.INTRANS or (
+        status == TransactionStatus.IDLE and not connection.autocommit
+    )
+    if not is_ready:
+        raise InvalidArgument("within() needs a connection that is in a transaction; begin one")
+
+
+def _line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())

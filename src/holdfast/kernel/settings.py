@@ -1,0 +1,23 @@
+"""What a driver is opened with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..clock import Clock
+from .attempt import Hooks, Services
+
+Durability = Literal["full", "normal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The choices that both drivers share."""
+
+    services: Services
+    clock: Clock
+    is_clock_virtual: bool = False
+    durability: Durability = "full"
+    busy_timeout_seconds: float = 10.0
+    hooks: Hooks = field(default_factory=Hooks)

@@ -1,0 +1,89 @@
+"""Wake-ups: hints that something changed, never the truth. Who waits re-reads the database.
+
+Take `seen = signals.count(topic)`, look at the database, then wait for a ring after `seen`: a ring
+between the look and the wait is not lost. Rings from other processes arrive through the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+
+class Signals:
+    """Topics that can be rung and waited for, by threads and event loops alike."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._all = 0
+        self._waiters: dict[object, tuple[str | None, Callable[[], object]]] = {}
+        self.on_ring: Callable[[str], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+
+    def count(self, topic: str) -> int:
+        """Return how often the topic was rung so far."""
+        return self._counts[topic] + self._all
+
+    def ring(self, topic: str) -> None:
+        """Wake who waits for the topic, here and, through the driver, in other processes."""
+        self.ring_here(topic)
+        if self.on_ring is not None:
+            self.on_ring(topic)
+
+    def ring_here(self, topic: str | None) -> None:
+        """Wake the waiters of this process; None means that any topic may have changed."""
+        with self._lock:
+            if topic is None:
+                self._all += 1
+            else:
+                self._counts[topic] += 1
+            wakes = [
+                wake
+                for wanted, wake in self._waiters.values()
+                if wanted is not None and topic in {None, wanted}
+            ]
+        for wake in wakes:
+            wake()
+
+    def wait(self, topic: str | None, seen: int, seconds: float) -> bool:
+        """Block until the topic is rung after `seen`; False when the seconds have passed."""
+        event = threading.Event()
+        if self._register(event, topic, seen, event.set):
+            return True
+        try:
+            return event.wait(seconds)
+        finally:
+            self._forget(event)
+
+    async def wait_async(self, topic: str | None, seen: int, seconds: float) -> bool:
+        """Wait in the event loop until the topic is rung after `seen`, or the seconds passed."""
+        event = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        if self._register(event, topic, seen, lambda: loop.call_soon_threadsafe(event.set)):
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                return await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._forget(event)
+
+    def _register(
+        self, waiter: object, topic: str | None, seen: int, wake: Callable[[], object]
+    ) -> bool:
+        """Add a waiter unless its topic was already rung; say whether it was."""
+        if topic is not None and self.on_wait is not None:
+            self.on_wait()
+        with self._lock:
+            if topic is not None and self.count(topic) > seen:
+                return True
+            self._waiters[waiter] = (topic, wake)
+        return False
+
+    def _forget(self, waiter: object) -> None:
+        with self._lock:
+            del self._waiters[waiter]

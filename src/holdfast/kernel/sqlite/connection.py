@@ -1,0 +1,235 @@
+"""Opening one SQLite connection safely, and naming what SQLite reports."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from ...errors import (
+    CorruptStore,
+    HoldfastError,
+    InvalidArgument,
+    NotAStore,
+    Refused,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from ..operation import Query, Row
+from ..schema import APPLICATION_ID
+from ..settings import Durability
+from ..sql import Statement
+
+# The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
+BUSY_MS = 5_000
+STATEMENTS_CACHED = 256
+PAGES_PER_STEP = 1_000
+# SQLite locks a shared or remote file by rules that these file systems do not keep.
+NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
+
+_creating = threading.Lock()
+
+
+def is_safe_version(version: str) -> bool:
+    """Tell whether a SQLite release is free of the bug that loses commits when a WAL restarts."""
+    numbers = tuple(int(part) for part in version.split(".")[:3])
+    major_minor, patch = numbers[:2], numbers[2] if len(numbers) > 2 else 0
+    fixed_in = {(3, 44): 6, (3, 50): 7, (3, 51): 3}
+    if major_minor in fixed_in:
+        return patch >= fixed_in[major_minor]
+    return major_minor > (3, 51)
+
+
+def require_safe_library() -> None:
+    """Refuse a SQLite library that can corrupt a file written by several connections."""
+    version = apsw.sqlite_lib_version()
+    if not is_safe_version(version):
+        raise StoreError(
+            f"SQLite {version} can lose commits when several connections write (fixed in 3.51.3); "
+            "install apsw 3.54 or newer",
+            version=version,
+        )
+
+
+def prepare_file(path: Path, vfs: str | None) -> None:
+    """Create the database file, for its owner alone; refuse an existing one that is not ours."""
+    if path.is_dir():
+        raise InvalidArgument(f"{path} is a directory; name a database file in it")
+    if not path.parent.is_dir():
+        raise InvalidArgument(f"there is no directory {path.parent}; create it first")
+    if (kind := file_system(path.parent)) in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path} lies on a {kind} file system, where SQLite cannot lock safely; "
+            "use a local disk, or PostgreSQL for several machines",
+            file_system=kind,
+        )
+    # The file must never be opened and closed while SQLite has it open in this process, because
+    # that would drop SQLite's locks: O_EXCL makes sure that nobody has.
+    with _creating:
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            _look_at(path, vfs)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+
+
+def _look_at(path: Path, vfs: str | None) -> None:
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+        try:
+            connection.set_busy_timeout(BUSY_MS)
+            require_store(connection)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise translate(error, path) from error
+
+
+def file_system(directory: Path) -> str:
+    """Return the type of the file system a directory lies on, or '' where that is not known."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(directory)
+    best, kind = "", ""
+    for mount in mounts:
+        _, point, found, *_ = mount.split(" ")
+        point = point.replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind
+
+
+def connect(
+    path: Path, *, durability: Durability, vfs: str | None, read_only: bool = False
+) -> apsw.Connection:
+    """Open a connection with every setting made and read back."""
+    try:
+        connection = apsw.Connection(
+            str(path),
+            flags=apsw.SQLITE_OPEN_READWRITE,
+            vfs=vfs,
+            statementcachesize=STATEMENTS_CACHED,
+        )
+        try:
+            configure(connection, durability=durability, read_only=read_only)
+        except BaseException:
+            connection.close()
+            raise
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    return connection
+
+
+def configure(connection: apsw.Connection, *, durability: Durability, read_only: bool) -> None:
+    """Make the settings that keep the promises, and make sure that SQLite took them."""
+    connection.set_busy_timeout(BUSY_MS)
+    require_store(connection)
+    wanted = {
+        "journal_mode": "wal",
+        "synchronous": 2 if durability == "full" else 1,
+        "fullfsync": 1,
+        "foreign_keys": 1,
+        "trusted_schema": 0,
+        "cell_size_check": 1,
+        "mmap_size": 0,
+        "temp_store": 2,
+        "query_only": int(read_only),
+    }
+    for name, value in wanted.items():
+        connection.pragma(name, value)
+        found = connection.pragma(name)
+        if found not in {value, None}:
+            raise StoreError(f"SQLite did not take {name}={value}, it has {found}")
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+
+
+def require_store(connection: apsw.Connection) -> None:
+    """Refuse a database that some other program made, before anything is written to it."""
+    application_id = connection.pragma("application_id")
+    if application_id == APPLICATION_ID:
+        return
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0]
+    if application_id or tables:
+        raise NotAStore(
+            f"{connection.filename} is an SQLite database of another program; "
+            "name another file, or a new one"
+        )
+
+
+def fetch(
+    connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
+) -> list[Row]:
+    """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
+    cursor = connection.execute(statement.text, statement.values(query.parameters, now_ms))
+    try:
+        names = [column[0] for column in cursor.get_description()]
+    except apsw.ExecutionCompleteError:
+        return []
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def copy_pages(
+    source: apsw.Connection, target: Path, progress: Callable[[int, int], None] | None
+) -> None:
+    """Copy a database through SQLite's backup interface."""
+    copy = apsw.Connection(str(target))
+    try:
+        # Inside a read transaction the source does not move: other writers cannot make the
+        # backup start again and again.
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        with copy.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(PAGES_PER_STEP)
+                if progress is not None:
+                    progress(backup.page_count - backup.remaining, backup.page_count)
+        copy.pragma("journal_mode", "delete")
+    finally:
+        source.execute("ROLLBACK")
+        copy.close()
+
+
+_DAMAGED = (apsw.CorruptError, apsw.FormatError)
+_UNREACHABLE = (
+    apsw.IOError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    apsw.NoMemError,
+    apsw.ProtocolError,
+    apsw.InterruptError,
+)
+
+
+def translate(error: apsw.Error, path: Path) -> HoldfastError:
+    """Return our error for one of SQLite's."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(f"{path} has no room left: {error}; nothing was written")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreBusy(f"{path} is locked by another program: {error}; nothing was written")
+    if isinstance(error, apsw.NotADBError):
+        return NotAStore(f"{path} is not an SQLite database; name another file, or a new one")
+    if isinstance(error, _DAMAGED):
+        return CorruptStore(f"{path} is damaged: {error}; restore a backup")
+    if isinstance(error, apsw.ConstraintError):
+        return Refused(f"the database refused the change: {error}")
+    if isinstance(error, _UNREACHABLE):
+        return StoreUnavailable(f"{path} cannot be used: {error}; nothing was written")
+    return StoreError(f"SQLite reports for {path}: {error}")
+
+
+def lock_error(path: Path, error: OSError) -> StoreError:
+    """Return our error for a side lock that cannot be opened."""
+    reason = "the directory is read-only" if error.errno == errno.EROFS else error.strerror
+    return StoreUnavailable(f"cannot open the lock file {path}: {reason}")

@@ -1,0 +1,414 @@
+"""The SQLite driver: calls run inline when the writer is free, otherwise many share one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from ...errors import InvalidArgument, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
+from ..attempt import Attempt
+from ..flow import finish
+from ..operation import Call
+from ..settings import Settings
+from ..signals import Signals
+from ..sql import Dialect
+from .connection import connect, copy_pages, fetch, require_safe_library, translate
+from .writer import Job, Writer, trace_of
+
+R = TypeVar("R")
+
+BATCH_JOBS_MAX = 256
+IDLE_READERS_MAX = 8
+POLL_SECONDS = 0.05
+_engines: weakref.WeakSet[SqliteEngine] = weakref.WeakSet()
+
+
+class SqliteEngine:
+    """One open file: its writer with the queue before it, and its readers."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
+        require_safe_library()
+        self.path = path
+        self._texts = Dialect(None)
+        self.settings = settings
+        self.signals = Signals()
+        self._vfs = vfs
+        self._pid = os.getpid()
+        self._closed = False
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._idle_readers: list[apsw.Connection] = []
+        self._poller: threading.Thread | None = None
+        self._stop_polling = threading.Event()
+        self.on_close: Callable[[], None] = lambda: None
+        self.writer = Writer(path, settings, self._texts, vfs)
+        self._open_writer()
+        self.signals.on_wait = self._start_polling
+        _engines.add(self)
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call on this thread if the writer is free at once, else through the queue."""
+        self.require_usable()
+        if call.mode != "write":
+            return self.read(call)
+        job = Job(call, Attempt(call, self.settings.services))
+        if not self._run_inline(job):
+            self._run_queued(job)
+        result: R = job.result
+        return result
+
+    def enqueue(self, job: Job) -> None:
+        """Hand a job to the writer thread; `job.deliver` is called there when it is durable."""
+        self._queue.put(job)
+        if self._thread is None:
+            self._start_thread()
+
+    def finish(self, job: Job) -> None:
+        """Run what follows a durable commit, before its result is delivered."""
+        if job.error is None:
+            job.attempt.run_hooks()
+        if self.settings.hooks.trace is not None:
+            self.settings.hooks.trace(trace_of(job))
+
+    def read(self, call: Call[R]) -> R:
+        """Run a query on a connection of its own, in one snapshot."""
+        self.require_usable()
+        for is_last in (False, True):
+            try:
+                with self._reader() as connection:
+                    return self._read(connection, call)
+            except apsw.Error as error:
+                translated = translate(error, self.path)
+                # A passing I/O error is given one more chance, on a new connection.
+                if is_last or not isinstance(translated, StoreUnavailable):
+                    raise translated from error
+        raise AssertionError("unreachable")
+
+    def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
+        """Copy the live database into a new file, one snapshot of it, while others write."""
+        self.require_usable()
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            with self._reader() as source:
+                copy_pages(source, target, progress)
+        except apsw.Error as error:
+            raise translate(error, target) from error
+
+    @contextlib.contextmanager
+    def bulk(self) -> Iterator[apsw.Connection]:
+        """Lend the writing connection for one large transaction."""
+        self.require_usable()
+        with self._locked(), self.writer.lend() as connection:
+            yield connection
+
+    def require_usable(self) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        if os.getpid() != self._pid:
+            raise StoreForked(
+                f"process {os.getpid()} inherited {self.path} by fork; open the store again in it",
+            )
+        if self._closed:
+            raise StoreClosed(f"the store {self.path} is closed; open it again")
+
+    def close(self) -> None:
+        """Finish what was handed over, then close; in a forked child this does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._stop_polling.set()
+        with self._starting:
+            if self._thread is not None:
+                self._queue.put(None)
+                self._thread.join()
+        if self._poller is not None:
+            self._poller.join()
+        with self._locked():
+            while self._idle_readers:
+                self._idle_readers.pop().close()
+            self.writer.close()
+        self.writer.side_lock.close()
+        _engines.discard(self)
+        self.on_close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the side lock, and keep SQLite from touching the file."""
+        with contextlib.suppress(OSError):
+            self.writer.side_lock.close()
+        _inherited.append(self)
+
+    def _open_writer(self) -> None:
+        with self._locked():
+            self.writer.open()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self.writer.mutex:
+            self.writer.side_lock.acquire()
+            try:
+                yield
+            finally:
+                self.writer.side_lock.release()
+
+    def _run_inline(self, job: Job) -> bool:
+        writer = self.writer
+        if not self._queue.empty() or not writer.mutex.acquire(blocking=False):
+            return False
+        try:
+            if not writer.side_lock.try_acquire():
+                return False
+            try:
+                writer.commit([job])
+            finally:
+                writer.side_lock.release()
+        finally:
+            writer.mutex.release()
+        self.finish(job)
+        return True
+
+    def _run_queued(self, job: Job) -> None:
+        done = threading.Lock()
+        done.acquire()
+        job.deliver = done.release
+        self.enqueue(job)
+        if not done.acquire(timeout=self.settings.busy_timeout_seconds):
+            if job.claim():
+                raise self.busy()
+            done.acquire()
+
+    def busy(self) -> StoreBusy:
+        """Return the error for a job that was withdrawn before it started."""
+        seconds = self.settings.busy_timeout_seconds
+        return StoreBusy(f"{self.path} was busy for {seconds:g} seconds; nothing was written")
+
+    def _start_thread(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closed:
+                name = f"holdfast-writer-{self.path.name}"
+                self._thread = threading.Thread(target=self._write, name=name, daemon=True)
+                self._thread.start()
+                # A daemon thread would die in the middle of a commit when the process exits.
+                atexit.register(_close_at_exit, weakref.ref(self))
+
+    def _write(self) -> None:
+        """The writer thread: gather what waits, commit it together, deliver."""
+        while (first := self._queue.get()) is not None:
+            with self._locked():
+                jobs, is_stopping = self._gather(first)
+                if jobs:
+                    self.writer.commit(jobs)
+            for job in jobs:
+                self.finish(job)
+            for job in jobs:
+                if job.deliver is not None:
+                    job.deliver()
+            if is_stopping:
+                return
+
+    def _gather(self, first: Job) -> tuple[list[Job], bool]:
+        """Take the jobs that wait, now that the locks are held and the batch is about to start."""
+        jobs = [first] if first.claim() else []
+        while len(jobs) < BATCH_JOBS_MAX:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, True
+            if job.claim():
+                jobs.append(job)
+        return jobs, False
+
+    def _read(self, connection: apsw.Connection, call: Call[R]) -> R:
+        attempt = Attempt(call, self.settings.services)
+        if attempt.query is None:
+            return attempt.result
+        now_ms = self.settings.clock.now_ms()
+        connection.execute("BEGIN")
+        try:
+            while attempt.query is not None:
+                statement = self._texts.statement(attempt.query.sql)
+                attempt.reply(fetch(connection, statement, attempt.query, now_ms))
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        return attempt.result
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[apsw.Connection]:
+        try:
+            connection = self._idle_readers.pop()
+        except IndexError:
+            connection = connect(
+                self.path, durability=self.settings.durability, vfs=self._vfs, read_only=True
+            )
+        is_sound = True
+        try:
+            yield connection
+        except apsw.Error:
+            is_sound = False
+            raise
+        finally:
+            if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self._closed:
+                self._idle_readers.append(connection)
+            else:
+                connection.close(force=True)
+
+    def _start_polling(self) -> None:
+        with self._starting:
+            if self._poller is None and not self._closed:
+                name = f"holdfast-poller-{self.path.name}"
+                self._poller = threading.Thread(target=self._poll, name=name, daemon=True)
+                self._poller.start()
+
+    def _poll(self) -> None:
+        """Ring all topics when another connection has committed; started by the first wait."""
+        with self._reader() as connection:
+            seen = connection.pragma("data_version")
+            while not self._stop_polling.wait(POLL_SECONDS):
+                if (version := connection.pragma("data_version")) != seen:
+                    seen = version
+                    self.signals.ring_here(None)
+
+
+class SqliteDriver:
+    """The sync face of an engine."""
+
+    dialect = "sqlite"
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self.engine = engine
+        self.signals = engine.signals
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        return self.engine.run(call)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.engine.close()
+
+
+class AsyncSqliteDriver:
+    """The async face of an engine: writes go to the writer thread, small reads run inline."""
+
+    dialect = "sqlite"
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self.engine = engine
+        self.signals = engine.signals
+        self._loop = asyncio.get_running_loop()
+        self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
+        self._ready: list[_AsyncJob] = []
+        self._ready_lock = threading.Lock()
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        self.engine.require_usable()
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument("an AsyncStore belongs to the event loop in which it was opened")
+        if call.mode == "read":
+            return self.engine.read(call)
+        if call.mode == "read_large":
+            return await self._loop.run_in_executor(self._readers, self.engine.read, call)
+        job = _AsyncJob(call, Attempt(call, self.engine.settings.services), self._loop)
+        job.deliver = lambda: self._wake(job)
+        self.engine.enqueue(job)
+        timer = self._loop.call_later(
+            self.engine.settings.busy_timeout_seconds, job.withdraw, self.engine.busy()
+        )
+        try:
+            await job.wait()
+        finally:
+            timer.cancel()
+        result: R = job.result
+        return result
+
+    async def close(self) -> None:
+        """Close the file."""
+        await finish(asyncio.to_thread(self.engine.close))
+        self._readers.shutdown()
+
+    def _wake(self, job: _AsyncJob) -> None:
+        """Tell the loop that a job is done; a whole batch costs one wake-up."""
+        with self._ready_lock:
+            self._ready.append(job)
+            if len(self._ready) > 1:
+                return
+        # The loop may be gone when the program ends while a job is under way.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        with self._ready_lock:
+            ready, self._ready = self._ready, []
+        for job in ready:
+            job.set_done()
+
+
+class _AsyncJob(Job):
+    """A job whose caller waits in an event loop."""
+
+    __slots__ = ("_done", "_is_done", "_loop")
+
+    def __init__(self, call: Call[Any], attempt: Attempt[Any], loop: asyncio.AbstractEventLoop):
+        super().__init__(call, attempt)
+        self._loop = loop
+        self._done = loop.create_future()
+        self._is_done = False
+
+    async def wait(self) -> None:
+        """Wait for the outcome. A cancelled caller leaves a job that never ran, or a whole one."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._is_done:
+            try:
+                await self._done
+            except asyncio.CancelledError as error:
+                if self.claim():
+                    raise
+                cancelled = error
+                self._done = self._loop.create_future()
+        if cancelled is not None:
+            raise cancelled
+
+    def set_done(self) -> None:
+        """Let the caller go on; called in its loop."""
+        self._is_done = True
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def withdraw(self, error: StoreBusy) -> None:
+        """Give up if the writer has not started; called in the loop."""
+        if self.claim():
+            self.error = error
+            self.set_done()
+
+
+_inherited: list[SqliteEngine] = []
+
+
+def _close_at_exit(reference: weakref.ref[SqliteEngine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.close()
+
+
+def _abandon_in_child() -> None:
+    for engine in list(_engines):
+        engine.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -1,0 +1,310 @@
+"""The one writer of an SQLite file in this process: batches, savepoints, and settled commits.
+
+Who holds the writer's mutex and the file's side lock may write. A batch is one transaction with
+a savepoint per call, so many calls share one sync of the disk and fail alone. Nothing, neither
+result nor error, is delivered before the batch is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from ...errors import CommitUnknown, HoldfastError, StoreBusy, StoreError
+from ..attempt import Attempt, Boundary, Point, Trace
+from ..marks import FORGET, MARK, SETTLE, WRITER_KEPT_MS, commit_id
+from ..operation import Call, Query, Row
+from ..settings import Settings
+from ..sql import Dialect
+from .connection import connect, fetch, lock_error, prepare_file, translate
+
+
+class SideLock:
+    """A lock file beside the database: writers of all processes queue here, in the kernel."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise lock_error(path, error) from error
+
+    def acquire(self) -> None:
+        """Wait for the lock; it is never polled, so nobody starves."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free at once."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let the next writer go on."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file; a forked child does this so that it cannot hold the parent's lock."""
+        os.close(self._descriptor)
+
+
+class Job:
+    """One call on its way through the writer, with its outcome."""
+
+    __slots__ = ("_gate", "attempt", "attempts", "call", "deliver", "error")
+
+    def __init__(self, call: Call[Any], attempt: Attempt[Any]) -> None:
+        self.call = call
+        self.attempt = attempt
+        self.error: BaseException | None = None
+        self.attempts = 1
+        self.deliver: Callable[[], None] | None = None
+        self._gate = threading.Lock()
+
+    def claim(self) -> bool:
+        """Decide, once, who has the job: the writer that starts it or the caller that gave up."""
+        return self._gate.acquire(blocking=False)
+
+    @property
+    def result(self) -> Any:
+        """The call's result, or its error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.attempt.result
+
+
+class TransactionEnded(Exception):
+    """SQLite itself ended the whole transaction: disk full, I/O error, out of memory."""
+
+
+class Writer:
+    """Owns the connection that writes. Its caller holds `mutex` and `side_lock`."""
+
+    def __init__(self, path: Path, settings: Settings, dialect: Dialect, vfs: str | None) -> None:
+        self.path = path
+        self.mutex = threading.Lock()
+        self._settings = settings
+        self._dialect = dialect
+        self._vfs = vfs
+        self._probe = settings.hooks.probe
+        self._connection: apsw.Connection | None = None
+        self._writer_id: str | None = None
+        self._batch = 0
+        self._now_ms = 0
+        self._changes_before = 0
+        self._runs_uncounted = False
+        self.is_marking = False
+        prepare_file(path, vfs)
+        self.side_lock = SideLock(path.with_name(path.name + "-lock"))
+
+    def open(self) -> None:
+        """Connect; the first connection to a new file also turns it into a WAL database."""
+        if self._connection is None:
+            self._connection = connect(
+                self.path, durability=self._settings.durability, vfs=self._vfs
+            )
+
+    def close(self) -> None:
+        """Close the connection; SQLite may then move the WAL into the database."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def commit(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs in one transaction and leave each with its outcome, durable.
+
+        If SQLite ends the transaction as a whole, each job is run again in one of its own.
+        """
+        try:
+            self._transact(jobs)
+        except TransactionEnded as ended:
+            if len(jobs) == 1:
+                jobs[0].error = ended.__cause__
+            else:
+                for job in jobs:
+                    self._run_alone(job)
+        except BaseException as error:
+            for job in jobs:
+                job.error = error
+
+    def execute(self, query: Query, call: str) -> list[Row]:
+        """Run one statement and return all its rows."""
+        statement = self._dialect.statement(query.sql)
+        if self._probe is not None:
+            self._probe(Point("statement", "before", call, statement.text))
+        self._runs_uncounted |= statement.may_change and not statement.counts_changes
+        found = fetch(self._open_connection(), statement, query, self._now_ms)
+        if self._probe is not None:
+            self._probe(Point("statement", "after", call, statement.text))
+        return found
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[apsw.Connection]:
+        """Lend the connection for one transaction of many rows."""
+        self.open()
+        connection = self._open_connection()
+        try:
+            with connection:
+                yield connection
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def _transact(self, jobs: Sequence[Job]) -> None:
+        self.open()
+        self._begin(jobs[0].call.name)
+        try:
+            for job in jobs:
+                self._run(job, alone=len(jobs) == 1)
+            if self._has_changed() and any(job.error is None for job in jobs):
+                self._commit(jobs[0].call.name)
+        except apsw.Error as error:
+            self._drop()
+            raise TransactionEnded from translate(error, self.path)
+        finally:
+            self._rollback()
+
+    def _begin(self, call: str) -> None:
+        try:
+            self._control("BEGIN IMMEDIATE", call, "begin")
+        except apsw.BusyError as error:
+            raise translate(error, self.path) from error
+        except apsw.Error as error:
+            self._drop()
+            raise TransactionEnded from translate(error, self.path)
+        self._changes_before = self._open_connection().total_changes()
+        self._runs_uncounted = False
+        # The clock is read once the lock is held, and never goes back within a store.
+        self._now_ms = max(self._now_ms, self._settings.clock.now_ms())
+
+    def _has_changed(self) -> bool:
+        """Tell whether there is anything to commit; a batch that only looked costs no sync."""
+        changes = self._open_connection().total_changes()
+        return self._runs_uncounted or changes != self._changes_before
+
+    def _run(self, job: Job, *, alone: bool) -> None:
+        """Run one job, in a savepoint unless it has the transaction for itself."""
+        if not alone:
+            self._control("SAVEPOINT job", job.call.name)
+        try:
+            self._pump(job)
+        except BaseException as error:
+            if not self._open_connection().in_transaction:
+                raise
+            self._fail(job, error)
+        if not alone:
+            if job.error is not None:
+                self._control("ROLLBACK TO job", job.call.name)
+            self._control("RELEASE job", job.call.name)
+
+    def _pump(self, job: Job) -> None:
+        attempt, call = job.attempt, job.call.name
+        while attempt.query is not None:
+            attempt.reply(self.execute(attempt.query, call))
+        for query in attempt.closing():
+            self.execute(query, call)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        if isinstance(error, apsw.Error):
+            job.error = translate(error, self.path)
+            job.error.__cause__ = error
+            job.attempt.fail(job.error)
+        else:
+            job.error = error
+
+    def _run_alone(self, job: Job) -> None:
+        job.attempts += 1
+        job.error = None
+        try:
+            job.attempt.restart()
+        except BaseException as error:
+            job.error = error
+        else:
+            self.commit([job])
+
+    def _commit(self, call: str) -> None:
+        """Mark the batch and commit it; a COMMIT that fails is settled, never guessed."""
+        if self.is_marking:
+            self._mark()
+        try:
+            self._control("COMMIT", call, "commit")
+        except apsw.Error as error:
+            self._settle_commit(error)
+
+    def _mark(self) -> None:
+        if self._writer_id is None:
+            self._batch = 0
+            self._writer_id = self._settings.services.new_id()
+            self.execute(Query(FORGET, {"age_ms": WRITER_KEPT_MS}), "kernel")
+        self._batch += 1
+        self.execute(Query(MARK, {"writer_id": self._writer_id, "batch": self._batch}), "kernel")
+
+    def _settle_commit(self, error: apsw.Error) -> None:
+        """Find out whether the batch is there. The side lock is held, so nobody wrote since.
+
+        Frames that reached the WAL without their sync could come back after a crash. The answer
+        is therefore committed itself, in their place; and a batch that is visible after all is
+        moved into the database, because the disk has failed to sync the WAL that holds it.
+        """
+        writer_id, batch = self._writer_id, self._batch
+        self._drop()
+        self._writer_id = None  # The old row stays as it is, so that the answer never changes.
+        if writer_id is None:
+            raise error
+        try:
+            self.open()
+            self._control("BEGIN IMMEDIATE", "settle")
+            found = self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
+            self._control("COMMIT", "settle")
+            is_committed = found[0]["batch"] >= batch
+            if is_committed:
+                self._checkpoint()
+        except (apsw.Error, HoldfastError) as again:
+            self._drop()
+            raise CommitUnknown(
+                f"{self.path}: {error}, and the file cannot be read to see whether the change "
+                "was committed; ask store.settle(id)",
+                id=commit_id(writer_id, batch),
+            ) from again
+        if not is_committed:
+            raise error
+
+    def _checkpoint(self) -> None:
+        (outcome,) = self._open_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if outcome[0]:
+            raise StoreBusy(f"{self.path}: readers keep the WAL from being moved")
+
+    def _control(self, sql: str, call: str, boundary: Boundary = "statement") -> None:
+        if self._probe is not None:
+            self._probe(Point(boundary, "before", call, sql))
+        self._open_connection().execute(sql).fetchall()
+        if self._probe is not None:
+            self._probe(Point(boundary, "after", call, sql))
+
+    def _rollback(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def _drop(self) -> None:
+        """Close a connection that met an error it may not have recovered from."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(force=True)
+
+    def _open_connection(self) -> apsw.Connection:
+        if self._connection is None:
+            raise StoreError(f"{self.path} is not open")
+        return self._connection
+
+
+def trace_of(job: Job) -> Trace:
+    """Return what a finished job cost."""
+    error = None if job.error is None else type(job.error).__name__
+    return Trace(job.call.name, job.attempt.statements, job.attempts, error)

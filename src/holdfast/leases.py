@@ -1,0 +1,124 @@
+"""Leases: a time-limited right to write one row, with a fence that only grows.
+
+A noun that can be leased has the columns `holder`, `fence` and `lease_expires_at` in its own
+table. A lease is expired iff `lease_expires_at <= now`; its holder may still renew it with the
+right fence until another takes it. Every protected write checks the fence in its own transaction.
+"""
+
+from __future__ import annotations
+
+from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound
+from .kernel.operation import Op, Row, one
+from .records import Lease
+
+LEASE_SECONDS_MAX = 7 * 24 * 3600
+
+ACQUIRE = """
+UPDATE {table} SET holder = :holder, fence = fence + 1, lease_expires_at = :now + :lease_ms
+WHERE id = :id AND (holder IS NULL OR lease_expires_at <= :now)
+RETURNING id, holder, fence, lease_expires_at
+"""
+RENEW = """
+UPDATE {table}
+SET lease_expires_at = CASE
+    WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+WHERE id = :id AND fence = :fence AND holder IS NOT NULL
+RETURNING id, holder, fence, lease_expires_at
+"""
+RELEASE = """
+UPDATE {table} SET holder = NULL, lease_expires_at = NULL
+WHERE id = :id AND fence = :fence AND holder IS NOT NULL RETURNING id
+"""
+LOOK = """
+SELECT id, holder, fence, lease_expires_at FROM {table} WHERE id = :id /*pg FOR NO KEY UPDATE */
+"""
+
+
+class LeasedTable:
+    """The lease rules over one table."""
+
+    def __init__(self, table: str, noun: str) -> None:
+        if not table.isidentifier():
+            raise InvalidArgument(f"{table!r} is not a table name")
+        self._noun = noun
+        self._acquire = ACQUIRE.format(table=table)
+        self._renew = RENEW.format(table=table)
+        self._release = RELEASE.format(table=table)
+        self._look = LOOK.format(table=table)
+
+    def acquire(self, id: str, holder: str, lease_seconds: float) -> Op[Lease]:
+        """Take the lease and raise its fence. Raises LeaseHeld while another's is alive."""
+        lease_ms = _milliseconds(lease_seconds)
+        _require_holder(holder)
+        row = yield from one(self._acquire, id=id, holder=holder, lease_ms=lease_ms)
+        if row is not None:
+            return _lease(row)
+        current = yield from self._current(id)
+        raise LeaseHeld(
+            f"{self._noun} {id} is leased by {current['holder']!r}",
+            id=id,
+            holder=current["holder"],
+            expires_at=current["lease_expires_at"],
+        )
+
+    def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
+        """Prolong the lease, never shorten it. Raises LeaseLost under an old fence."""
+        lease_ms = _milliseconds(lease_seconds)
+        row = yield from one(self._renew, id=lease.id, fence=lease.fence, lease_ms=lease_ms)
+        if row is None:
+            raise (yield from self._lost(lease))
+        return _lease(row)
+
+    def check(self, lease: Lease) -> Op[None]:
+        """Lock the row and make sure that the fence is still the lease's, or raise LeaseLost."""
+        current = yield from self._current(lease.id)
+        if current["fence"] != lease.fence or current["holder"] is None:
+            raise self._error(lease, current)
+
+    def release(self, lease: Lease) -> Op[None]:
+        """Give the lease back. Raises LeaseLost under an old fence."""
+        if (yield from one(self._release, id=lease.id, fence=lease.fence)) is None:
+            raise (yield from self._lost(lease))
+
+    def _current(self, id: str) -> Op[Row]:
+        row = yield from one(self._look, id=id)
+        if row is None:
+            raise NotFound(f"there is no {self._noun} {id!r}", id=id)
+        return row
+
+    def _lost(self, lease: Lease) -> Op[LeaseLost]:
+        return self._error(lease, (yield from self._current(lease.id)))
+
+    def _error(self, lease: Lease, current: Row) -> LeaseLost:
+        reason = f"the current fence is {current['fence']}"
+        if current["fence"] == lease.fence:
+            reason = "it was given back"
+        return LeaseLost(
+            f"{self._noun} {lease.id}: {lease.holder!r} lost its lease with fence {lease.fence}, "
+            f"{reason}; stop this attempt, nothing was written",
+            id=lease.id,
+            fence=lease.fence,
+            current_fence=current["fence"],
+        )
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(
+        id=row["id"],
+        holder=row["holder"],
+        fence=row["fence"],
+        expires_at=row["lease_expires_at"],
+    )
+
+
+def _milliseconds(lease_seconds: float) -> int:
+    if not 0 < lease_seconds <= LEASE_SECONDS_MAX:
+        raise InvalidArgument(
+            f"lease_seconds must be above 0 and at most {LEASE_SECONDS_MAX}, not {lease_seconds!r}"
+        )
+    return max(1, round(lease_seconds * 1000))
+
+
+def _require_holder(holder: str) -> None:
+    if not isinstance(holder, str) or not holder:
+        raise InvalidArgument("holder must be a name that is not empty")

