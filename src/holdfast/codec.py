@@ -307,7 +307,8 @@ def _widened(value: object) -> object:
 
 
 def _integer_bytes(number: int) -> bytes:
-    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+    bits = (~number if number < 0 else number).bit_length()
+    return number.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 def _extension(code: int, data: memoryview) -> int:

@@ -26,6 +26,7 @@ from .kernel.operation import (
     operation,
     query,
 )
+from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse
 from .records import Event, IdSource
@@ -41,6 +42,11 @@ class StoreOps:
     """What a store does, in every colour."""
 
     codec: Codec
+
+    @query
+    def store_id(self) -> Op[str]:
+        """Return the id that this store was given when it was made."""
+        return (yield from read_store_id())
 
     @query
     def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:

@@ -11,6 +11,7 @@ import fractions
 import hashlib
 import json
 import math
+import os
 import pathlib
 import struct
 import subprocess
@@ -154,7 +155,7 @@ class Colour(enum.StrEnum):
     RED = "red"
 
 
-class OldColour(str, enum.Enum):
+class OldColour(str, enum.Enum):  # noqa: UP042
     RED = "red"
 
 
@@ -262,7 +263,7 @@ REFUSED: list[tuple[object, str]] = [
     (collections.deque([1]), of_type("deque", "use list() of it")),
     (range(3), of_type("range", "use list() of it")),
     ({}.keys(), of_type("dict_keys", "use list() of it")),
-    ((n for n in ()), of_type("generator", "use list() of it")),
+    ((n for n in [1]), of_type("generator", "use list() of it")),
     (closed_coroutine(), of_type("coroutine", "await it first")),
     (Point(1), of_type("Point", "use dataclasses.asdict() of it")),
     (Packed(1), of_type("Packed", "use msgspec.to_builtins() of it")),
@@ -380,7 +381,8 @@ def test_the_depth_limit() -> None:
 
 def test_the_depth_limit_is_the_same_when_empty_containers_are_the_deepest() -> None:
     check([[[]]], Limits(depth=3))
-    for value in ([[[[]]]], [[[{}]]]):
+    deeper: list[object] = [[[[[]]]], [[[{}]]]]
+    for value in deeper:
         with pytest.raises(LimitExceeded):
             check(value, Limits(depth=3))
 
@@ -423,10 +425,10 @@ def test_the_digits_limit(sign: int) -> None:
 
 def test_the_record_limit() -> None:
     codec = Codec(Limits(value_bytes=50, record_bytes=120))
-    bodies = codec.encode_each(["x" * 37] * 3)
-    assert codec.unpack(codec.seal(codec.join(bodies) + b"")) == ["x" * 37] * 3
+    items = ["x" * 37, "x" * 37, "x" * 39]
+    assert codec.unpack(codec.seal(codec.join(codec.encode_each(items)))) == items
     with pytest.raises(LimitExceeded) as caught:
-        codec.seal(codec.join(codec.encode_each(["x" * 38, "x" * 38, "x" * 38])) + b"")
+        codec.seal(codec.join(codec.encode_each(["x" * 37, "x" * 37, "x" * 40])))
     assert caught.value.fields == {"limit": 120, "actual": 121, "path": "record"}
 
 
@@ -586,13 +588,12 @@ def test_any_bytes_load_as_plain_data_or_not_at_all(body: bytes) -> None:
 
 def test_compression_is_used_only_where_it_helps() -> None:
     codec = Codec(compression="zstd")
-    long, short, random = "a" * 10_000, "a" * 100, hashlib.shake_256(b"").hexdigest(100)
-    noise = "".join(chr(0x4E00 + byte * 7) for byte in hashlib.shake_256(b"").digest(300))
+    long, short = "a" * 10_000, "a" * 100
+    noise = int.from_bytes(hashlib.shake_256(b"").digest(1_000))
     assert len(codec.pack(long)) < 100
-    for value in (short, random, noise):
+    assert [codec.pack(value)[2] for value in (long, short, noise)] == [1, 0, 0]
+    for value in (long, short, noise):
         assert codec.unpack(codec.pack(value)) == value
-    assert codec.pack(short)[2] == 0
-    assert codec.pack(noise)[2] == 0
 
 
 def test_a_store_without_compression_reads_compressed_records_and_the_reverse() -> None:
@@ -616,7 +617,6 @@ def lying_frame(promised: int) -> bytes:
         lying_frame(2**60),
         lying_frame(1_000),
         lying_frame(4_000 * 128 * 1024 + 1),
-        b"",
         b"\0" * 50,
         zstandard.ZstdCompressor().compress(b"\xc0") + b"\0",
         zstandard.ZstdCompressor().compress(b"\xc0") * 2,
@@ -628,7 +628,6 @@ def lying_frame(promised: int) -> bytes:
         "promises 2**60",
         "promises too little",
         "promises 500 MiB",
-        "empty",
         "zeros",
         "bytes after it",
         "two frames",
@@ -637,7 +636,7 @@ def lying_frame(promised: int) -> bytes:
 )
 def test_a_decompression_bomb_is_refused_before_it_takes_memory(frame: bytes) -> None:
     codec = Codec(Limits(record_bytes=2_000_000))
-    record = forged(frame or b"", flags=1) if frame else forged(b"\0", flags=1)
+    record = forged(frame, flags=1)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptRecord):
@@ -702,7 +701,67 @@ def test_an_unknown_compression_is_refused() -> None:
 NESTED = {"b": [1, 1.0, True, None], "a": {"é": "e\u0301", "": []}, "z": -(2**70), "f": -0.0}
 
 GOLDEN: list[tuple[object, str, str]] = [
-    (None, "c0", "GOLD"),
+    (None, "c0", "09e877b9d68872708492539288807fcd6f504dff9cc9fb6afd75a42c0928c288"),
+    (True, "c3", "f1de863c659510688290354020de5b03d6b938c3e9a8c6d89af66e5614c4acc4"),
+    (1, "01", "dd18dbbdd56bd579ce88ec66535384d4c8c32c0d3b890778186e4c405e2b46c8"),
+    (1.0, "cb3ff0000000000000", "c039186fc326a818adeb9e74e9a1ce97712d672f00a7e76bff776dc57a04c183"),
+    (
+        -0.0,
+        "cb8000000000000000",
+        "231bac4d0870aa113dfcf801c0499fe4df117e41dc3a3181050db3c4c6e2fa55",
+    ),
+    (-1, "ff", "fb1c00f275bf6ad848139d75a9399f00694a5647ddd066e110337e64b511d594"),
+    (128, "cc80", "2132c6af236140d44d22bbb336ced190b72f0ce851a7e6b1f8e65ce83eb15dff"),
+    (
+        2**63,
+        "cf8000000000000000",
+        "9feca116b2c45d9e9eed49739d74a17585986a1c1a6d33be899f1c08d5c47dc8",
+    ),
+    (
+        -(2**63),
+        "d38000000000000000",
+        "7dfa1ee5562c3451e42cf30b2a3a61cef3776632c98be24124d0f881b3637bdd",
+    ),
+    (
+        2**64,
+        "c70901010000000000000000",
+        "bd36c9cedce5dc75ff1d4925aff60c6eceac918b0e44741e3c89775f74532ca4",
+    ),
+    (
+        -(2**63) - 1,
+        "c70901ff7fffffffffffffff",
+        "f00e7787299b0c79fdec25288342298c162bad0dd95acfe3ee20abddee46a9c5",
+    ),
+    (
+        -(2**71),
+        "c70901800000000000000000",
+        "5810a080f80721fb1686a508aa44f0e61bf0da16632243ce733837d7a0f1f33b",
+    ),
+    ("", "a0", "c117c49a86e500753a2466039545d5311535e12bee9183801cb76a36f1fb47c5"),
+    ([], "90", "d85db77ebaa63a3fe37661d6e9426d2359d8bfe209e869b6bbaf65288ee7e873"),
+    ({}, "80", "693d60c00fa42a078a1d13499ef8d2d130f05ff6d65fe1d1ee7849eff82795f5"),
+    ("e\u0301", "a2c3a9", "db811c246ae07f51d313166d4975ced97ccba1edbd9bb0dc9b4e68c675913d39"),
+    (
+        "\u1112\u1161\u11ab",
+        "a3ed959c",
+        "c3a84e14da5c96f54136470e98ab304473494bcc9ea28615b8061efeafd5667b",
+    ),
+    (
+        "x" * 32,
+        "d920" + "78" * 32,
+        "fb167cd789c54273b858235fda2d1b79b004399cccaa3fa3ce21cf82d121d244",
+    ),
+    (
+        {"b": 1, "a": [], "é": {}},
+        "83a16190a16201a2c3a980",
+        "d84f7ed5fa1bce0bc0c7f53c73cf00bf6ea78a4ce5e8a9446c0c7a3ad8699e34",
+    ),
+    (
+        NESTED,
+        "84a16182a090a2c3a9a2c3a9a1629401cb3ff0000000000000c3c0a166cb8000"
+        "000000000000a17ac70901c00000000000000000",
+        "9db54962dfaf9c86ec8299acc1c286e256b565c2c544bd0e539038621f329501",
+    ),
 ]
 
 
@@ -765,7 +824,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         done = subprocess.run(
             [sys.executable, "-c", script],
             input=to_json(NESTED),
-            env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"},
             capture_output=True,
             text=True,
             check=True,
@@ -824,7 +883,7 @@ def test_json_that_is_exact_is_read() -> None:
     assert from_json(' {"a": [1, 2.0, -0.0, 1e2, "\\ud83d\\ude80", null]}\r\n') == {
         "a": [1, 2.0, -0.0, 100.0, "🚀", None]
     }
-    assert exact(from_json("1E400".replace("400", "2"))) == exact(100.0)
+    assert exact(from_json("1E2")) == exact(100.0)
     assert from_json(b'"\xf0\x9f\x9a\x80"') == "🚀"
 
 
@@ -833,15 +892,12 @@ def test_json_that_is_exact_is_read() -> None:
 def test_a_depth_bomb_is_a_limit_and_not_a_crash(opening: str, levels: int) -> None:
     closing = "".join({"[": "]", "{": "}"}.get(mark, "") for mark in reversed(opening))
     for bomb in (opening * levels + "0" + closing * levels, opening * 200_000):
-        with pytest.raises((LimitExceeded, InvalidValue)) as caught:
+        with pytest.raises(LimitExceeded) as caught:
             from_json(bomb)
-        if bomb.endswith(closing):
-            assert isinstance(caught.value, LimitExceeded)
-            assert (caught.value.limit, caught.value.actual) == (64, 65)
+        assert (caught.value.limit, caught.value.actual) == (64, 65)
 
 
 def test_json_of_the_allowed_depth_is_read() -> None:
-    assert from_json("[" * 64 + "]" * 64) == [] or True
     assert to_json(from_json("[" * 64 + "]" * 64)) == "[" * 64 + "]" * 64
 
 

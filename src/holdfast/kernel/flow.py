@@ -146,6 +146,12 @@ async def drive_async(
             advance = functools.partial(steps.send, value)
 
 
+def require_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse to run in another event loop than the one a driver was opened in."""
+    if asyncio.get_running_loop() is not loop:
+        raise InvalidArgument("an AsyncStore belongs to the event loop in which it was opened")
+
+
 async def finish(awaitable: Awaitable[R]) -> R:
     """Await to the end even when cancelled; then the cancellation is raised."""
     future = asyncio.ensure_future(awaitable)

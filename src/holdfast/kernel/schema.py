@@ -87,6 +87,12 @@ def missing(current: int, *, where: str, allowed: bool) -> Sequence[Migration]:
     return needed
 
 
+def read_store_id() -> Op[str]:
+    """Return the id that the store was given when it was made."""
+    row = yield from one(RECALL, name="store_id")
+    return "" if row is None else str(row["value"])
+
+
 class SchemaOps:
     """Reads and raises the format of one store."""
 
@@ -104,12 +110,6 @@ class SchemaOps:
     def applied(self) -> Op[list[Row]]:
         """Return the applied migrations, oldest first."""
         return (yield from rows(APPLIED)) if (yield from self._format()) else []
-
-    @query
-    def store_id(self) -> Op[str]:
-        """Return the id that the store was given when it was made."""
-        row = yield from one(RECALL, name="store_id")
-        return "" if row is None else str(row["value"])
 
     @operation
     def migrate(self, store_id: str) -> Op[list[Migration]]:

@@ -1,14 +1,14 @@
 """A disk that fails on command: a SQLite VFS whose file operations report errors when told to.
 
-A fault either replaces the operation or, with `after_effect`, follows it: the disk did what it was
-asked and says that it did not. To ask what a power cut leaves afterwards, stack a
-`holdfast.testing.power.PowerLog` with it. `PowerLog(base=disk.vfs_name)` sees failed syncs and takes
-what they should have saved for doubtful ever after, as Linux does. `FaultyDisk(base=log.vfs_name)`
-keeps the log exact: a replaced operation never happened, a later sync saves everything.
+A fault replaces the operation or, with `after_effect`, follows it: the disk did what it was asked
+and says that it did not. To ask what a power cut leaves afterwards, stack it with a `PowerLog` of
+`holdfast.testing.power`. `PowerLog(base=disk.vfs_name)` sees failed syncs, and takes what they
+should have saved for doubtful ever after. `FaultyDisk(base=log.vfs_name)` keeps the log exact: a
+replaced operation never happened, and a later sync saves everything.
 
-What differs from a real disk: apsw raises an injected error also where SQLite itself ignores it, so a
-failing automatic checkpoint makes COMMIT raise although it succeeded, and closing a connection can
-raise. Shared memory and locks do not fail.
+What differs from a real disk: apsw raises an injected error also where SQLite itself ignores it. A
+failing automatic checkpoint makes COMMIT raise although it succeeded, and the checkpoint of the
+last connection makes its close raise. Shared memory and locks do not fail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import errno
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -155,7 +157,7 @@ class _FaultyFile(apsw.VFSFile):
     ) -> None:
         super().__init__(base, name, flags)
         self._disk = disk
-        self._role = role
+        self._role: FileRole = role
 
     def xRead(self, amount: int, offset: int) -> bytes:
         if fault := self._disk._strike("read", self._role):
@@ -163,22 +165,17 @@ class _FaultyFile(apsw.VFSFile):
         return super().xRead(amount, offset)
 
     def xWrite(self, data: Buffer, offset: int) -> None:
-        fault = self._disk._strike("write", self._role)
-        if fault is None or fault.after_effect:
-            super().xWrite(data, offset)
-        if fault is not None:
-            raise fault.exception()
+        self._perform("write", partial(super().xWrite, data, offset))
 
     def xTruncate(self, newsize: int) -> None:
-        fault = self._disk._strike("truncate", self._role)
-        if fault is None or fault.after_effect:
-            super().xTruncate(newsize)
-        if fault is not None:
-            raise fault.exception()
+        self._perform("truncate", partial(super().xTruncate, newsize))
 
     def xSync(self, flags: int) -> None:
-        fault = self._disk._strike("sync", self._role)
+        self._perform("sync", partial(super().xSync, flags))
+
+    def _perform(self, operation: FileOperation, effect: Callable[[], None]) -> None:
+        fault = self._disk._strike(operation, self._role)
         if fault is None or fault.after_effect:
-            super().xSync(flags)
+            effect()
         if fault is not None:
             raise fault.exception()

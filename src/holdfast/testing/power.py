@@ -1,15 +1,15 @@
-"""Images of a SQLite database as a power cut may leave it, made from a log of its file operations.
+"""Images of a SQLite database as a power cut may leave it, from a log of its file operations.
 
 `PowerLog` is a VFS that records every write, truncate, sync and delete of databases, WAL files and
-rollback journals, in order, with the marks a test sets between them. `images` replays the log: a cut
-may come before any operation, and what a file was told since its last sync is then lost, kept, or
-kept in part, write by write and 512-byte sector by sector. After a sync that failed, what it should
-have saved stays in doubt for good, because Linux drops it and reports success the next time.
+rollback journals, in order, with the marks a test sets between them. `images` replays the log. A
+cut may come before any operation; what a file was told since its last sync is then lost, kept, or
+kept in part, write by write and 512-byte sector by sector. What a failed sync should have saved
+stays in doubt for good, because Linux drops it and reports success the next time.
 
-What the model leaves out: directory entries (create, delete) are durable at once; a successful sync
-never lies; a sector is written whole or not at all; bytes outside a write are never damaged; what a
-file held when the log first opened it counts as durable; writes that do not pass through the log
-(other processes, other VFSes, memory-mapped writes) are not seen. One log serves one database.
+What the model leaves out: directory entries (create, delete) are durable at once; a successful
+sync never lies; a sector is written whole or not at all; bytes outside a write are never damaged;
+what a file held when the log first opened it counts as durable; writes that do not pass through
+the log (other processes, other VFSes) are not seen. One log serves one database.
 """
 
 from __future__ import annotations

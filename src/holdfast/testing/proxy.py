@@ -1,8 +1,9 @@
 """A PostgreSQL proxy that cuts the wire at a chosen moment of a chosen COMMIT.
 
-It reads just enough of the protocol to see which message makes the server commit: a simple query, or
-the Execute of a statement that was parsed as COMMIT, alone or inside a pipeline. From that message on
-nothing more that the client sends is forwarded, and nothing that the server answers is delivered.
+It reads just enough of the protocol to see which message makes the server commit: a simple query,
+or the Execute of a statement that was parsed as COMMIT, alone or inside a pipeline. From that
+message on nothing that the client sends is forwarded, and nothing that the server answers is
+delivered.
 
 It listens on the loopback interface, in a thread of its own, and speaks no TLS: a client that asks
 for it is refused, and `dsn` tells clients not to ask.
@@ -20,9 +21,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
-
-from psycopg.conninfo import conninfo_to_dict
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 Moment: TypeAlias = Literal["before", "after", "before-late"]
 
@@ -52,12 +51,16 @@ class Cut:
 
 
 class PostgresProxy:
-    """A TCP proxy in front of the server that `dsn` names by host name, address or socket folder."""
+    """A TCP proxy in front of the server that a postgresql:// URL names; sockets work too."""
 
     def __init__(self, dsn: str) -> None:
-        parameters = conninfo_to_dict(dsn)
-        self._host = str(parameters.get("hostaddr") or parameters.get("host") or "localhost")
-        self._port = int(parameters.get("port") or 5432)
+        if not dsn.startswith(("postgresql://", "postgres://")):
+            raise ValueError("the proxy takes the address of a server as a postgresql:// URL")
+        url = urlsplit(dsn)
+        parameters = dict(parse_qsl(url.query))
+        host = parameters.get("hostaddr") or parameters.get("host") or url.hostname
+        self._host = unquote(host or "localhost")
+        self._port = int(parameters.get("port") or url.port or 5432)
         self._cuts: list[Cut] = []
         self._cuts_lock = threading.Lock()
         self._links: set[_Link] = set()
@@ -96,17 +99,14 @@ class PostgresProxy:
 
     def dsn(self, dsn: str) -> str:
         """Return the URL that reaches the database of `dsn` through this proxy."""
-        parameters = {key: str(value) for key, value in conninfo_to_dict(dsn).items()}
-        for key in ("host", "hostaddr", "port"):
-            parameters.pop(key, None)
-        user = quote(parameters.pop("user", ""), safe="")
-        password = quote(parameters.pop("password", ""), safe="")
-        login = f"{user}:{password}@" if password else f"{user}@" if user else ""
-        database = quote(parameters.pop("dbname", ""), safe="")
-        query = urlencode(
-            parameters | {"sslmode": "disable", "gssencmode": "disable"}, quote_via=quote
-        )
-        return f"postgresql://{login}127.0.0.1:{self.port}/{database}?{query}"
+        url = urlsplit(dsn)
+        parameters = dict(parse_qsl(url.query, keep_blank_values=True))
+        for name in ("host", "hostaddr", "port"):
+            parameters.pop(name, None)
+        parameters.update(sslmode="disable", gssencmode="disable")
+        login, at, _ = url.netloc.rpartition("@")
+        query = urlencode(parameters, quote_via=quote)
+        return url._replace(netloc=f"{login}{at}127.0.0.1:{self.port}", query=query).geturl()
 
     @property
     def connections(self) -> int:

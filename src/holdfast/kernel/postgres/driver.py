@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
-from ..flow import drive, drive_async, finish
+from ..flow import drive, drive_async, finish, require_loop
 from ..marks import FORGET, MARK, WRITER_KEPT_MS
 from ..operation import Call, Query
 from ..settings import Settings
@@ -175,11 +175,13 @@ class AsyncPostgresDriver(PostgresBase):
     async def open(self) -> None:
         """Fill the pool, or raise StoreUnavailable."""
         self.protocol.is_marking = True
+        self._loop = asyncio.get_running_loop()
         await self.pool.open()
 
     async def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
         self.require_usable()
+        require_loop(self._loop)
         return await drive_async(self.protocol.run(call), self._perform)
 
     async def close(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import apsw
 
-from ...errors import InvalidArgument, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
+from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..attempt import Attempt
-from ..flow import finish
+from ..flow import finish, require_loop
 from ..operation import Call
 from ..settings import Settings
 from ..signals import Signals
@@ -318,8 +318,7 @@ class AsyncSqliteDriver:
     async def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
         self.engine.require_usable()
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidArgument("an AsyncStore belongs to the event loop in which it was opened")
+        require_loop(self._loop)
         if call.mode == "read":
             return self.engine.read(call)
         if call.mode == "read_large":

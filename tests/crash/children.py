@@ -1,0 +1,53 @@
+"""Child processes for the crash tests: forked from a process that has no store open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import IO
+
+
+class Child:
+    """A forked process that runs a function and writes lines to a pipe until it ends or dies."""
+
+    def __init__(self, function: Callable[[Callable[[str], None]], None]) -> None:
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reader)
+            status = 1
+            try:
+                function(lambda line: _write(writer, line))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                # Skips the test runner's own exit handlers, which belong to the parent.
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(writer)
+        self.lines: IO[str] = os.fdopen(reader)
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> tuple[int, list[str]]:
+        """Return how it ended (minus the signal that killed it) and what it still wrote."""
+        with self.lines:
+            lines = self.lines.read().splitlines()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), lines
+
+
+def _write(descriptor: int, line: str) -> None:
+    os.write(descriptor, f"{line}\n".encode())
+
+
+def run(function: Callable[[Callable[[str], None]], None]) -> tuple[int, list[str]]:
+    """Run a function in a child to its end."""
+    return Child(function).wait()

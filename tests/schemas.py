@@ -1,0 +1,50 @@
+"""Reading a store's schema as the database itself describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import holdfast
+from holdfast.kernel.operation import rows
+
+SQLITE = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+COLUMNS = """
+SELECT table_name, column_name, data_type, is_nullable, column_default
+FROM information_schema.columns WHERE table_schema = :schema
+ORDER BY table_name, ordinal_position
+"""
+CONSTRAINTS = """
+SELECT conrelid::regclass::text AS table_name, pg_get_constraintdef(oid) AS definition
+FROM pg_constraint WHERE connamespace = CAST(:schema AS text)::regnamespace ORDER BY 1, 2
+"""
+INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = :schema ORDER BY 1"
+FUNCTIONS = """
+SELECT proname, prosrc FROM pg_proc
+WHERE pronamespace = CAST(:schema AS text)::regnamespace ORDER BY 1
+"""
+TRIGGERS = """
+SELECT tgname, pg_get_triggerdef(oid) AS definition FROM pg_trigger
+WHERE NOT tgisinternal AND tgrelid IN (
+    SELECT oid FROM pg_class WHERE relnamespace = CAST(:schema AS text)::regnamespace
+) ORDER BY 1
+"""
+
+
+def describe(store: holdfast.Store) -> list[dict[str, Any]]:
+    """Return tables, columns, constraints, indexes, functions and triggers, without the schema's name."""
+    target: Any = store._target
+    schema = getattr(target, "schema", None)
+
+    def read(tx: holdfast.Transaction) -> holdfast.Op[list[dict[str, Any]]]:
+        found: list[dict[str, Any]] = []
+        queries = (
+            [SQLITE] if schema is None else [COLUMNS, CONSTRAINTS, INDEXES, FUNCTIONS, TRIGGERS]
+        )
+        for sql in queries:
+            found += yield from rows(sql, schema=schema)
+        return found
+
+    return [
+        {name: str(value).replace(str(schema), "schema") for name, value in row.items()}
+        for row in store.run(read)
+    ]
