@@ -11,13 +11,13 @@ from itertools import groupby
 
 from .codec import Codec
 from .errors import InvalidArgument, NotFound
-from .kernel.operation import Emit, Op, Query, one, rows
+from .kernel.operation import Emit, Lock, Op, Query, rows
 from .records import Event
 
 PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
-LOCK = """
-SELECT root_id, position, sequence FROM hf_trees WHERE root_id = :root_id
-/*pg FOR NO KEY UPDATE */
+LOCK = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
+LOCK_AT_ONCE = """
+SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
 """
 ADVANCE = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
 # A tree that does not exist makes the position NULL, which the table refuses: no event is lost.
@@ -42,14 +42,13 @@ def plant_tree(root_id: str) -> Op[None]:
 
 def lock_tree(root_id: str) -> Op[None]:
     """Lock a tree until the transaction ends; every write that touches the tree begins here."""
-    if (yield from one(LOCK, root_id=root_id)) is None:
+    if not (yield Lock(root_id)):
         raise NotFound(f"there is no session tree {root_id!r}", root_id=root_id)
 
 
-def lock_trees(root_ids: Sequence[str]) -> Op[None]:
-    """Lock several trees in the one order that cannot deadlock."""
-    for root_id in sorted(set(root_ids)):
-        yield from lock_tree(root_id)
+def lock_statement(root_id: str, may_wait: bool) -> Query:
+    """Return the statement that locks a tree, waiting for it or not."""
+    return Query(LOCK if may_wait else LOCK_AT_ONCE, {"root_id": root_id})
 
 
 def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Op[None]:

@@ -11,9 +11,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Limits
 from .errors import InvalidArgument, LimitExceeded
-from .feed import event_statements, read_events
+from .feed import event_statements, lock_statement, read_events
+from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.backup import back_up
+from .kernel.health import Finding, StoreInfo
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
 from .kernel.operation import (
@@ -35,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPOSED_SECONDS_MAX = 1.0
+BUSY_SECONDS = 10.0
 BUSY_SECONDS_MAX = 3600.0
 
 
@@ -213,7 +216,7 @@ def open(
     cipher: Cipher | None = None,
     limits: Limits | None = None,
     migrate: bool = True,
-    busy_timeout_seconds: float = 10.0,
+    busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
 ) -> Store:
     """Open a store, creating it if it does not exist.
@@ -237,7 +240,7 @@ async def aopen(
     cipher: Cipher | None = None,
     limits: Limits | None = None,
     migrate: bool = True,
-    busy_timeout_seconds: float = 10.0,
+    busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
 ) -> AsyncStore:
     """Open a store in this event loop; the arguments are those of `open`."""
@@ -246,6 +249,19 @@ async def aopen(
     codec = Codec(limits=limits or Limits(), cipher=cipher)
     driver = await open_async_driver(target, settings, migrate=migrate)
     return AsyncStore(driver, target, settings, codec)
+
+
+def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:
+    """Tell what a store is, without creating or migrating it. Raises NotFound if there is none."""
+    return health.inspect(parse(url, namespace), _settings("full", None, BUSY_SECONDS, None))
+
+
+def check(
+    url: str | None = None, *, namespace: str | None = None, full: bool = False
+) -> list[Finding]:
+    """Examine a store and what it stands on, without changing it; `full` reads every index."""
+    settings = _settings("full", None, BUSY_SECONDS, None)
+    return health.check(parse(url, namespace), settings, full=full)
 
 
 def _settings(
@@ -264,7 +280,7 @@ def _settings(
     if not callable(getattr(clock, "now_ms", None)):
         raise InvalidArgument(f"clock must have now_ms(), {type(clock).__name__} has not")
     return Settings(
-        services=Services(event_statements, IdSource(clock)),
+        services=Services(lock_statement, event_statements, IdSource(clock)),
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),
         durability=durability,

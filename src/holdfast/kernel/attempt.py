@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from .operation import AfterCommit, Call, Emit, FreshId, Query, Row
+from ..errors import HoldfastError
+from .operation import AfterCommit, Call, Emit, FreshId, Lock, Op, Query, Row
 
 R = TypeVar("R")
 log = logging.getLogger("holdfast.kernel")
@@ -45,8 +46,10 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the layers above lend to the kernel: the feed's statements and new ids."""
+    """What the layers above lend to the kernel: the statements of trees and feed, and new ids."""
 
+    lock: Callable[[str, bool], Query]
+    """The statement that locks a tree; the flag says whether it may wait."""
     events: Callable[[Sequence[Emit]], list[Query]]
     new_id: Callable[[], str]
 
@@ -59,19 +62,22 @@ class Attempt(Generic[R]):
 
     result: R
 
-    def __init__(self, call: Call[R], services: Services) -> None:
+    def __init__(self, call: Call[R], services: Services, lock_first: Collection[str] = ()) -> None:
         self.call = call
         self._services = services
+        self._lock_first = lock_first
         self.restart()
 
     def restart(self) -> None:
         """Begin again; what the earlier run emitted is forgotten."""
+        self.locked: list[str] = []
+        self.is_lock_immediate = False
         self.query: Query | None = None
         self.statements = 0
         self.emits: list[Emit] = []
         self.hooks: list[Callable[[], None]] = []
         self._id_count = 0
-        self._generator = self.call.begin()
+        self._generator = self._body() if self._lock_first else self.call.begin()
         self.reply(None)
 
     def reply(self, rows: list[Row] | None) -> None:
@@ -82,11 +88,15 @@ class Attempt(Generic[R]):
                 command = self._generator.send(answer)
                 match command:
                     case Query():
-                        self.query = command
-                        self.statements += 1
+                        self._ask(command)
+                        return
+                    case Lock(root_id) if root_id in self.locked:
+                        answer = [{"root_id": root_id}]
+                    case Lock(root_id):
+                        self._lock(root_id)
                         return
                     case Emit():
-                        self.emits.append(command)
+                        self._emit(command)
                         answer = None
                     case AfterCommit():
                         self.hooks.append(command.function)
@@ -122,6 +132,29 @@ class Attempt(Generic[R]):
                 hook()
             except Exception:
                 log.exception("after-commit hook of %s failed", self.call.name)
+
+    def _body(self) -> Op[R]:
+        for root_id in sorted(self._lock_first):
+            yield Lock(root_id)
+        return (yield from self.call.begin())
+
+    def _ask(self, query: Query) -> None:
+        self.query = query
+        self.statements += 1
+        self.is_lock_immediate = False
+
+    def _lock(self, root_id: str) -> None:
+        may_wait = all(root_id > locked for locked in self.locked)
+        self.locked.append(root_id)
+        self._ask(self._services.lock(root_id, may_wait))
+        self.is_lock_immediate = not may_wait
+
+    def _emit(self, event: Emit) -> None:
+        if event.root_id not in self.locked:
+            raise HoldfastError(
+                f"{self.call.name} emits an event of tree {event.root_id!r} without locking it"
+            )
+        self.emits.append(event)
 
     def _fresh_id(self) -> str:
         if self._id_count == len(self.call.ids):

@@ -22,7 +22,7 @@ def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
     if isinstance(target, SqliteTarget):
         return SqliteDriver(open_engine(target, settings, migrate=migrate))
     prepare_schema(target, settings, migrate=migrate)
-    driver = _postgres().PostgresDriver(
+    driver = postgres_package().PostgresDriver(
         target.dsn, target.schema, settings, prepares=target.prepares
     )
     driver.open()
@@ -35,7 +35,7 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
         engine = await asyncio.to_thread(open_engine, target, settings, migrate=migrate)
         return AsyncSqliteDriver(engine)
     await asyncio.to_thread(prepare_schema, target, settings, migrate=migrate)
-    driver = _postgres().AsyncPostgresDriver(
+    driver = postgres_package().AsyncPostgresDriver(
         target.dsn, target.schema, settings, prepares=target.prepares
     )
     await driver.open()
@@ -48,8 +48,8 @@ def join(target: Target, settings: Settings, connection: object, *, is_async: bo
         raise InvalidArgument(
             "within() needs a PostgreSQL store: two SQLite libraries on one file lose their locks"
         )
-    postgres = _postgres()
-    driver = postgres.AsyncJoinedDriver if is_async else postgres.JoinedDriver
+    package = postgres_package()
+    driver = package.AsyncJoinedDriver if is_async else package.JoinedDriver
     return driver(connection, target.schema, settings)
 
 
@@ -77,7 +77,7 @@ def prepare_schema(
     target: PostgresTarget, settings: Settings, *, migrate: bool
 ) -> Sequence[Migration]:
     """Bring a PostgreSQL schema up to date, on a connection of its own."""
-    with _postgres().single(target.dsn, target.schema, settings) as driver:
+    with postgres_package().single(target.dsn, target.schema, settings) as driver:
         where = f"schema {target.schema!r}"
         return bring_up_to_date(driver, target.schema, where, settings, migrate=migrate)
 
@@ -93,7 +93,8 @@ def bring_up_to_date(
     return driver.run(Call(SchemaOps.migrate, ops, (settings.services.new_id(),)))
 
 
-def _postgres() -> Any:
+def postgres_package() -> Any:
+    """Return the PostgreSQL driver, imported when it is first needed."""
     try:
         from . import postgres
     except ImportError as error:

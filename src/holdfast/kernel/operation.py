@@ -1,9 +1,9 @@
 """Operations: every change or read of the store, written once as a generator of queries.
 
-An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, an `Emit`,
-an `AfterCommit`, a `FreshId`) and a driver answers them inside one transaction. The class it is
-bound to gives it a colour: `SyncBound` returns the result, `AsyncBound` an awaitable of it, and
-`TxBound` the generator itself, to be composed inside `store.run`.
+An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
+an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them inside one transaction. The
+class it is bound to gives it a colour: `SyncBound` returns the result, `AsyncBound` an awaitable
+of it, and `TxBound` the generator itself, to be composed inside `store.run`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ class Query:
 
 
 @dataclass(slots=True)
+class Lock:
+    """Locks a session tree until the transaction ends; answered with its row, or nothing.
+
+    A tree that the transaction holds already costs no statement. The first is waited for; a
+    further one is waited for only in id order, so that no two transactions can deadlock: out of
+    order it must be free at once, or the call is run again with all its trees locked first.
+    """
+
+    root_id: str
+
+
+@dataclass(slots=True)
 class Emit:
     """One event of a session tree, written to its feed just before COMMIT."""
 
@@ -67,7 +79,7 @@ class FreshId:
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
-Command: TypeAlias = Query | Emit | AfterCommit | FreshId
+Command: TypeAlias = Query | Lock | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ..clock import VirtualClock
 from ..errors import (
+    HoldfastError,
     InvalidArgument,
     LeaseHeld,
     LeaseLost,
@@ -199,7 +200,7 @@ async def an_event_of_a_missing_tree_undoes_its_operation(subject: Subject) -> N
         yield from rows("INSERT INTO hf_test_counters (id, value) VALUES ('lost', 1)")
         yield Emit("nowhere", "nowhere", "lost", store.codec.pack(None, context=("", "")))
 
-    await raises(Refused, lambda: store.run(emits_without_a_tree))
+    await raises(HoldfastError, lambda: store.run(emits_without_a_tree))
     assert await done(subject.counter(store, "lost").value()) == 0
 
 

@@ -6,34 +6,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...errors import CorruptStore, InvalidArgument, NotAStore, NotFound
-from ..opening import single_postgres
+from ..opening import postgres_package
 from ..operation import Call, SyncDriver
 from ..schema import SchemaOps, migrations, newest
 from ..settings import Settings
 from ..url import PostgresTarget, SqliteTarget, Target, redact
+from .contents import ContentOps, content_findings, guarded
 from .findings import Finding, MigrationState, StoreInfo
-from .postgres import server_findings
-from .sqlite import SqliteLook, file_findings, page_findings
-from .store import guarded, store_findings
+from .server import server_findings
+from .sqlite import SqliteLook, file_findings, library_finding, page_findings
 
 
 def inspect(target: Target, settings: Settings) -> StoreInfo:
     """Return what a store is. Raises NotFound where there is none."""
-    schema = target.schema if isinstance(target, PostgresTarget) else None
-    where = place(target)
-    ops = SchemaOps(schema, where)
     with looking(target, settings) as driver:
-        applied = driver.run(Call(SchemaOps.applied, ops))
-        if not applied:
-            raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
-        store_id = driver.run(Call(SchemaOps.store_id, ops))
-    known = {migration.version: migration.name for migration in migrations()}
-    names = known | {row["version"]: row["name"] for row in applied}
+        return info_of(driver, target)
+
+
+def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
+    """Examine a store. Raises only where there is nothing to examine."""
+    found: list[Finding] = []
+    if isinstance(target, SqliteTarget):
+        found += [library_finding(), *file_findings(existing(target).path)]
+    try:
+        with looking(target, settings) as driver:
+            if isinstance(target, PostgresTarget):
+                found += server_findings(driver, target.schema)
+            elif isinstance(driver, SqliteLook):
+                found += page_findings(driver, full=full)
+            found += guarded("schema format", lambda: [format_finding(info_of(driver, target))])
+            found += content_findings(driver)
+    except (CorruptStore, NotAStore) as error:
+        found.append(Finding("database", "problem", f"{error}."))
+    return found
+
+
+def info_of(driver: SyncDriver, target: Target) -> StoreInfo:
+    """Read what a store is."""
+    where = place(target)
+    ops = SchemaOps(target.schema if isinstance(target, PostgresTarget) else None, where)
+    applied = driver.run(Call(SchemaOps.applied, ops))
+    if not applied:
+        raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
     times = {row["version"]: row["applied_at"] for row in applied}
+    names = {migration.version: migration.name for migration in migrations()}
+    names |= {row["version"]: row["name"] for row in applied}
     return StoreInfo(
         where=where,
         dialect=driver.dialect,
-        store_id=store_id,
+        store_id=driver.run(Call(ContentOps.store_id, ContentOps())),
         format=max(times),
         newest=newest(),
         migrations=tuple(
@@ -43,47 +64,25 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
     )
 
 
-def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
-    """Examine a store. Raises only where there is nothing to examine."""
-    found = []
-    if isinstance(target, SqliteTarget):
-        found += file_findings(existing(target))
-    try:
-        with looking(target, settings) as driver:
-            if isinstance(driver, SqliteLook):
-                found += page_findings(driver, full=full)
-            else:
-                found += server_findings(driver)
-            found += guarded("schema format", lambda: format_findings(target, settings))
-            found += store_findings(driver)
-    except (CorruptStore, NotAStore) as error:
-        found.append(Finding("database", "problem", str(error)))
-    return found
-
-
-def format_findings(target: Target, settings: Settings) -> list[Finding]:
+def format_finding(info: StoreInfo) -> Finding:
     """Compare a store's format with the one this Holdfast writes."""
-    info = inspect(target, settings)
-    message = f"format {info.format}, this Holdfast writes format {info.newest}"
+    message = f"The store has format {info.format}, this Holdfast writes format {info.newest}."
     if info.format < info.newest:
-        return [Finding("schema format", "warning", message, "Run `holdfast migrate`.")]
+        return Finding("schema format", "warning", message, "Run `holdfast migrate`.")
     if info.format > info.newest:
-        return [Finding("schema format", "problem", message, "Install a newer Holdfast.")]
-    return [Finding("schema format", "ok", message)]
+        return Finding("schema format", "problem", message, "Install a newer Holdfast.")
+    return Finding("schema format", "ok", message)
 
 
 @contextmanager
 def looking(target: Target, settings: Settings) -> Iterator[SyncDriver]:
     """Lend a driver that only reads."""
     if isinstance(target, PostgresTarget):
-        with single_postgres(target, settings) as driver:
+        with postgres_package().single(target.dsn, target.schema, settings) as driver:
             yield driver
     else:
-        look = SqliteLook(existing(target), settings)
-        try:
+        with SqliteLook(existing(target), settings) as look:
             yield look
-        finally:
-            look.close()
 
 
 def existing(target: SqliteTarget) -> SqliteTarget:

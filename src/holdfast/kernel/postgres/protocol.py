@@ -115,9 +115,10 @@ class Protocol:
         deadline = time.monotonic() + self.settings.busy_timeout_seconds
         runs = self._write if call.mode == "write" else self._read
         tries = 0
+        lock_first: set[str] = set()
         while True:
             tries += 1
-            attempt = Attempt(call, self.settings.services)
+            attempt = Attempt(call, self.settings.services, lock_first)
             try:
                 yield from self._once(attempt, runs, deadline)
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
@@ -126,6 +127,9 @@ class Protocol:
                 if (yield from self._settle(error)):
                     break
             except psycopg.Error as error:
+                if isinstance(error, pg.LockNotAvailable) and attempt.is_lock_immediate:
+                    lock_first.update(attempt.locked)
+                    continue
                 if not is_connection_lost(error) or time.monotonic() > deadline:
                     self._trace(attempt, tries, error)
                     raise translate(error) from error

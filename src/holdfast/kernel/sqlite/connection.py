@@ -82,14 +82,26 @@ def prepare_file(path: Path, vfs: str | None) -> None:
 
 def _look_at(path: Path, vfs: str | None) -> None:
     try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+        connection = look(path, vfs)
         try:
-            connection.set_busy_timeout(BUSY_MS)
             require_store(connection)
         finally:
             connection.close()
     except apsw.Error as error:
         raise translate(error, path) from error
+
+
+def look(path: Path, vfs: str | None) -> apsw.Connection:
+    """Open a connection that changes nothing in the file and leaves nothing beside it."""
+    # A read-only connection to a WAL database leaves an empty WAL behind. One that may write
+    # removes it again, but would also move what an existing WAL or journal holds.
+    beside = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    is_in_use = any(file.exists() for file in beside)
+    flags = apsw.SQLITE_OPEN_READONLY if is_in_use else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    connection.set_busy_timeout(BUSY_MS)
+    connection.pragma("query_only", 1)
+    return connection
 
 
 def file_system(directory: Path) -> str:

@@ -1,0 +1,108 @@
+"""What must hold inside a store, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import HoldfastError
+from ..marks import WRITER_KEPT_MS
+from ..operation import Call, Op, Row, SyncDriver, one, query, rows
+from ..schema import read_store_id
+from .findings import Finding, plural
+
+# Positions are whole numbers and each is there once, so these three tell of every hole.
+HOLES = """
+SELECT hf_trees.root_id, hf_trees.position, count(hf_events.position) AS events,
+    coalesce(min(hf_events.position), 1) AS first,
+    coalesce(max(hf_events.position), 0) AS last
+FROM hf_trees LEFT JOIN hf_events ON hf_events.root_id = hf_trees.root_id
+GROUP BY hf_trees.root_id, hf_trees.position
+HAVING count(hf_events.position) <> hf_trees.position
+    OR coalesce(min(hf_events.position), 1) <> 1
+    OR coalesce(max(hf_events.position), 0) <> hf_trees.position
+ORDER BY hf_trees.root_id
+"""
+TREES = """
+SELECT count(*) AS trees, (SELECT count(*) FROM hf_events) AS events FROM hf_trees
+"""
+WRITERS = """
+SELECT count(*) AS writers,
+    coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
+FROM hf_writers
+"""
+TREES_SHOWN_MAX = 10
+WRITERS_MAX = 10_000
+
+
+class ContentOps:
+    """Reads what the checks compare."""
+
+    @query
+    def store_id(self) -> Op[str]:
+        """Return the store's id."""
+        return (yield from read_store_id())
+
+    @query
+    def holes(self) -> Op[list[Row]]:
+        """Return the trees whose feed is not dense."""
+        return (yield from rows(HOLES))
+
+    @query
+    def trees(self) -> Op[Row]:
+        """Return how many trees and events there are."""
+        return (yield from one(TREES)) or {"trees": 0, "events": 0}
+
+    @query
+    def writers(self, age_ms: int) -> Op[Row]:
+        """Return how many writers there are, and how many have not written for so long."""
+        return (yield from one(WRITERS, age_ms=age_ms)) or {"writers": 0, "abandoned": 0}
+
+
+def content_findings(driver: SyncDriver) -> list[Finding]:
+    """Check the rows of a store."""
+    return [
+        *guarded("feed", lambda: feed_findings(driver)),
+        *guarded("writers", lambda: [writers_finding(driver)]),
+    ]
+
+
+def feed_findings(driver: SyncDriver) -> list[Finding]:
+    """Look for trees whose events are not numbered 1, 2, 3 … up to the tree's position."""
+    holes = driver.run(Call(ContentOps.holes, ContentOps()))
+    advice = "Events were removed or added by hand: restore a backup."
+    found = [
+        Finding(
+            "feed",
+            "problem",
+            f"Tree {row['root_id']!r} is at position {row['position']} and has "
+            f"{plural(row['events'], 'event')}, from {row['first']} to {row['last']}.",
+            advice,
+        )
+        for row in holes[:TREES_SHOWN_MAX]
+    ]
+    if more := len(holes) - len(found):
+        message = f"{plural(more, 'more tree')} with holes in the feed."
+        found.append(Finding("feed", "problem", message, advice))
+    if not found:
+        counts = driver.run(Call(ContentOps.trees, ContentOps()))
+        trees, events = plural(counts["trees"], "tree"), plural(counts["events"], "event")
+        found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
+    return found
+
+
+def writers_finding(driver: SyncDriver) -> Finding:
+    """Count the connections that have written lately."""
+    row = driver.run(Call(ContentOps.writers, ContentOps(), (WRITER_KEPT_MS,)))
+    message = f"{plural(row['writers'], 'writer row')}, {row['abandoned']:,} older than 7 days."
+    if row["writers"] - row["abandoned"] > WRITERS_MAX:
+        advice = "Connections are opened too often: keep one store open in each process."
+        return Finding("writers", "warning", message, advice)
+    return Finding("writers", "ok", message)
+
+
+def guarded(check: str, examine: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return the findings of one check; a store that cannot be read is one too."""
+    try:
+        return examine()
+    except HoldfastError as error:
+        return [Finding(check, "problem", f"{error}.")]

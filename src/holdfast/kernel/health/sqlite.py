@@ -1,0 +1,195 @@
+"""What must hold around and inside an SQLite file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from ..attempt import Attempt
+from ..operation import Call
+from ..settings import Settings
+from ..signals import Signals
+from ..sql import Dialect
+from ..sqlite.connection import (
+    NETWORK_FILE_SYSTEMS,
+    fetch,
+    file_system,
+    is_safe_version,
+    look,
+    require_store,
+    translate,
+)
+from ..url import SqliteTarget
+from .contents import guarded
+from .findings import Finding, plural, size
+
+R = TypeVar("R")
+
+BESIDE = ("", "-wal", "-shm", "-lock")
+WAL_BYTES_MAX = 64 * 1024 * 1024
+FREE_BYTES_MIN = 64 * 1024 * 1024
+FREE_BYTES_LOW = 512 * 1024 * 1024
+MESSAGES_MAX = 10
+
+
+class SqliteLook:
+    """Runs queries on a file without changing it or leaving anything beside it."""
+
+    dialect = "sqlite"
+
+    def __init__(self, target: SqliteTarget, settings: Settings) -> None:
+        assert target.path is not None
+        self.path = target.path
+        self.signals = Signals()
+        self._texts = Dialect(None)
+        self._settings = settings
+        try:
+            self._connection = look(target.path, target.vfs)
+            require_store(self._connection)
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def run(self, call: Call[R]) -> R:
+        """Run a query in one snapshot."""
+        attempt = Attempt(call, self._settings.services)
+        now_ms = self._settings.clock.now_ms()
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                while attempt.query is not None:
+                    statement = self._texts.statement(attempt.query.sql)
+                    attempt.reply(fetch(self._connection, statement, attempt.query, now_ms))
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        return attempt.result
+
+    def pragma(self, sql: str) -> list[tuple[object, ...]]:
+        """Run a pragma and return its rows."""
+        try:
+            return list(self._connection.execute(f"PRAGMA {sql}"))
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> SqliteLook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def library_finding() -> Finding:
+    """Refuse a library that can lose commits."""
+    version = apsw.sqlite_lib_version()
+    if is_safe_version(version):
+        return Finding("sqlite library", "ok", f"SQLite {version}.")
+    message = f"SQLite {version} can lose commits when several connections write."
+    return Finding("sqlite library", "problem", message, "Install apsw 3.54 or newer.")
+
+
+def file_findings(path: Path | None) -> list[Finding]:
+    """Look at the file from outside: who may read it, and what it lies on."""
+    assert path is not None
+    return [*mode_findings(path), wal_finding(path), file_system_finding(path), room_finding(path)]
+
+
+def mode_findings(path: Path) -> list[Finding]:
+    """Look for files that other users of the machine can open."""
+    found = []
+    for file in (path.with_name(path.name + suffix) for suffix in BESIDE):
+        if file.exists() and (mode := file.stat().st_mode & 0o777) & 0o077:
+            message = f"{file} is open to other users (mode {mode:04o})."
+            found.append(Finding("file modes", "problem", message, f"Run `chmod 600 {file}`."))
+    return found or [Finding("file modes", "ok", "The files are open to their owner alone.")]
+
+
+def wal_finding(path: Path) -> Finding:
+    """Look at how much waits to be moved into the database."""
+    wal = path.with_name(f"{path.name}-wal")
+    count = wal.stat().st_size if wal.exists() else 0
+    message = f"The write-ahead log has {size(count)}, the database {size(path.stat().st_size)}."
+    if count > WAL_BYTES_MAX:
+        advice = "A reader that never ends keeps the log from being moved: end old processes."
+        return Finding("wal size", "warning", message, advice)
+    return Finding("wal size", "ok", message)
+
+
+def file_system_finding(path: Path) -> Finding:
+    """Look at what the file lies on."""
+    kind = file_system(path.parent)
+    if kind in NETWORK_FILE_SYSTEMS:
+        message = f"SQLite cannot lock safely on a {kind} file system."
+        return Finding("file system", "problem", message, "Use a local disk, or PostgreSQL.")
+    if kind in {"tmpfs", "ramfs"}:
+        message = f"A {kind} file system is memory: the store is gone after a restart."
+        return Finding("file system", "warning", message, "Move the store to a disk.")
+    return Finding("file system", "ok", f"The file lies on {kind or 'an unknown file system'}.")
+
+
+def room_finding(path: Path) -> Finding:
+    """Look at how much room is left."""
+    free = shutil.disk_usage(path.parent).free
+    message = f"{size(free)} are free."
+    advice = "Free some space before writes fail."
+    if free < FREE_BYTES_MIN:
+        return Finding("disk space", "problem", message, advice)
+    if free < FREE_BYTES_LOW + path.stat().st_size:
+        return Finding("disk space", "warning", message, advice)
+    return Finding("disk space", "ok", message)
+
+
+def page_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
+    """Look inside the file."""
+    return [
+        *guarded("journal mode", lambda: [journal_finding(file)]),
+        *guarded("synchronous", lambda: [synchronous_finding(file)]),
+        *guarded("integrity", lambda: integrity_findings(file, full=full)),
+        *guarded("foreign keys", lambda: [foreign_key_finding(file)]),
+    ]
+
+
+def journal_finding(file: SqliteLook) -> Finding:
+    """Look at how commits are made; a backup is not in WAL mode until it is opened."""
+    mode = file.pragma("journal_mode")[0][0]
+    if mode == "wal":
+        return Finding("journal mode", "ok", "The database uses a write-ahead log.")
+    message = f"The database uses the journal mode {mode}, as a backup does until it is opened."
+    return Finding("journal mode", "warning", message, "Opening the store sets it to wal.")
+
+
+def synchronous_finding(file: SqliteLook) -> Finding:
+    """Make sure that the library takes the setting a durable commit needs."""
+    file.pragma("synchronous = 2")
+    if (found := file.pragma("synchronous")[0][0]) != 2:
+        message = f"SQLite does not take synchronous=FULL, it has {found}."
+        return Finding("synchronous", "problem", message, "Install apsw from its wheels.")
+    return Finding("synchronous", "ok", "Every commit is synced to the disk (FULL) by default.")
+
+
+def integrity_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
+    """Let SQLite check the pages, with `full` also every index against its table."""
+    name = "integrity_check" if full else "quick_check"
+    messages = [str(row[0]) for row in file.pragma(f"{name}({MESSAGES_MAX})")]
+    if messages == ["ok"]:
+        return [Finding("integrity", "ok", f"{name} found no damage.")]
+    lines = [line for message in messages for line in message.splitlines()][:MESSAGES_MAX]
+    return [Finding("integrity", "problem", f"{line}.", "Restore a backup.") for line in lines]
+
+
+def foreign_key_finding(file: SqliteLook) -> Finding:
+    """Look for rows that refer to rows which do not exist."""
+    broken = file.pragma("foreign_key_check")
+    if not broken:
+        return Finding("foreign keys", "ok", "Every reference has its row.")
+    tables = ", ".join(sorted({str(row[0]) for row in broken}))
+    message = f"{plural(len(broken), 'row')} of {tables} refer to rows that do not exist."
+    return Finding("foreign keys", "problem", message, "Restore a backup.")
