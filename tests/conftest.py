@@ -45,7 +45,11 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:20]}"
     yield name
     with psycopg.connect(os.environ[POSTGRES], autocommit=True) as connection:
-        connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+        found = connection.execute(
+            "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", [name]
+        ).fetchall()
+        for (schema,) in found:
+            connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

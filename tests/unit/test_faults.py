@@ -330,7 +330,7 @@ def changes_of_mind(
             other.close()
         connection.close()
     wrong = judged = 0
-    for image in log.images(per_cut=6):
+    for image in log.images(per_cut=12):
         if ("settled", None) not in image.marks:
             continue
         judged += 1

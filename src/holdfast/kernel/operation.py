@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import (
     Any,
     ClassVar,
@@ -99,29 +99,37 @@ def fresh_id() -> Op[str]:
     return cast("str", (yield FreshId()))
 
 
-@dataclass(slots=True, eq=False)
 class Call(Generic[R_co]):
     """An operation with its arguments: it can be named, traced and run again from the start."""
 
-    operation: operation[..., R_co]
-    instance: object
-    arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = field(default_factory=dict)
-    ids: list[str] = field(default_factory=list)
+    __slots__ = ("_arguments", "_instance", "_keywords", "_operation", "ids")
+
+    def __init__(
+        self,
+        called: operation[..., R_co],
+        instance: object,
+        arguments: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._operation = called
+        self._instance = instance
+        self._arguments = arguments
+        self._keywords = keywords or {}
+        self.ids: list[str] = []
 
     @property
     def name(self) -> str:
         """The operation's qualified name, as traces show it."""
-        return self.operation.__qualname__
+        return self._operation.__qualname__
 
     @property
     def mode(self) -> Mode:
         """Whether the call writes, reads, or reads much."""
-        return self.operation.mode
+        return self._operation.mode
 
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""
-        return self.operation.function(self.instance, *self.arguments, **self.keywords)
+        return self._operation.function(self._instance, *self._arguments, **self._keywords)
 
 
 class SyncDriver(Protocol):

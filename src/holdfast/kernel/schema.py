@@ -54,7 +54,7 @@ class Migration:
 @functools.cache
 def migrations() -> tuple[Migration, ...]:
     """Return every migration, oldest first."""
-    folder = resources.files(__package__).joinpath("migrations")
+    folder = resources.files("holdfast.kernel").joinpath("migrations")
     found = []
     for file in folder.iterdir():
         if match := _FILE.fullmatch(file.name):

@@ -13,6 +13,7 @@ import threading
 import time
 
 import psycopg
+from psycopg import sql
 
 from ..signals import Signals
 
@@ -78,7 +79,7 @@ class Doorbell:
                 with psycopg.connect(
                     self._dsn, autocommit=True, application_name="holdfast-doorbell"
                 ) as connection:
-                    connection.execute(f'LISTEN "{self._channel}"')
+                    connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     # Rings may have been missed while there was no connection.
                     self._signals.ring_here(None)
                     pause = 0.05

@@ -220,13 +220,13 @@ def send(connection: Connection, messages: Sequence[Message]) -> list[Reply]:
     """Send messages in one round trip and return their replies."""
     if len(messages) == 1:
         cursor = psycopg.RawCursor(connection, row_factory=dict_row)
-        cursor.execute(messages[0].text, messages[0].values, binary=True)
+        cursor.execute(messages[0].text.encode(), messages[0].values, binary=True)
         return [_reply(cursor, cursor.fetchall() if cursor.description else [])]
     cursors = []
     with connection.pipeline():
         for message in messages:
             cursor = psycopg.RawCursor(connection, row_factory=dict_row)
-            cursor.execute(message.text, message.values, binary=True)
+            cursor.execute(message.text.encode(), message.values, binary=True)
             cursors.append(cursor)
     return [_reply(cursor, cursor.fetchall() if cursor.description else []) for cursor in cursors]
 
@@ -237,7 +237,7 @@ async def send_async(connection: AsyncConnection, messages: Sequence[Message]) -
     async with connection.pipeline():
         for message in messages:
             cursor = psycopg.AsyncRawCursor(connection, row_factory=dict_row)
-            await cursor.execute(message.text, message.values, binary=True)
+            await cursor.execute(message.text.encode(), message.values, binary=True)
             cursors.append(cursor)
     return [
         _reply(cursor, await cursor.fetchall() if cursor.description else []) for cursor in cursors

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument, StoreUnavailable
 from ..flow import drive, drive_async
@@ -98,7 +97,7 @@ def single(dsn: str, schema: str, settings: Settings) -> Iterator[SingleDriver]:
     """Connect once, for as long as the block lasts."""
     try:
         connection = psycopg.connect(
-            dsn, autocommit=True, prepare_threshold=None, connect_timeout=10, row_factory=dict_row
+            dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
         )
     except psycopg.ProgrammingError as error:
         raise InvalidArgument(f"the PostgreSQL URL is not usable: {_line(error)}") from error

@@ -38,8 +38,8 @@ _creating = threading.Lock()
 
 def is_safe_version(version: str) -> bool:
     """Tell whether a SQLite release is free of the bug that loses commits when a WAL restarts."""
-    numbers = tuple(int(part) for part in version.split(".")[:3])
-    major_minor, patch = numbers[:2], numbers[2] if len(numbers) > 2 else 0
+    major, minor, patch = (int(part) for part in f"{version}.0".split(".")[:3])
+    major_minor = (major, minor)
     fixed_in = {(3, 44): 6, (3, 50): 7, (3, 51): 3}
     if major_minor in fixed_in:
         return patch >= fixed_in[major_minor]

@@ -1,0 +1,109 @@
+"""Operations look like methods, can be driven by hand, and are re-run from the start."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import holdfast
+from holdfast.kernel.attempt import Attempt, Services
+from holdfast.kernel.operation import Call, Emit, Lock, Op, Query, fresh_id, one, operation
+from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps
+
+ids = iter(f"id-{number}" for number in range(1000))
+SERVICES = Services(
+    lock=lambda root_id, may_wait: Query(f"LOCK {root_id} {may_wait}", {}),
+    events=lambda emits: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
+    new_id=lambda: next(ids),
+)
+
+
+class ThingOps:
+    @operation
+    def name(self, first: str) -> Op[tuple[str, str, object]]:
+        """Name a thing."""
+        one_id = yield from fresh_id()
+        row = yield from one("SELECT :first", first=first)
+        return one_id, (yield from fresh_id()), row
+
+    @operation
+    def lock(self, *root_ids: str) -> Op[None]:
+        for root_id in root_ids:
+            yield Lock(root_id)
+            yield Emit(root_id, root_id, "locked", b"")
+
+    @operation
+    def emit_unlocked(self) -> Op[None]:
+        yield Emit("root", "root", "kind", b"")
+
+
+def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
+    with holdfast.open("sqlite://") as store:
+        add = Counter(store).add
+        assert add.__doc__ == CounterOps.add.__doc__
+        assert add.__name__ == "add"
+        assert add.__qualname__ == "CounterOps.add"
+        assert (
+            str(inspect.signature(add)) == "(amount: 'int' = 1, *, note: 'str' = '') -> 'Op[int]'"
+        )
+        assert repr(add) == "<operation CounterOps.add>"
+    assert AsyncCounter.add.__doc__ == CounterOps.add.__doc__
+
+
+def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
+    attempt = Attempt(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
+    assert attempt.call.name == "ThingOps.name"
+    assert attempt.query == Query("SELECT :first", {"first": "a"})
+    attempt.reply([{"x": 1}])
+    assert attempt.query is None
+    assert attempt.result[2] == {"x": 1}
+    assert attempt.statements == 1
+
+
+def test_a_rerun_receives_the_same_ids() -> None:
+    call = Call(ThingOps.name, ThingOps(), ("a",))
+    results = []
+    for _ in range(2):
+        attempt = Attempt(call, SERVICES)
+        attempt.reply([])
+        results.append(attempt.result)
+    assert results[0] == results[1]
+    assert results[0][0] != results[0][1]
+
+
+def test_wrong_arguments_fail_before_anything_is_asked() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'second'"):
+        Attempt(Call(ThingOps.name, ThingOps(), ("a",), {"second": 1}), SERVICES)
+
+
+def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
+    attempt = Attempt(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
+    asked = []
+    while attempt.query is not None:
+        asked.append((attempt.query.sql, attempt.is_lock_immediate))
+        attempt.reply([{}])
+    assert asked == [("LOCK b True", False), ("LOCK c True", False), ("LOCK a False", True)]
+    assert [query.parameters["kind"] for query in attempt.closing()] == ["locked"] * 4
+    again = Attempt(attempt.call, SERVICES, lock_first=set(attempt.locked))
+    asked = []
+    while again.query is not None:
+        asked.append((again.query.sql, again.is_lock_immediate))
+        again.reply([{}])
+    assert asked == [("LOCK a True", False), ("LOCK b True", False), ("LOCK c True", False)]
+
+
+def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:
+    with pytest.raises(holdfast.HoldfastError, match="without locking it"):
+        Attempt(Call(ThingOps.emit_unlocked, ThingOps()), SERVICES)
+
+
+def test_the_operations_own_line_is_in_the_traceback_of_a_failed_statement() -> None:
+    class Broken:
+        @operation
+        def ask(self) -> Op[None]:
+            yield Query("SELECT nonsense FROM nowhere", {})
+
+    with holdfast.open("sqlite://") as store, pytest.raises(holdfast.StoreError) as caught:
+        store.driver.run(Call(Broken.ask, Broken()))
+    assert 'yield Query("SELECT nonsense FROM nowhere", {})' in str(caught.getrepr())

@@ -1,0 +1,73 @@
+"""One SQL text becomes what each database takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.kernel.sql import Dialect
+
+sqlite = Dialect(None)
+postgres = Dialect("s")
+
+
+def rewritten(sql: str) -> str:
+    return postgres.statement(sql).text
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT :a, :b, :a", "SELECT $1, $2, $1"),
+        ("SELECT a::text, ':b', \":c\" FROM t", "SELECT a::text, ':b', \":c\" FROM t"),
+        ("SELECT '100%', 'it''s :x'", "SELECT '100%', 'it''s :x'"),
+        ("SELECT 1 /*pg FOR UPDATE */", "SELECT 1 FOR UPDATE"),
+        ("SELECT 1 /*pg LIMIT :n */", "SELECT 1 LIMIT $1"),
+        ("SELECT 1 -- :no\n, 2 /* :no */", "SELECT 1  \n, 2"),
+        ("SELECT * FROM hf_events", 'SELECT * FROM "s".hf_events'),
+        ("SELECT 'hf_events', x_hf_y", "SELECT 'hf_events', x_hf_y"),
+        ("SELECT :now + 1", 'SELECT "s".hf_now() + 1'),
+        ("CREATE TABLE hf_t (a INTEGER, b BLOB)", 'CREATE TABLE "s".hf_t (a BIGINT, b BYTEA)'),
+        ("SELECT CAST(:a AS INTEGER)", "SELECT CAST($1 AS BIGINT)"),
+    ],
+)
+def test_postgres_text(sql: str, expected: str) -> None:
+    assert rewritten(sql) == expected
+
+
+def test_sqlite_takes_the_text_as_it_is() -> None:
+    sql = "SELECT :a, :now, :a, ':b' /*pg , :c */ FROM hf_events"
+    statement = sqlite.statement(sql)
+    assert statement.text == sql
+    assert statement.parameters == ("a", "now")
+    assert statement.values({"a": 1}, now_ms=5) == [1, 5]
+
+
+def test_a_missing_parameter_is_an_error_on_both() -> None:
+    for dialect in (sqlite, postgres):
+        with pytest.raises(KeyError, match="b"):
+            dialect.statement("SELECT :a, :b").values({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("sql", "may_change", "counts_changes"),
+    [
+        ("SELECT 1", False, False),
+        ("  \n select 1", False, False),
+        ("INSERT INTO t VALUES (1)", True, True),
+        ("UPDATE t SET a = 1", True, True),
+        ("DELETE FROM t", True, True),
+        ("WITH x AS (INSERT INTO t VALUES (1) RETURNING 1) SELECT 1", True, False),
+        ("CREATE TABLE t (a)", True, False),
+        ("PRAGMA user_version = 1", True, False),
+    ],
+)
+def test_what_may_change_is_never_taken_for_a_read(
+    sql: str, may_change: bool, counts_changes: bool
+) -> None:
+    for dialect in (sqlite, postgres):
+        statement = dialect.statement(sql)
+        assert (statement.may_change, statement.counts_changes) == (may_change, counts_changes)
+
+
+def test_a_statement_is_compiled_once() -> None:
+    assert postgres.statement("SELECT :x") is postgres.statement("SELECT :x")
