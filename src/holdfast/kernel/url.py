@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -12,7 +12,9 @@ from ..errors import InvalidArgument
 
 DEFAULT_URL = "sqlite:///holdfast.db"
 DEFAULT_SCHEMA = "holdfast"
-_NAMESPACE = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_NAMESPACE = re.compile(r"(?!pg_|information_schema$)[a-z][a-z0-9_]{0,39}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 _KNOWN = "sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
 
 
@@ -33,10 +35,12 @@ class SqliteTarget:
 class PostgresTarget:
     """A PostgreSQL database and the schema that holds the store."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     schema: str
     prepares: bool = True
     """False behind a pooler that cannot keep prepared statements (`?prepare=off`)."""
+    listen_dsn: str | None = None
+    """Where to LISTEN, past a pooler (`?listen=URL`); None with `?listen=off`: then we poll."""
 
     @property
     def url(self) -> str:
@@ -52,14 +56,18 @@ def parse(url: str | None, namespace: str | None) -> Target:
     given, is_from_environment = url, False
     if given is None:
         given = os.environ.get("HOLDFAST_URL") or DEFAULT_URL
-        is_from_environment = "HOLDFAST_URL" in os.environ
+        is_from_environment = bool(os.environ.get("HOLDFAST_URL"))
     if not isinstance(given, str):
         raise InvalidArgument(f"url must be text, not {type(given).__name__}")
     if namespace is not None and not _is_namespace(namespace):
         raise InvalidArgument(
-            f"namespace {namespace!r} must be 1 to 40 of a-z, 0-9 and _, and begin with a letter"
+            f"namespace {namespace!r} must be 1 to 40 of a-z, 0-9 and _, and begin with a letter "
+            "but not with pg_"
         )
-    scheme = given.partition("://")[0]
+    # The standard parser removes them without a word, and another file would be opened.
+    if _CONTROL.search(given):
+        raise InvalidArgument(f"{redact(given)!r} contains a control character; remove it")
+    scheme = given.partition("://")[0] if "://" in given else None
     if scheme == "sqlite":
         return _sqlite(given, namespace, must_be_absolute=is_from_environment)
     if scheme in {"postgresql", "postgres"}:
@@ -68,8 +76,9 @@ def parse(url: str | None, namespace: str | None) -> Target:
 
 
 def redact(url: str) -> str:
-    """Return a URL without its password, for messages."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
+    """Return a URL without its password, for messages; also one that is not well-formed."""
+    url = re.sub(r"(?s)(://[^:/@]*):(?!\d*/).*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", url)
 
 
 def _is_namespace(namespace: object) -> bool:
@@ -80,13 +89,16 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
     parts = urlsplit(url)
     if parts.netloc:
         raise InvalidArgument(
-            f"{url!r} names a host; a file takes three slashes (sqlite:///{parts.netloc}"
-            f"{parts.path}), an absolute path four"
+            f"{redact(url)!r} names a host; a file takes three slashes (sqlite:///file.db), "
+            "an absolute path four"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     vfs = options.pop("vfs", None)
     if options or parts.fragment:
-        raise InvalidArgument(f"{url!r}: unknown option {next(iter(options), parts.fragment)!r}")
+        unknown = next(iter(options), parts.fragment)
+        raise InvalidArgument(
+            f"{redact(url)!r}: unknown option {unknown!r}; in a file name write ? as %3F, # as %23"
+        )
     name = unquote(parts.path)[1:]
     if not name:
         if namespace is not None:
@@ -106,12 +118,24 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
 
 
 def _postgres(url: str, namespace: str | None) -> PostgresTarget:
-    parts = urlsplit(url)
+    # The server's library would show the password in its own message.
+    if _NO_ESCAPE.search(url):
+        raise InvalidArgument(f"{redact(url)!r} has a % that is no escape; write % as %25")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidArgument(f"{redact(url)!r} is not usable: {error}") from error
+    if parts.netloc.count("@") > 1:
+        raise InvalidArgument(f"{redact(url)!r} has a second @; write @ in a password as %40")
     options = parse_qsl(parts.query, keep_blank_values=True)
     prepare = dict(options).get("prepare", "on")
     if prepare not in {"on", "off"}:
         raise InvalidArgument(f"prepare must be on or off, not {prepare!r}")
-    kept = [(name, value) for name, value in options if name != "prepare"]
+    listen = dict(options).get("listen", "on")
+    if listen not in {"on", "off"} and not listen.startswith(("postgresql://", "postgres://")):
+        raise InvalidArgument("listen must be on, off or the URL of a direct connection")
+    kept = [(name, value) for name, value in options if name not in {"prepare", "listen"}]
     # Unlike a form, a connection string does not read + as a space.
     dsn = urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote)))
-    return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on")
+    listen_dsn = {"on": dsn, "off": None}.get(listen, listen)
+    return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on", listen_dsn)

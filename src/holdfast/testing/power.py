@@ -113,7 +113,7 @@ class PowerLog:
             for variant in range(1 if settled else per_cut):
                 name = f"cut {cut} variant {variant} seed {seed}"
                 files = {
-                    Path(path).name: file.content(_choice(variant, name + path))
+                    Path(path).name: file.content(_choice(variant, name + Path(path).name))
                     for path, file in disk.items()
                 }
                 key = hash((len(marks), *files.items()))

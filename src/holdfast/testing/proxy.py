@@ -28,6 +28,7 @@ Moment: TypeAlias = Literal["before", "after", "before-late"]
 COMMIT = r"(.*;)?\s*(COMMIT|END)(\s+(WORK|TRANSACTION))?(\s+AND(\s+NO)?\s+CHAIN)?\s*;?\s*"
 ENCRYPTION_REQUESTS = (80877103, 80877104)
 SYNC = b"S\x00\x00\x00\x04"
+CHUNK_BYTES = 65536
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 T = TypeVar("T")
@@ -185,7 +186,8 @@ class PostgresProxy:
         link = _Link(self, reader, writer)
         self._links.add(link)
         try:
-            with suppress(OSError, asyncio.IncompleteReadError):
+            # Python 3.11 logs a cancelled handler as an error.
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await link.run()
         finally:
             link.close()
@@ -284,19 +286,22 @@ class _Link:
     async def _forward_requests(self, to_server: asyncio.StreamWriter) -> bytes:
         """Forward until the client ends, or return the message at which a cut strikes."""
         buffer = bytearray()
-        while chunk := await self._from_client.read(65536):
+        while chunk := await self._from_client.read(CHUNK_BYTES):
             buffer += chunk
             await self._proxy._flowing.wait()
+            passing = bytearray()
             for message in _messages(buffer):
                 kind = message[:1]
                 statement = self._executed(kind, message[5:])
                 if statement is not None:
                     self._cut = self._proxy._take_cut(statement)
-                if kind in (b"Q", b"S", b"F") or self._cut is not None:
+                if self._cut is not None or kind in {b"Q", b"S", b"F"}:
                     self._unanswered.append(kind)
                 if self._cut is not None:
+                    to_server.write(passing)
                     return message if kind == b"Q" else message + SYNC
-                to_server.write(message)
+                passing += message
+            to_server.write(passing)
             await to_server.drain()
         return b""
 
@@ -304,12 +309,13 @@ class _Link:
         """Forward until the server ends or has answered the commit that is being cut."""
         buffer = bytearray()
         answer = None
-        while chunk := await from_server.read(65536):
+        while chunk := await from_server.read(CHUNK_BYTES):
             buffer += chunk
             await self._proxy._flowing.wait()
-            for message in _messages(buffer):
-                if self._cut is None:
-                    self._to_client.write(message)
+            messages = list(_messages(buffer))
+            if self._cut is None:
+                self._to_client.write(b"".join(messages))
+            for message in messages:
                 match message[:1]:
                     case b"C":
                         answer = message[5:-1].decode()
@@ -360,7 +366,8 @@ def _sqlstate(error: bytes) -> str:
 
 
 def _bound_socket(port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Only where the protocol is named does asyncio send small messages without delay.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     bound.bind(("127.0.0.1", port))

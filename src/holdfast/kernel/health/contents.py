@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import HoldfastError
+from ...records import Finding
 from ..marks import WRITER_KEPT_MS
 from ..operation import Call, Op, Row, SyncDriver, one, query, rows
 from ..schema import read_store_id
-from .findings import Finding, plural
+from .words import plural
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
 HOLES = """

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ...errors import CorruptStore, InvalidArgument, NotAStore, NotFound
+from ...records import Finding, MigrationState, StoreInfo
 from ..opening import postgres_package
 from ..operation import Call, SyncDriver
 from ..schema import SchemaOps, migrations, newest
 from ..settings import Settings
+from ..sqlite import SqliteLook
 from ..url import PostgresTarget, SqliteTarget, Target, redact
-from .contents import ContentOps, content_findings, guarded
-from .findings import Finding, MigrationState, StoreInfo
+from .contents import ContentOps, content_findings
 from .server import server_findings
-from .sqlite import SqliteLook, file_findings, library_finding, page_findings
+from .sqlite import file_findings, library_finding, page_findings
 
 
 def inspect(target: Target, settings: Settings) -> StoreInfo:
@@ -25,17 +28,19 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
 
 def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
     """Examine a store. Raises only where there is nothing to examine."""
-    found: list[Finding] = []
+    found = [Finding("store", "ok", f"{place(target)}.")]
     if isinstance(target, SqliteTarget):
-        found += [library_finding(), *file_findings(existing(target).path)]
+        found += [library_finding(), *file_findings(existing(target))]
     try:
         with looking(target, settings) as driver:
+            info = info_of(driver, target)
             if isinstance(target, PostgresTarget):
                 found += server_findings(driver, target.schema)
             elif isinstance(driver, SqliteLook):
                 found += page_findings(driver, full=full)
-            found += guarded("schema format", lambda: [format_finding(info_of(driver, target))])
-            found += content_findings(driver)
+            found.append(format_finding(info))
+            if info.format == info.newest:
+                found += content_findings(driver)
     except (CorruptStore, NotAStore) as error:
         found.append(Finding("database", "problem", f"{error}."))
     return found
@@ -81,17 +86,17 @@ def looking(target: Target, settings: Settings) -> Iterator[SyncDriver]:
         with postgres_package().single(target.dsn, target.schema, settings) as driver:
             yield driver
     else:
-        with SqliteLook(existing(target), settings) as look:
+        with SqliteLook(existing(target), target.vfs, settings) as look:
             yield look
 
 
-def existing(target: SqliteTarget) -> SqliteTarget:
+def existing(target: SqliteTarget) -> Path:
     """Refuse a file that does not exist, and a temporary one, which never does."""
     if target.path is None:
         raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
-    if not target.path.exists():
+    if not os.path.exists(target.path):
         raise NotFound(f"there is no store {target.path}; `holdfast migrate` creates it")
-    return target
+    return target.path
 
 
 def place(target: Target) -> str:

@@ -4,87 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TypeVar
 
 import apsw
 
-from ..attempt import Attempt
-from ..operation import Call
-from ..settings import Settings
-from ..signals import Signals
-from ..sql import Dialect
-from ..sqlite.connection import (
-    NETWORK_FILE_SYSTEMS,
-    fetch,
-    file_system,
-    is_safe_version,
-    look,
-    require_store,
-    translate,
-)
-from ..url import SqliteTarget
+from ...records import Finding
+from ..sqlite.connection import NETWORK_FILE_SYSTEMS, file_system, is_safe_version
+from ..sqlite.look import SqliteLook
 from .contents import guarded
-from .findings import Finding, plural, size
-
-R = TypeVar("R")
+from .words import plural, size
 
 BESIDE = ("", "-wal", "-shm", "-lock")
 WAL_BYTES_MAX = 64 * 1024 * 1024
 FREE_BYTES_MIN = 64 * 1024 * 1024
 FREE_BYTES_LOW = 512 * 1024 * 1024
 MESSAGES_MAX = 10
-
-
-class SqliteLook:
-    """Runs queries on a file without changing it or leaving anything beside it."""
-
-    dialect = "sqlite"
-
-    def __init__(self, target: SqliteTarget, settings: Settings) -> None:
-        assert target.path is not None
-        self.path = target.path
-        self.signals = Signals()
-        self._texts = Dialect(None)
-        self._settings = settings
-        try:
-            self._connection = look(target.path, target.vfs)
-            require_store(self._connection)
-        except apsw.Error as error:
-            raise translate(error, self.path) from error
-
-    def run(self, call: Call[R]) -> R:
-        """Run a query in one snapshot."""
-        attempt = Attempt(call, self._settings.services)
-        now_ms = self._settings.clock.now_ms()
-        try:
-            self._connection.execute("BEGIN")
-            try:
-                while attempt.query is not None:
-                    statement = self._texts.statement(attempt.query.sql)
-                    attempt.reply(fetch(self._connection, statement, attempt.query, now_ms))
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-        except apsw.Error as error:
-            raise translate(error, self.path) from error
-        return attempt.result
-
-    def pragma(self, sql: str) -> list[tuple[object, ...]]:
-        """Run a pragma and return its rows."""
-        try:
-            return list(self._connection.execute(f"PRAGMA {sql}"))
-        except apsw.Error as error:
-            raise translate(error, self.path) from error
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._connection.close()
-
-    def __enter__(self) -> SqliteLook:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def library_finding() -> Finding:
@@ -96,9 +29,8 @@ def library_finding() -> Finding:
     return Finding("sqlite library", "problem", message, "Install apsw 3.54 or newer.")
 
 
-def file_findings(path: Path | None) -> list[Finding]:
+def file_findings(path: Path) -> list[Finding]:
     """Look at the file from outside: who may read it, and what it lies on."""
-    assert path is not None
     return [*mode_findings(path), wal_finding(path), file_system_finding(path), room_finding(path)]
 
 
@@ -168,7 +100,7 @@ def journal_finding(file: SqliteLook) -> Finding:
 
 def synchronous_finding(file: SqliteLook) -> Finding:
     """Make sure that the library takes the setting a durable commit needs."""
-    file.pragma("synchronous = 2")
+    file.pragma("synchronous", 2)
     if (found := file.pragma("synchronous")[0][0]) != 2:
         message = f"SQLite does not take synchronous=FULL, it has {found}."
         return Finding("synchronous", "problem", message, "Install apsw from its wheels.")
@@ -178,7 +110,7 @@ def synchronous_finding(file: SqliteLook) -> Finding:
 def integrity_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
     """Let SQLite check the pages, with `full` also every index against its table."""
     name = "integrity_check" if full else "quick_check"
-    messages = [str(row[0]) for row in file.pragma(f"{name}({MESSAGES_MAX})")]
+    messages = [str(row[0]) for row in file.pragma(name, MESSAGES_MAX)]
     if messages == ["ok"]:
         return [Finding("integrity", "ok", f"{name} found no damage.")]
     lines = [line for message in messages for line in message.splitlines()][:MESSAGES_MAX]

@@ -25,8 +25,8 @@ TOPIC_BYTES_MAX = 4_000
 class Doorbell:
     """A thread that forwards rings to other processes and theirs to us; started when needed."""
 
-    def __init__(self, dsn: str, schema: str, signals: Signals) -> None:
-        self._dsn = dsn
+    def __init__(self, dsn: str | None, schema: str, signals: Signals) -> None:
+        self._dsn = dsn or ""
         self._channel = f"holdfast_{schema}"
         self._signals = signals
         self._starting = threading.Lock()
@@ -35,8 +35,9 @@ class Doorbell:
         self._topics: set[str] = set()
         self._topics_lock = threading.Lock()
         self._read_end, self._write_end = -1, -1
-        signals.on_ring = self.ring
-        signals.on_wait = self.start
+        if dsn is not None:
+            signals.on_ring = self.ring
+            signals.on_wait = self.start
 
     def start(self) -> None:
         """Begin to listen; further calls do nothing."""

@@ -19,6 +19,7 @@ from ..marks import FORGET, MARK, WRITER_KEPT_MS
 from ..operation import Call, Query
 from ..settings import Settings
 from ..signals import Signals
+from ..url import PostgresTarget
 from .doorbell import Doorbell
 from .protocol import Acquire, Message, Protocol, Release, Reply, Send, Sleep, Step
 
@@ -53,12 +54,11 @@ class PostgresBase:
 
     dialect = "postgres"
 
-    def __init__(self, dsn: str, schema: str, settings: Settings, prepares: bool) -> None:
-        self.dsn = dsn
-        self.schema = schema
-        self.protocol = Protocol(schema, settings)
+    def __init__(self, target: PostgresTarget, settings: Settings) -> None:
+        self.protocol = Protocol(target.schema, settings)
         self.signals = Signals()
-        self.doorbell = Doorbell(dsn, schema, self.signals)
+        self.doorbell = Doorbell(target.listen_dsn, target.schema, self.signals)
+        self._target = target
         self._settings = settings
         self._pid = os.getpid()
         self._closed = False
@@ -68,12 +68,12 @@ class PostgresBase:
             "row_factory": dict_row,
             "application_name": "holdfast",
             # Old poolers cannot keep prepared statements from one transaction to the next.
-            "prepare_threshold": 1 if prepares else None,
+            "prepare_threshold": 1 if target.prepares else None,
         }
 
     def _pool_arguments(self) -> dict[str, Any]:
         return {
-            "conninfo": self.dsn,
+            "conninfo": self._target.dsn,
             "kwargs": self._arguments,
             "min_size": 1,
             "max_size": POOL_CONNECTIONS_MAX,
@@ -117,8 +117,8 @@ class PostgresBase:
 class PostgresDriver(PostgresBase):
     """The sync colour."""
 
-    def __init__(self, dsn: str, schema: str, settings: Settings, *, prepares: bool = True) -> None:
-        super().__init__(dsn, schema, settings, prepares)
+    def __init__(self, target: PostgresTarget, settings: Settings) -> None:
+        super().__init__(target, settings)
         self.pool = psycopg_pool.ConnectionPool(
             connection_class=Connection, **self._pool_arguments()
         )
@@ -166,8 +166,8 @@ class PostgresDriver(PostgresBase):
 class AsyncPostgresDriver(PostgresBase):
     """The async colour."""
 
-    def __init__(self, dsn: str, schema: str, settings: Settings, *, prepares: bool = True) -> None:
-        super().__init__(dsn, schema, settings, prepares)
+    def __init__(self, target: PostgresTarget, settings: Settings) -> None:
+        super().__init__(target, settings)
         self.pool = psycopg_pool.AsyncConnectionPool(
             connection_class=AsyncConnection, **self._pool_arguments()
         )

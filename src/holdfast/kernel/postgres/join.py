@@ -14,6 +14,7 @@ from ..flow import drive, drive_async
 from ..operation import Call
 from ..settings import Settings
 from ..signals import Signals
+from ..url import redact
 from .driver import send, send_async
 from .protocol import Acquire, Protocol, Send, Step
 
@@ -100,7 +101,8 @@ def single(dsn: str, schema: str, settings: Settings) -> Iterator[SingleDriver]:
             dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
         )
     except psycopg.ProgrammingError as error:
-        raise InvalidArgument(f"the PostgreSQL URL is not usable: {_line(error)}") from error
+        reason = redact(_line(error))
+        raise InvalidArgument(f"the PostgreSQL URL is not usable: {reason}") from error
     except psycopg.OperationalError as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {_line(error)}") from error
     with connection:

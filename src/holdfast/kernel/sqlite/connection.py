@@ -57,11 +57,13 @@ def require_safe_library() -> None:
         )
 
 
-def prepare_file(path: Path, vfs: str | None) -> None:
-    """Create the database file, for its owner alone; refuse an existing one that is not ours."""
-    if path.is_dir():
+def require_place(path: Path, vfs: str | None) -> None:
+    """Refuse a place where no database file can safely be."""
+    if vfs is not None and vfs not in apsw.vfs_names():
+        raise InvalidArgument(f"SQLite has no file system layer {vfs!r}; leave ?vfs= out")
+    if os.path.isdir(path):
         raise InvalidArgument(f"{path} is a directory; name a database file in it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise InvalidArgument(f"there is no directory {path.parent}; create it first")
     if (kind := file_system(path.parent)) in NETWORK_FILE_SYSTEMS:
         raise StoreError(
@@ -69,6 +71,11 @@ def prepare_file(path: Path, vfs: str | None) -> None:
             "use a local disk, or PostgreSQL for several machines",
             file_system=kind,
         )
+
+
+def prepare_file(path: Path, vfs: str | None) -> None:
+    """Create the database file, for its owner alone; refuse an existing one that is not ours."""
+    require_place(path, vfs)
     # The file must never be opened and closed while SQLite has it open in this process, because
     # that would drop SQLite's locks: O_EXCL makes sure that nobody has.
     with _creating:

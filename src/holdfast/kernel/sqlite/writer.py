@@ -250,8 +250,9 @@ class Writer:
         """Find out whether the batch is there. The side lock is held, so nobody wrote since.
 
         Frames that reached the WAL without their sync could come back after a crash. The answer
-        is therefore committed itself, in their place; and a batch that is visible after all is
-        moved into the database, because the disk has failed to sync the WAL that holds it.
+        is therefore committed itself, in their place. A batch that is visible after all is moved
+        into the database, because the disk has failed to sync the WAL that holds it, and a second
+        commit makes the emptied WAL durable.
         """
         writer_id, batch = self._writer_id, self._batch
         self._drop()
@@ -260,12 +261,10 @@ class Writer:
             raise error
         try:
             self.open()
-            self._control("BEGIN IMMEDIATE", "settle")
-            found = self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
-            self._control("COMMIT", "settle")
-            is_committed = found[0]["batch"] >= batch
+            is_committed = self._commit_answer(writer_id, batch)
             if is_committed:
                 self._checkpoint()
+                self._commit_answer(writer_id, batch)
         except (apsw.Error, HoldfastError) as again:
             self._drop()
             raise CommitUnknown(
@@ -275,6 +274,12 @@ class Writer:
             ) from again
         if not is_committed:
             raise error
+
+    def _commit_answer(self, writer_id: str, batch: int) -> bool:
+        self._control("BEGIN IMMEDIATE", "settle")
+        found = self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
+        self._control("COMMIT", "settle")
+        return bool(found[0]["batch"] >= batch)
 
     def _checkpoint(self) -> None:
         (outcome,) = self._open_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -296,7 +301,8 @@ class Writer:
         """Close a connection that met an error it may not have recovered from."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close(force=True)
+            with contextlib.suppress(apsw.Error):
+                connection.close(force=True)
 
     def _open_connection(self) -> apsw.Connection:
         if self._connection is None:

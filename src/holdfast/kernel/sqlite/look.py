@@ -1,0 +1,70 @@
+"""Reading an SQLite file without changing it or leaving anything beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from ..attempt import Attempt
+from ..operation import Call
+from ..settings import Settings
+from ..signals import Signals
+from ..sql import Dialect
+from .connection import fetch, look, require_place, require_store, translate
+
+R = TypeVar("R")
+
+
+class SqliteLook:
+    """Runs queries on a file that may be damaged, of another format, or not ours."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, vfs: str | None, settings: Settings) -> None:
+        self.path = path
+        self.signals = Signals()
+        self._texts = Dialect(None)
+        self._settings = settings
+        require_place(path, vfs)
+        try:
+            self._connection = look(path, vfs)
+            require_store(self._connection)
+        except apsw.Error as error:
+            raise translate(error, path) from error
+
+    def run(self, call: Call[R]) -> R:
+        """Run a query in one snapshot."""
+        attempt = Attempt(call, self._settings.services)
+        now_ms = self._settings.clock.now_ms()
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                while attempt.query is not None:
+                    statement = self._texts.statement(attempt.query.sql)
+                    attempt.reply(fetch(self._connection, statement, attempt.query, now_ms))
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        return attempt.result
+
+    def pragma(self, name: str, value: int | None = None) -> list[tuple[object, ...]]:
+        """Set or ask a pragma and return its rows."""
+        text = f"PRAGMA {name}" if value is None else f"PRAGMA {name}({value})"
+        try:
+            return list(self._connection.execute(text))
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> SqliteLook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

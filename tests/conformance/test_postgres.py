@@ -1,0 +1,232 @@
+"""What only PostgreSQL has: the caller's own transaction, lost connections, poolers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+import sqlalchemy
+
+import holdfast
+from holdfast.kernel.attempt import Hooks, Trace
+from holdfast.testing.conformance import CASES, Case, Colour, Subject
+from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
+
+
+@pytest.fixture
+def where(postgres_dsn: str, namespace: str) -> dict[str, Any]:
+    place = {"url": postgres_dsn, "namespace": namespace}
+    with holdfast.open(**place) as store:
+        Setup(store).install()
+        Counter(store).plant()
+    return place
+
+
+def test_within_joins_the_callers_transaction(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as store, psycopg.connect(where["url"]) as connection:
+        inside = Counter(store.within(connection))
+        assert inside.add(5) == 5
+        assert inside.value() == 5
+        assert Counter(store).value() == 0, "nothing is visible before the caller commits"
+        connection.rollback()
+        assert Counter(store).value() == 0
+        assert Counter(store.within(connection)).add(7) == 7
+        connection.commit()
+        assert Counter(store).value() == 7
+        assert [event.position for event in store.events("root")] == [1]
+
+
+def test_a_refused_operation_inside_leaves_the_callers_transaction_usable(
+    where: dict[str, Any],
+) -> None:
+    with holdfast.open(**where) as store, psycopg.connect(where["url"]) as connection:
+        joined = store.within(connection)
+        Counter(joined).add(1)
+        with pytest.raises(holdfast.InvalidArgument, match="above the limit"):
+            Counter(joined).add_below(3, 5)
+        with pytest.raises(holdfast.NotFound):
+            Counter(joined, "nowhere").add()
+
+        def both(tx: holdfast.Transaction) -> holdfast.Op[int]:
+            yield from TxCounter(tx).add(1)
+            return (yield from TxCounter(tx).add(1))
+
+        assert joined.run(both) == 3
+        connection.commit()
+        assert Counter(store).value() == 3
+
+
+def test_within_serves_async_connections(where: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with (
+            await holdfast.aopen(**where) as store,
+            await psycopg.AsyncConnection.connect(where["url"]) as connection,
+        ):
+            assert await AsyncCounter(store.within(connection)).add(4) == 4
+            assert await AsyncCounter(store).value() == 0
+            await connection.commit()
+            assert await AsyncCounter(store).value() == 4
+
+    asyncio.run(run())
+
+
+def test_within_serves_sqlalchemy(where: dict[str, Any]) -> None:
+    url = where["url"].replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url)
+    with holdfast.open(**where) as store, engine.begin() as connection:
+        connection.execute(sqlalchemy.text("SELECT 1"))
+        driver_connection = connection.connection.driver_connection
+        Counter(store.within(driver_connection)).add(3)
+    engine.dispose()
+    with holdfast.open(**where) as store:
+        assert Counter(store).value() == 3
+
+
+def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as store, psycopg.connect(where["url"], autocommit=True) as admin:
+        counter = Counter(store)
+        for expected in range(1, 6):
+            for connection in list(store.driver.pool._pool):  # type: ignore[attr-defined]
+                admin.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+            assert counter.add() == expected
+            assert counter.value() == expected
+        assert len(store.events("root")) == 5
+
+
+def test_a_tree_locked_for_too_long_is_busy_and_nothing_is_written(where: dict[str, Any]) -> None:
+    with (
+        holdfast.open(**where, busy_timeout_seconds=0.3) as store,
+        psycopg.connect(where["url"]) as other,
+    ):
+        other.execute(f'SELECT * FROM "{where["namespace"]}".hf_trees FOR UPDATE')
+        with pytest.raises(holdfast.StoreBusy, match="lock timeout"):
+            Counter(store).add()
+        other.rollback()
+        assert Counter(store).add() == 1
+
+
+def test_serialization_failures_are_run_again(where: dict[str, Any]) -> None:
+    """A statement that fails with 40001 twice: the caller sees one addition."""
+    schema = where["namespace"]
+    with psycopg.connect(where["url"], autocommit=True) as admin:
+        admin.execute(f'CREATE SEQUENCE "{schema}".tries')
+        admin.execute(
+            f"""
+            CREATE FUNCTION "{schema}".fail_twice() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF nextval('"{schema}".tries') <= 2 THEN
+                    RAISE EXCEPTION 'on purpose' USING ERRCODE = 'serialization_failure';
+                END IF;
+                RETURN NEW;
+            END $$
+            """
+        )
+        admin.execute(
+            f'CREATE TRIGGER t BEFORE INSERT ON "{schema}".hf_test_counters '
+            f'FOR EACH ROW EXECUTE FUNCTION "{schema}".fail_twice()'
+        )
+        traces: list[Trace] = []
+        with holdfast.open(**where, hooks=Hooks(trace=traces.append)) as store:
+            first, second = Counter(store).name_twice()
+            assert first != second
+            assert Counter(store).value() == 1
+            assert len(store.events("root")) == 1
+        assert [trace.attempts for trace in traces if trace.call == "CounterOps.name_twice"] == [3]
+
+
+def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
+    """After its connection is cut, rings still arrive."""
+    with (
+        holdfast.open(**where) as here,
+        holdfast.open(**where) as there,
+        psycopg.connect(where["url"], autocommit=True) as admin,
+    ):
+        signals = there.driver.signals
+        signals.wait("topic", signals.count("topic"), 0.5)
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'holdfast-doorbell' AND strpos(query, %s) > 0",
+            [where["namespace"]],
+        )
+        time.sleep(0.5)
+        seen = signals.count("topic")
+        ringer = threading.Timer(0.2, here.driver.signals.ring, ["topic"])
+        ringer.start()
+        assert signals.wait("topic", seen, 20) is True
+        ringer.join()
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A pgbouncer in transaction mode before the server; Debian's package where we may install."""
+    if shutil.which("pgbouncer") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "update", "-qq"], check=False, capture_output=True)
+        subprocess.run(
+            ["apt-get", "install", "-y", "-qq", "pgbouncer"], check=False, capture_output=True
+        )
+    program = shutil.which("pgbouncer")
+    if program is None:
+        pytest.skip("pgbouncer is not installed: the tests behind a pooler did not run")
+    info = psycopg.conninfo.conninfo_to_dict(postgres_dsn)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    user = info.get("user", "postgres")
+    settings = folder / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n* = host={info['host']} port={info.get('port', 5432)} user={user}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 4\nunix_socket_dir =\nmax_client_conn = 200\n"
+    )
+    command = [program, str(settings)]
+    if os.geteuid() == 0:
+        # It refuses to run as root, and the server's socket is open to the server's user.
+        for path in (folder, *folder.parents[:2]):
+            path.chmod(0o755)
+        command[1:1] = ["-u", pwd.getpwuid(os.stat(str(info["host"])).st_uid).pw_name]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_port(port)
+        yield f"postgresql://{user}@127.0.0.1:{port}/{info['dbname']}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("pgbouncer did not start")
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_case_behind_a_pooler(
+    case: Case, colour: Colour, pooler: str, postgres_dsn: str, namespace: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        direct = quote(postgres_dsn, safe="")
+        place = {"url": f"{pooler}?prepare=off&listen={direct}", "namespace": namespace}
+        subject = Subject(place, colour, tmp_path)
+        try:
+            await case(subject)
+        finally:
+            await subject.close()
+
+    asyncio.run(run())
