@@ -27,7 +27,7 @@ from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
 
 @pytest.fixture
 def where(postgres_dsn: str, namespace: str) -> dict[str, Any]:
-    place = {"url": postgres_dsn, "namespace": namespace}
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
     with holdfast.open(**place) as store:
         Setup(store).install()
         Counter(store).plant()

@@ -23,9 +23,7 @@ def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
     if isinstance(target, SqliteTarget):
         return SqliteDriver(open_engine(target, settings, migrate=migrate))
     prepare_schema(target, settings, migrate=migrate)
-    driver = postgres_package().PostgresDriver(
-        target.dsn, target.schema, settings, prepares=target.prepares
-    )
+    driver = postgres_package().PostgresDriver(target, settings)
     driver.open()
     return driver
 
@@ -36,9 +34,7 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
         engine = await asyncio.to_thread(open_engine, target, settings, migrate=migrate)
         return AsyncSqliteDriver(engine)
     await asyncio.to_thread(prepare_schema, target, settings, migrate=migrate)
-    driver = postgres_package().AsyncPostgresDriver(
-        target.dsn, target.schema, settings, prepares=target.prepares
-    )
+    driver = postgres_package().AsyncPostgresDriver(target, settings)
     await driver.open()
     return driver
 
