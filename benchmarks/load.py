@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import threading
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
-from .measure import RATE, Figures, percentile
+from .measure import RATE, TIME, Figures, percentile
 from .peers import Async, Sync
 
 TICK_SECONDS = 0.001
@@ -20,6 +21,23 @@ GRACE_SECONDS = 60.0
 
 Opener: TypeAlias = Callable[[], contextlib.AbstractContextManager[Sync]]
 """Opens a contestant in a worker process."""
+
+
+def timed(operation: Sync, seconds: float) -> Figures:
+    """Call an operation again and again and return its median latency."""
+    latencies: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while (started := time.perf_counter()) < deadline:
+        operation()
+        latencies.append(time.perf_counter() - started)
+    return {TIME: statistics.median(latencies) * 1e6}
+
+
+async def timed_async(operation: Async, seconds: float) -> Figures:
+    """Await an operation again and again and return its median latency."""
+    latencies: list[float] = []
+    await repeat(operation, time.perf_counter() + seconds, latencies)
+    return {TIME: statistics.median(latencies) * 1e6}
 
 
 async def repeat(operation: Async, deadline: float, latencies: list[float]) -> None:
@@ -38,13 +56,19 @@ async def tick(deadline: float) -> float:
     return worst
 
 
-async def many_tasks(operations: Sequence[Async], seconds: float) -> Figures:
-    """Run every operation in a task of its own, with a ticker beside them."""
+async def run_tasks(operations: Sequence[Async], seconds: float) -> list[float]:
+    """Repeat every operation in a task of its own and return the latencies of all."""
     latencies: list[float] = []
-    started = time.perf_counter()
-    deadline = started + seconds
-    ticker = asyncio.create_task(tick(deadline))
+    deadline = time.perf_counter() + seconds
     await asyncio.gather(*(repeat(operation, deadline, latencies) for operation in operations))
+    return latencies
+
+
+async def many_tasks(operations: Sequence[Async], seconds: float) -> Figures:
+    """Repeat every operation in a task of its own, with a ticker beside them."""
+    started = time.perf_counter()
+    ticker = asyncio.create_task(tick(started + seconds))
+    latencies = await run_tasks(operations, seconds)
     spent = time.perf_counter() - started
     return rates(latencies, spent) | {"stall ms": await ticker * 1e3}
 
@@ -64,30 +88,19 @@ def rates(latencies: Sequence[float], seconds: float) -> Figures:
     }
 
 
-def many_threads(operations: Sequence[Sync], seconds: float) -> list[list[float]]:
-    """Run every operation in a thread of its own and return the latencies of each."""
-    found: list[list[float]] = [[] for _ in operations]
-    errors: list[BaseException] = []
+def run_threads(operations: Sequence[Sync], seconds: float) -> list[float]:
+    """Repeat every operation in a thread of its own and return the latencies of all."""
 
-    def work(operation: Sync, latencies: list[float]) -> None:
+    def work(operation: Sync) -> list[float]:
+        latencies: list[float] = []
         deadline = time.perf_counter() + seconds
-        try:
-            while (started := time.perf_counter()) < deadline:
-                operation()
-                latencies.append(time.perf_counter() - started)
-        except BaseException as error:
-            errors.append(error)
+        while (started := time.perf_counter()) < deadline:
+            operation()
+            latencies.append(time.perf_counter() - started)
+        return latencies
 
-    threads = [
-        threading.Thread(target=work, args=pair) for pair in zip(operations, found, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+    with ThreadPoolExecutor(len(operations)) as threads:
+        return [latency for found in threads.map(work, operations) for latency in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ class Workers:
             RATE: sum(commits) / max(outcome.spent_seconds for outcome in outcomes),
             "slowest": min(commits),
             "fastest": max(commits),
-            "share": min(commits) / max(max(commits), 1),
+            "share": min(commits) / max(*commits, 1),
             "worst ms": max(outcome.worst_seconds for outcome in outcomes) * 1e3,
         }
 

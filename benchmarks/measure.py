@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from rich.table import Table as RichTable
 
 Figures: TypeAlias = dict[str, float]
 
+TIME = "µs"
 RATE = "per second"
 
 
@@ -88,7 +88,7 @@ class Table:
             name = contestant.name
             cells = [_cell(self, name, figure) for figure in figures]
             beside = contestant.beside
-            takes = f"{self.times_slower(name, beside):.2f} × {beside}" if beside else ""
+            takes = f"{self.times_slower(name, beside):.2f} x {beside}" if beside else ""
             table.add_row(name, *cells, f"{self.noise(name):.0%}", takes)
         console.print(table)
 
@@ -122,7 +122,7 @@ class Target:
     figure: float
     at_least: float | None = None
     at_most: float | None = None
-    unit: str = "×"
+    unit: str = "x"
 
     @property
     def is_met(self) -> bool:
@@ -148,8 +148,10 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 
-    def show_targets(self, console: Console) -> None:
-        """Print every target beside its figure."""
+    def show(self, console: Console) -> None:
+        """Print every target beside its figure, and what the figures depend on."""
+        for name, value in self.environment.items():
+            console.print(f"{name}: {value}", highlight=False)
         table = RichTable(title="Targets", title_justify="left", title_style="bold")
         for heading in ("", "target", "measured", ""):
             table.add_column(heading)
@@ -184,18 +186,6 @@ def compare(
             if number > 0:
                 found[contestant.name].append(figures)
     return Table(title, key, contestants, found, note)
-
-
-def timed(operation: Callable[[], object], seconds: float) -> Figures:
-    """Call a function again and again and return its median latency in µs."""
-    latencies: list[float] = []
-    deadline = time.perf_counter() + seconds
-    started = 0.0
-    while started < deadline:
-        started = time.perf_counter()
-        operation()
-        latencies.append(time.perf_counter() - started)
-    return {"µs": statistics.median(latencies) * 1e6}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -8,7 +8,6 @@ the clock starts, and is as durable: WAL and synchronous=FULL, synchronous_commi
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,6 @@ READ = (VALUE,)
 
 BUSY_MS = 10_000
 CONNECTIONS_MAX = 16
-_NUMBERED = re.compile(r"\$(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,10 @@ def steps(texts: Sequence[str], root_id: str, schema: str | None = None) -> list
     found = []
     for text in texts:
         statement = dialect.statement(text)
-        names = statement.parameters
-        named_text = _NUMBERED.sub(lambda number: ":" + names[int(number[1]) - 1], statement.text)
-        named = {name: parameters[name] for name in names}
+        named_text = statement.text
+        for number, name in reversed([*enumerate(statement.parameters, 1)]):
+            named_text = named_text.replace(f"${number}", f":{name}")
+        named = {name: parameters[name] for name in statement.parameters}
         found.append(Step(statement.text, list(named.values()), named_text, named))
     return found
 
@@ -128,8 +127,7 @@ def executor_write(
 ) -> Async:
     """Return one transaction that runs as a whole in the executor's only thread."""
     write = apsw_write(connection, work)
-    loop = asyncio.get_running_loop()
-    return lambda: loop.run_in_executor(executor, write)
+    return lambda: asyncio.get_running_loop().run_in_executor(executor, write)
 
 
 async def open_aiosqlite(path: Path) -> aiosqlite.Connection:
@@ -307,9 +305,7 @@ async def open_psycopg_pool(dsn: str) -> psycopg_pool.AsyncConnectionPool[Any]:
     return pool
 
 
-def psycopg_pool_write(
-    pool: psycopg_pool.AsyncConnectionPool[Any], work: Sequence[Step]
-) -> Async:
+def psycopg_pool_write(pool: psycopg_pool.AsyncConnectionPool[Any], work: Sequence[Step]) -> Async:
     """Return one transaction on a connection of the pool."""
 
     async def write() -> None:

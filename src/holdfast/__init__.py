@@ -3,6 +3,7 @@
 from .clock import SystemClock, VirtualClock
 from .codec import Limits
 from .errors import (
+    CheckpointNotFound,
     CommitUnknown,
     Compacted,
     CorruptRecord,
@@ -19,6 +20,9 @@ from .errors import (
     OperationNotRun,
     Refused,
     SchemaMismatch,
+    SessionBusy,
+    SessionEnded,
+    SessionNotFound,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -29,13 +33,17 @@ from .errors import (
     VersionConflict,
 )
 from .kernel.operation import Op
-from .records import Event, Lease
+from .records import Checkpoint, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
+from .sessions import AsyncSession, Session, TxSession, current_session
 from .store import AsyncStore, Store, Transaction, aopen, open
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSession",
     "AsyncStore",
+    "Checkpoint",
+    "CheckpointNotFound",
     "CommitUnknown",
     "Compacted",
     "CorruptRecord",
@@ -50,12 +58,19 @@ __all__ = [
     "LeaseLost",
     "LimitExceeded",
     "Limits",
+    "LoadedCheckpoint",
     "NotAStore",
     "NotFound",
     "Op",
     "OperationNotRun",
     "Refused",
+    "ResumePoint",
     "SchemaMismatch",
+    "Session",
+    "SessionBusy",
+    "SessionEnded",
+    "SessionInfo",
+    "SessionNotFound",
     "Store",
     "StoreBusy",
     "StoreClosed",
@@ -65,9 +80,11 @@ __all__ = [
     "StoreUnavailable",
     "SystemClock",
     "Transaction",
+    "TxSession",
     "TypeConflict",
     "VersionConflict",
     "VirtualClock",
     "aopen",
+    "current_session",
     "open",
 ]

@@ -65,7 +65,7 @@ class AesGcm:
         """
         nonce_at = 1 + sealed[0] if sealed else 0
         text_at = nonce_at + _NONCE_BYTES
-        if not sealed or len(sealed) < text_at + _TAG_BYTES:
+        if len(sealed) < text_at + _TAG_BYTES:
             raise CorruptRecord("The encrypted record is cut short.")
         key_id = sealed[1:nonce_at].decode(errors="backslashreplace")
         cipher = self._ciphers.get(key_id)

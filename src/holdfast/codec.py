@@ -12,9 +12,9 @@ big-endian bytes. A *record* is a body with a header:
     bytes 3-18    the first 16 bytes of SHA-256 over bytes 0-2, the context and the rest
     bytes 19-     the body, compressed first, then encrypted
 
-The context names the place of a record (table, row, version). It is not stored: a record that was
-moved to another place does not open. The digest finds damage; only a cipher stops a forger, whose
-records would still load as plain data and never as code.
+The context names the place of a record (table, row, version), hashed as a MessagePack list of text.
+It is not stored: a record that was moved to another place does not open. The digest finds damage;
+only a cipher stops a forger, whose records would still load as plain data and never as code.
 
 The *canonical form* is a body whose text, keys included, is in Unicode normal form C and whose keys
 stand in code point order, which is also the order of their UTF-8 bytes. 1, 1.0 and true differ, and
@@ -132,6 +132,16 @@ class Codec:
         """Return one body per value, each within the limits; a refusal names `name[index]`."""
         return [_encode(value, self.limits, (name, i)) for i, value in enumerate(values)]
 
+    def encode_unchecked(self, value: object) -> bytes | None:
+        """Return the body a value would have, fast, to compare it with a body that was checked.
+
+        None where that cannot be told. Never store it: nothing was refused.
+        """
+        try:
+            return _encoder.encode(value)
+        except (OverflowError, TypeError, ValueError, RecursionError):
+            return None
+
     def decode(self, body: bytes) -> Any:
         """Return the value of a body, or raise CorruptRecord if it is not one."""
         return _decode(body)
@@ -157,7 +167,7 @@ class Codec:
             if len(compressed) < len(body):
                 body, flags = compressed, flags | _ZSTD
         header = _HEADERS[flags]
-        bound = header + _context_bytes(context)
+        bound = header + _encoder.encode(context)
         if self._cipher:
             body = self._cipher.encrypt(body, bound)
         return b"".join((header, _digest16(bound, body), body))
@@ -168,39 +178,30 @@ class Codec:
         StoreError says what is missing to read it: a key, a cipher or a package.
         """
         if len(record) <= _BODY_AT or record[0] != _MAGIC or record[1] == 0:
-            raise CorruptRecord("The bytes are no Holdfast record: cut short or overwritten.")
+            raise _corrupt(context, "is cut short or overwritten")
         version, flags, body = record[1], record[2], record[_BODY_AT:]
         if version > _VERSION:
-            raise CorruptRecord(
-                f"The record has format version {version}; this Holdfast reads version {_VERSION}. "
-                "A newer Holdfast wrote it (upgrade), or it is damaged.",
-                version=version,
+            raise _corrupt(
+                context,
+                f"has format version {version} and this Holdfast reads version {_VERSION}: a newer "
+                "Holdfast wrote it (upgrade), or it is damaged",
             )
-        bound = record[:_DIGEST_AT] + _context_bytes(context)
-        place = "/".join(context) or "value"
+        bound = record[:_DIGEST_AT] + _encoder.encode(context)
         if _digest16(bound, body) != record[_DIGEST_AT:_BODY_AT]:
-            raise CorruptRecord(
-                f"The record of {place} does not match its digest: damaged, or moved here.",
-                place=place,
-            )
+            raise _corrupt(context, "does not match its digest: it is damaged, or was moved here")
         if flags >= len(_HEADERS):
-            raise CorruptRecord(
-                f"The record of {place} has unknown flags ({flags:#04x}): a newer Holdfast wrote "
-                "it; upgrade.",
-                flags=flags,
-            )
+            raise _corrupt(context, f"has unknown flags {flags:#04x}: a newer Holdfast wrote it")
         if flags & _ENCRYPTED:
             if not self._cipher:
-                raise StoreError(
-                    f"The record of {place} is encrypted; open the store with its cipher.",
-                    place=place,
-                )
+                place = _place(context)
+                problem = f"The record of {place} is encrypted; open the store with its cipher."
+                raise StoreError(problem, place=place)
             body = self._cipher.decrypt(body, bound)
         elif self._cipher:
-            raise CorruptRecord(
-                f"The record of {place} is not encrypted and this store has a cipher; plaintext is "
-                "refused, because anybody could have put it there.",
-                place=place,
+            raise _corrupt(
+                context,
+                "is not encrypted and this store has a cipher: plaintext is refused, because "
+                "anybody could have put it there",
             )
         return self._expand(body) if flags & _ZSTD else body
 
@@ -314,7 +315,7 @@ def _integer_bytes(number: int) -> bytes:
 def _extension(code: int, data: memoryview) -> int:
     number = int.from_bytes(data, "big", signed=True)
     is_wide = not -(2**63) <= number < 2**64
-    if code != _INTEGER_EXTENSION or not is_wide or data != _integer_bytes(number):
+    if code != _INTEGER_EXTENSION or not is_wide or bytes(data) != _integer_bytes(number):
         raise CorruptRecord(f"The record has an unknown or malformed extension of type {code}.")
     return number
 
@@ -354,17 +355,21 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def _normal(value: object, path: plain.ValuePath) -> object:
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
+        return _composed(value)
     if isinstance(value, list):
         return [_normal(item, (path, index)) for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    pairs = sorted((unicodedata.normalize("NFC", key), key) for key in value)
+    pairs = sorted((_composed(key), key) for key in value)
     normal = {key: _normal(value[original], (path, original)) for key, original in pairs}
     if len(normal) < len(value):
         problem = f"{plain.show(path)} has two keys that are one in Unicode normal form C."
         raise InvalidValue(problem, path=plain.show(path))
     return normal
+
+
+def _composed(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def _json_object(pairs: list[tuple[str, object]]) -> object:
@@ -402,9 +407,14 @@ def _zstd() -> _Zstd:
     return _Zstd()
 
 
-def _context_bytes(context: tuple[str, ...]) -> bytes:
-    return "".join([f"{len(context)}:", *(f"{len(part)}:{part}" for part in context)]).encode()
-
-
 def _digest16(bound: bytes, body: bytes) -> bytes:
     return sha256(b"".join((bound, body))).digest()[:16]
+
+
+def _corrupt(context: tuple[str, ...], problem: str) -> CorruptRecord:
+    place = _place(context)
+    return CorruptRecord(f"The record of {place} {problem}.", place=place)
+
+
+def _place(context: tuple[str, ...]) -> str:
+    return "/".join(context) or "an unnamed place"

@@ -52,6 +52,32 @@ class NotFound(HoldfastError, LookupError):
     exit_code = 3
 
 
+class SessionNotFound(NotFound):
+    """There is no session with this id."""
+
+
+class CheckpointNotFound(NotFound, KeyError):
+    """There is no checkpoint with this version: never written, or pruned."""
+
+    def __str__(self) -> str:
+        # A KeyError shows its argument quoted, which reads badly for a sentence.
+        return str(self.args[0])
+
+
+class SessionEnded(HoldfastError):
+    """The session has ended; open it with reopen=True to go on."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class SessionBusy(HoldfastError):
+    """Another process drives this session; only its driver may write while the lease lives."""
+
+    http_status = 409
+    exit_code = 4
+
+
 class Forbidden(HoldfastError):
     """This caller may not do that."""
 

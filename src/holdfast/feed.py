@@ -81,9 +81,11 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
     """Return a tree's events after a position, oldest first."""
-    if not 0 < limit <= EVENTS_PER_READ_MAX:
+    if type(root_id) is not str:
+        raise InvalidArgument(f"root_id must be text, not {root_id!r}")
+    if type(limit) is not int or not 0 < limit <= EVENTS_PER_READ_MAX:
         raise InvalidArgument(f"limit must be 1 to {EVENTS_PER_READ_MAX}, not {limit!r}")
-    if after < 0:
+    if type(after) is not int or not 0 <= after < 2**63:
         raise InvalidArgument(f"after must be a position, 0 or more, not {after!r}")
     found = yield from rows(READ, root_id=root_id, after=after, limit=limit)
     return [

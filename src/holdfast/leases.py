@@ -7,11 +7,18 @@ right fence until another takes it. Every protected write checks the fence in it
 
 from __future__ import annotations
 
-from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from .errors import HoldfastError, InvalidArgument, LeaseHeld, LeaseLost, NotFound
 from .kernel.operation import Op, Row, one
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
+SELF_FENCE_SHARE = 0.2
+log = logging.getLogger("holdfast.leases")
 
 ACQUIRE = """
 UPDATE {table} SET holder = :holder, fence = fence + 1, lease_expires_at = :now + :lease_ms
@@ -100,6 +107,47 @@ class LeasedTable:
             fence=lease.fence,
             current_fence=current["fence"],
         )
+
+
+class Heartbeat:
+    """A thread that renews a lease at a third of its length, and stops when it is lost.
+
+    `is_lost` turns true as soon as another holder is seen, and also by itself shortly before the
+    lease would expire without an answer: who holds it must then stop.
+    """
+
+    def __init__(self, beat: Callable[[], object], lease_seconds: float) -> None:
+        self._beat = beat
+        self._lease_seconds = lease_seconds
+        self._stopping = threading.Event()
+        self._lost = threading.Event()
+        self._renewed_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease must be taken for lost."""
+        margin = self._lease_seconds * (1 - SELF_FENCE_SHARE)
+        return self._lost.is_set() or time.monotonic() - self._renewed_at > margin
+
+    def stop(self) -> None:
+        """Stop beating and wait for a beat under way."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._lease_seconds / 3):
+            began = time.monotonic()
+            try:
+                self._beat()
+            except (LeaseLost, NotFound):
+                self._lost.set()
+                return
+            except HoldfastError:
+                log.warning("a lease could not be renewed; trying again", exc_info=True)
+            else:
+                self._renewed_at = began
 
 
 def _lease(row: Row) -> Lease:

@@ -36,13 +36,12 @@ def _walk(
     room -= len(value)
     if room < 0:
         return room
-    if type(value) is dict:
-        for key in value:
-            if type(key) is not str:
-                raise _refused_key(key, path)
-    for key, item in value.items() if type(value) is dict else enumerate(value):
+    is_dict = type(value) is dict
+    for key, item in value.items() if is_dict else enumerate(value):  # type: ignore[union-attr]
+        if is_dict and type(key) is not str:
+            raise _refused_key(key, path)
         kind = type(item)
-        if kind is str or kind is int:
+        if kind is str or kind is int or item is None or kind is bool:
             continue
         if kind is dict or kind is list:
             room = _walk(item, (path, key), level + 1, room, depth)

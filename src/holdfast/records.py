@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .clock import Clock
 
@@ -30,6 +30,110 @@ class Lease:
     holder: str
     fence: int
     expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check of a store found; `advice` says what to do when it is not ok."""
+
+    check: str
+    level: Literal["ok", "warning", "problem"]
+    message: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationState:
+    """One migration of a store; `applied_at` is None while it is pending."""
+
+    version: int
+    name: str
+    applied_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreInfo:
+    """What a store is: where it lies, its id and its format."""
+
+    where: str
+    dialect: str
+    store_id: str
+    format: int
+    newest: int
+    migrations: tuple[MigrationState, ...]
+
+
+Status = Literal["active", "waiting", "completed", "failed", "cancelled"]
+Kind = Literal[
+    "turn",
+    "iteration_start",
+    "iteration_end",
+    "tool_executed",
+    "llm_response",
+    "approval_point",
+    "state_transition",
+    "manual_checkpoint",
+    "error_boundary",
+]
+STATUSES: tuple[Status, ...] = get_args(Status)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A session as it is stored, without its channels."""
+
+    id: str
+    number: int
+    name: str | None
+    parent_id: str | None
+    root_id: str
+    agent: str | None
+    user: str | None
+    status: Status
+    version: int
+    epoch: int
+    metadata: dict[str, Any]
+    origin_version: int | None
+    holder: str | None
+    lease_expires_at: int | None
+    created_at: int
+    updated_at: int
+    last_resumed_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One version of a session, without its channels."""
+
+    session_id: str
+    version: int
+    epoch: int
+    kind: Kind
+    data: Any
+    metadata: dict[str, Any] | None
+    item_id: str | None
+    state_sequence: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCheckpoint(Checkpoint):
+    """A version with its channels; `left_out` counts the items that a window did not load."""
+
+    channels: dict[str, Any]
+    left_out: dict[str, int]
+
+    def __getitem__(self, channel: str) -> Any:
+        return self.channels[channel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a session goes on: the iteration to run next, and the record that says so."""
+
+    iteration: int
+    checkpoint: Checkpoint | None
 
 
 class IdSource:

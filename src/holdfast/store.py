@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from .checkpoints import Heads
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Limits
 from .errors import InvalidArgument, LimitExceeded
@@ -15,12 +16,12 @@ from .feed import event_statements, lock_statement, read_events
 from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.backup import back_up
-from .kernel.health import Finding, StoreInfo
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
 from .kernel.operation import (
     AsyncBound,
     Call,
+    Command,
     Composition,
     Op,
     SyncBound,
@@ -30,8 +31,9 @@ from .kernel.operation import (
 )
 from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
-from .kernel.url import Target, parse
-from .records import Event, IdSource
+from .kernel.url import Target, parse, redact
+from .records import Event, Finding, IdSource, StoreInfo
+from .sessions import AsyncSession, Session, SessionsOps, TxSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,26 +59,39 @@ class StoreOps:
         return (yield from read_events(self.codec, root_id, after, limit))
 
 
-class Transaction(StoreOps, TxBound):
+class Transaction(StoreOps, SessionsOps[TxSession], TxBound):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+    def __init__(self, store: _Handle) -> None:
+        self.codec = store.codec
+        self.heads = store.heads
+        self.url = store.url
         self.composition = Composition()
+
+    def within(self, session: Session | AsyncSession) -> TxSession:
+        """Return a session's handle for this transaction, with the session's fence."""
+        inside = TxSession(self, session.id, session.number, session.root_id, session.name)
+        inside.fence = session.fence
+        return inside
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> TxSession:
+        return TxSession(self, id, number, root_id, name)
 
 
 class _Compose:
     """Runs a function of operations as one operation."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+    def __init__(self, store: _Handle) -> None:
+        self._store = store
 
     @operation
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
         """Run `function(tx, …)` to its end in one transaction."""
-        transaction = Transaction(self._codec)
+        transaction = Transaction(self._store)
         body = function(transaction, *args, **kwargs)
         if not isinstance(body, Generator):
+            if isinstance(body, Coroutine):
+                body.close()
             raise InvalidArgument(
                 "store.run takes a generator function: def f(tx): yield from tx.…; "
                 f"{_name(function)} returned {type(body).__name__}"
@@ -90,12 +105,13 @@ def _within_time(body: Op[R], name: str) -> Op[R]:
     """Pass commands on, and stop a function that computes or waits while it holds the lock."""
     spent_seconds = 0.0
     answer: Any = None
+    outcome: Any
     while True:
         started = time.monotonic()
         try:
-            command = body.send(answer)
+            outcome, has_ended = body.send(answer), False
         except StopIteration as stop:
-            command, result = None, stop.value
+            outcome, has_ended = stop.value, True
         spent_seconds += time.monotonic() - started
         if spent_seconds > COMPOSED_SECONDS_MAX:
             body.close()
@@ -103,9 +119,14 @@ def _within_time(body: Op[R], name: str) -> Op[R]:
                 f"{name} spent {spent_seconds:.1f} s of its own inside a transaction, at most "
                 f"{COMPOSED_SECONDS_MAX:g} s is allowed; do I/O and waiting outside store.run"
             )
-        if command is None:
-            return result  # type: ignore[possibly-undefined, no-any-return]
-        answer = yield command
+        if has_ended:
+            return cast("R", outcome)
+        if not isinstance(outcome, Command):
+            body.close()
+            raise InvalidArgument(
+                f"{name} yielded {type(outcome).__name__}; inside store.run write `yield from tx.…`"
+            )
+        answer = yield outcome
 
 
 class _Handle:
@@ -114,22 +135,31 @@ class _Handle:
     def __init__(self, driver: Any, target: Target, settings: Settings, codec: Codec) -> None:
         self.driver = driver
         self.codec = codec
+        self.heads = Heads()
         self.url = target.url
         self._target = target
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._target}>"
+        return f"<{type(self).__name__} {redact(self.url)}>"
 
     def _compose(self, function: Any, args: Any, kwargs: Any) -> Call[Any]:
-        return Call(_Compose.run, _Compose(self.codec), (function, args, kwargs))
+        if not callable(function):
+            raise InvalidArgument(
+                "store.run takes a generator function: def f(tx): yield from tx.…; "
+                f"{type(function).__name__} is none"
+            )
+        return Call(_Compose.run, _Compose(self), (function, args, kwargs))
 
     def _settle(self, id: str) -> Call[bool]:
         return Call(MarkOps.is_committed, MarkOps(), parse_commit_id(id))
 
 
-class Store(StoreOps, SyncBound, _Handle):
+class Store(StoreOps, SessionsOps[Session], SyncBound, _Handle):
     """An open database. Thread-safe; every method returns once its change is durable."""
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
+        return Session(self, id, number, root_id, name)
 
     def run(
         self,
@@ -153,7 +183,7 @@ class Store(StoreOps, SyncBound, _Handle):
 
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the live database into a new SQLite file, one consistent moment of it."""
-        back_up(self.driver, self._target, self._settings, Path(path), progress)
+        back_up(self.driver, self._target, self._settings, path, progress)
 
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
@@ -166,8 +196,11 @@ class Store(StoreOps, SyncBound, _Handle):
         self.close()
 
 
-class AsyncStore(StoreOps, AsyncBound, _Handle):
+class AsyncStore(StoreOps, SessionsOps[AsyncSession], AsyncBound, _Handle):
     """An open database in one event loop; every awaited call is durable when it returns."""
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
+        return AsyncSession(self, id, number, root_id, name)
 
     async def run(
         self,
@@ -193,7 +226,7 @@ class AsyncStore(StoreOps, AsyncBound, _Handle):
         self, path: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Copy the live database into a new SQLite file, one consistent moment of it."""
-        arguments = (self.driver, self._target, self._settings, Path(path), progress)
+        arguments = (self.driver, self._target, self._settings, path, progress)
         await asyncio.to_thread(back_up, *arguments)
 
     async def close(self) -> None:
@@ -227,7 +260,7 @@ def open(
     """
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = Codec(limits=limits or Limits(), cipher=cipher)
+    codec = _codec(limits, cipher)
     return Store(open_driver(target, settings, migrate=migrate), target, settings, codec)
 
 
@@ -246,7 +279,7 @@ async def aopen(
     """Open a store in this event loop; the arguments are those of `open`."""
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = Codec(limits=limits or Limits(), cipher=cipher)
+    codec = _codec(limits, cipher)
     driver = await open_async_driver(target, settings, migrate=migrate)
     return AsyncStore(driver, target, settings, codec)
 
@@ -268,17 +301,19 @@ def _settings(
     durability: Durability, clock: Clock | None, busy_timeout_seconds: float, hooks: Hooks | None
 ) -> Settings:
     """Check what a store is opened with, before anything is touched."""
-    if durability not in {"full", "normal"}:
+    if durability not in ("full", "normal"):
         raise InvalidArgument(f"durability must be 'full' or 'normal', not {durability!r}")
-    is_number = isinstance(busy_timeout_seconds, int | float)
+    is_number = type(busy_timeout_seconds) in (int, float)
     if not is_number or not 0 < busy_timeout_seconds <= BUSY_SECONDS_MAX:
         raise InvalidArgument(
             f"busy_timeout_seconds must be above 0 and at most {BUSY_SECONDS_MAX:g}, "
             f"not {busy_timeout_seconds!r}"
         )
-    clock = clock or SystemClock()
+    clock = SystemClock() if clock is None else clock
     if not callable(getattr(clock, "now_ms", None)):
         raise InvalidArgument(f"clock must have now_ms(), {type(clock).__name__} has not")
+    if hooks is not None and not isinstance(hooks, Hooks):
+        raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
         services=Services(lock_statement, event_statements, IdSource(clock)),
         clock=clock,
@@ -287,6 +322,17 @@ def _settings(
         busy_timeout_seconds=busy_timeout_seconds,
         hooks=hooks or Hooks(),
     )
+
+
+def _codec(limits: Limits | None, cipher: Cipher | None) -> Codec:
+    """Check how values are stored, before anything is touched."""
+    limits = Limits() if limits is None else limits
+    if not isinstance(limits, Limits):
+        raise InvalidArgument(f"limits must be holdfast.Limits, not {type(limits).__name__}")
+    for method in ("encrypt", "decrypt"):
+        if cipher is not None and not callable(getattr(cipher, method, None)):
+            raise InvalidArgument(f"cipher must have {method}(), {type(cipher).__name__} has not")
+    return Codec(limits=limits, cipher=cipher)
 
 
 def _name(function: object) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,7 +111,7 @@ def with_new_digest(record: bytes, *, place: tuple[str, ...], flags: int | None 
     from hashlib import sha256
 
     header = record[:2] + bytes((record[2] if flags is None else flags,))
-    context = "".join([f"{len(place)}:", *(f"{len(part)}:{part}" for part in place)]).encode()
+    context = msgspec.msgpack.encode(list(place))
     return header + sha256(header + context + record[19:]).digest()[:16] + record[19:]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.attempt import Attempt, Services
-from holdfast.kernel.operation import Call, Emit, Lock, Op, Query, fresh_id, one, operation
+from holdfast.kernel.operation import Call, Emit, Lock, Op, Query, batch, fresh_id, one, operation
 from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps
 
 ids = iter(f"id-{number}" for number in range(1000))
@@ -54,9 +54,9 @@ def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
 def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
     attempt = Attempt(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
     assert attempt.call.name == "ThingOps.name"
-    assert attempt.query == Query("SELECT :first", {"first": "a"})
-    attempt.reply([{"x": 1}])
-    assert attempt.query is None
+    assert attempt.queries == [Query("SELECT :first", {"first": "a"})]
+    attempt.reply([[{"x": 1}]])
+    assert attempt.queries == []
     assert attempt.result[2] == {"x": 1}
     assert attempt.statements == 1
 
@@ -66,7 +66,7 @@ def test_a_rerun_receives_the_same_ids() -> None:
     results = []
     for _ in range(2):
         attempt = Attempt(call, SERVICES)
-        attempt.reply([])
+        attempt.reply([[]])
         results.append(attempt.result)
     assert results[0] == results[1]
     assert results[0][0] != results[0][1]
@@ -80,17 +80,39 @@ def test_wrong_arguments_fail_before_anything_is_asked() -> None:
 def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
     attempt = Attempt(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
     asked = []
-    while attempt.query is not None:
-        asked.append((attempt.query.sql, attempt.is_lock_immediate))
-        attempt.reply([{}])
+    while attempt.queries:
+        asked.append((attempt.queries[0].sql, attempt.is_lock_immediate))
+        attempt.reply([[{}]])
     assert asked == [("LOCK b True", False), ("LOCK c True", False), ("LOCK a False", True)]
     assert [query.parameters["kind"] for query in attempt.closing()] == ["locked"] * 4
     again = Attempt(attempt.call, SERVICES, lock_first=set(attempt.locked))
     asked = []
-    while again.query is not None:
-        asked.append((again.query.sql, again.is_lock_immediate))
-        again.reply([{}])
+    while again.queries:
+        asked.append((again.queries[0].sql, again.is_lock_immediate))
+        again.reply([[{}]])
     assert asked == [("LOCK a True", False), ("LOCK b True", False), ("LOCK c True", False)]
+
+
+def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
+    class BatchOps:
+        @operation
+        def ask(self) -> Op[list[object]]:
+            first = yield from batch(Lock("a"), Query("ONE", {}), Query("TWO", {}))
+            second = yield from batch(Query("THREE", {}), Lock("a"))
+            third = yield from batch(Lock("a"))
+            return [first, second, third]
+
+    attempt = Attempt(Call(BatchOps.ask, BatchOps()), SERVICES)
+    assert [query.sql for query in attempt.queries] == ["LOCK a True", "ONE", "TWO"]
+    attempt.reply([[{"r": 0}], [{"r": 1}], []])
+    assert [query.sql for query in attempt.queries] == ["THREE"]
+    attempt.reply([[{"r": 3}]])
+    assert attempt.result == [
+        [[{"r": 0}], [{"r": 1}], []],
+        [[{"r": 3}], [{}]],
+        [[{}]],
+    ]
+    assert attempt.statements == 4
 
 
 def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:

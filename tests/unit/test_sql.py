@@ -27,6 +27,10 @@ def rewritten(sql: str) -> str:
         ("SELECT 'hf_events', x_hf_y", "SELECT 'hf_events', x_hf_y"),
         ("SELECT :now + 1", 'SELECT "s".hf_now() + 1'),
         ("CREATE TABLE hf_t (a INTEGER, b BLOB)", 'CREATE TABLE "s".hf_t (a BIGINT, b BYTEA)'),
+        (
+            "CREATE TABLE hf_t (a INTEGER PRIMARY KEY AUTOINCREMENT) WITHOUT ROWID",
+            'CREATE TABLE "s".hf_t (a BIGINT PRIMARY KEY GENERATED ALWAYS AS IDENTITY)',
+        ),
         ("SELECT CAST(:a AS INTEGER)", "SELECT CAST($1 AS BIGINT)"),
     ],
 )

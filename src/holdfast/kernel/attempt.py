@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import HoldfastError
-from .operation import AfterCommit, Call, Emit, FreshId, Lock, Op, Query, Row
+from .operation import AfterCommit, Batch, Call, Command, Emit, FreshId, Lock, Op, Query, Row
 
 R = TypeVar("R")
 log = logging.getLogger("holdfast.kernel")
@@ -54,8 +54,12 @@ class Services:
     new_id: Callable[[], str]
 
 
+# What a command is answered that locks a tree which the transaction holds already.
+HELD: list[Row] = [{}]
+
+
 class Attempt(Generic[R]):
-    """Runs a call's generator as far as its next query; the first is reached at construction.
+    """Runs a call's generator as far as its next queries; the first are reached at construction.
 
     So arguments are validated and values encoded on the caller's thread, before any lock is held.
     """
@@ -72,40 +76,60 @@ class Attempt(Generic[R]):
         """Begin again; what the earlier run emitted is forgotten."""
         self.locked: list[str] = []
         self.is_lock_immediate = False
-        self.query: Query | None = None
+        self.queries: list[Query] = []
         self.statements = 0
         self.emits: list[Emit] = []
         self.hooks: list[Callable[[], None]] = []
         self._id_count = 0
+        self._slots: list[int] | None = None
         self._generator = self._body() if self._lock_first else self.call.begin()
-        self.reply(None)
+        self.reply([])
 
-    def reply(self, rows: list[Row] | None) -> None:
-        """Answer the current query and go on to the next; `query` is None at the end."""
-        answer: Any = rows
+    def reply(self, answers: list[list[Row]]) -> None:
+        """Answer the current queries and go on to the next; there are none at the end."""
+        answer = self._answer(answers) if answers else None
         try:
             while True:
                 command = self._generator.send(answer)
+                self._slots = None
+                self.is_lock_immediate = False
                 match command:
                     case Query():
-                        self._ask(command)
-                        return
-                    case Lock(root_id) if root_id in self.locked:
-                        answer = [{"root_id": root_id}]
-                    case Lock(root_id):
-                        self._lock(root_id)
-                        return
-                    case Emit():
-                        self._emit(command)
-                        answer = None
-                    case AfterCommit():
-                        self.hooks.append(command.function)
-                        answer = None
-                    case FreshId():
-                        answer = self._fresh_id()
+                        self.queries = [command]
+                    case Lock():
+                        self.queries = self._lock(command)
+                    case Batch(commands):
+                        asked = [self._lock(c) if isinstance(c, Lock) else [c] for c in commands]
+                        self._slots = [len(queries) for queries in asked]
+                        self.queries = [query for queries in asked for query in queries]
+                    case _:
+                        answer = self._serve(command)
+                        continue
+                if self.queries:
+                    self.statements += len(self.queries)
+                    return
+                answer = self._answer([])
         except StopIteration as stop:
-            self.query = None
+            self.queries = []
             self.result = stop.value
+
+    def _answer(self, answers: list[list[Row]]) -> Any:
+        """Give each command its rows; a tree that was held already has no query of its own."""
+        if self._slots is None:
+            return answers[0] if answers else HELD
+        remaining = iter(answers)
+        return [next(remaining) if asked else HELD for asked in self._slots]
+
+    def _serve(self, command: Command) -> Any:
+        """Answer a command that needs no statement now."""
+        match command:
+            case Emit():
+                self._emit(command)
+            case AfterCommit(function):
+                self.hooks.append(function)
+            case FreshId():
+                return self._fresh_id()
+        return None
 
     def fail(self, error: BaseException) -> None:
         """Show the generator why its query failed, for the traceback; it cannot go on."""
@@ -138,16 +162,13 @@ class Attempt(Generic[R]):
             yield Lock(root_id)
         return (yield from self.call.begin())
 
-    def _ask(self, query: Query) -> None:
-        self.query = query
-        self.statements += 1
-        self.is_lock_immediate = False
-
-    def _lock(self, root_id: str) -> None:
-        may_wait = all(root_id > locked for locked in self.locked)
-        self.locked.append(root_id)
-        self._ask(self._services.lock(root_id, may_wait))
-        self.is_lock_immediate = not may_wait
+    def _lock(self, lock: Lock) -> list[Query]:
+        if lock.root_id in self.locked:
+            return []
+        may_wait = all(lock.root_id > locked for locked in self.locked)
+        self.is_lock_immediate |= not may_wait
+        self.locked.append(lock.root_id)
+        return [self._services.lock(lock.root_id, may_wait)]
 
     def _emit(self, event: Emit) -> None:
         if event.root_id not in self.locked:

@@ -7,6 +7,7 @@ databases have one schema, the copy is a store that opens by itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +24,21 @@ Progress = Callable[[int, int], None]
 
 
 def back_up(
-    driver: Any, target: Target, settings: Settings, path: Path, progress: Progress | None
+    driver: Any, target: Target, settings: Settings, place: str | Path, progress: Progress | None
 ) -> None:
     """Copy a store into a new file; nothing is left behind if that fails."""
-    path = Path(os.path.realpath(path))
-    if path.exists():
+    if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
+        raise InvalidArgument(f"path must name a new file, not {place!r}")
+    if progress is not None and not callable(progress):
+        raise InvalidArgument(f"progress must be a function, not {type(progress).__name__}")
+    path = Path(os.path.realpath(place))
+    if os.path.lexists(path):
         raise InvalidArgument(f"{path} exists already; name a new file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise InvalidArgument(f"there is no directory {path.parent}; create it first")
     partial = path.with_name(f".{path.name}.partial")
-    remove(partial)
     try:
+        remove(partial)
         if isinstance(target, PostgresTarget):
             driver.require_usable()
             copy_rows(target, settings, partial, progress)
@@ -44,7 +49,8 @@ def back_up(
     except OSError as error:
         raise StoreUnavailable(f"cannot write {path}: {error.strerror}") from error
     finally:
-        remove(partial)
+        with contextlib.suppress(OSError):
+            remove(partial)
 
 
 def copy_rows(

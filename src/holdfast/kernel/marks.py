@@ -8,6 +8,8 @@ transaction id would not do, because a server that crashes may hand the same id 
 
 from __future__ import annotations
 
+import re
+
 from ..errors import InvalidArgument
 from .operation import Op, one, operation
 
@@ -23,6 +25,7 @@ ON CONFLICT (id) DO UPDATE SET updated_at = :now RETURNING batch
 """
 FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
+_COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 
 
 def commit_id(writer_id: str, batch: int) -> str:
@@ -32,10 +35,10 @@ def commit_id(writer_id: str, batch: int) -> str:
 
 def parse_commit_id(id: str) -> tuple[str, int]:
     """Return the writer and the batch that an id names."""
-    writer_id, _, batch = id.partition(":") if isinstance(id, str) else ("", "", "")
-    if not writer_id or not batch.isdigit():
+    parts = _COMMIT_ID.fullmatch(id) if isinstance(id, str) else None
+    if parts is None:
         raise InvalidArgument(f"{id!r} is not the id of a commit; take it from CommitUnknown.id")
-    return writer_id, int(batch)
+    return parts[1], int(parts[2])
 
 
 class MarkOps:

@@ -1,16 +1,17 @@
 """Operations: every change or read of the store, written once as a generator of queries.
 
 An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
-an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them inside one transaction. The
-class it is bound to gives it a colour: `SyncBound` returns the result, `AsyncBound` an awaitable
-of it, and `TxBound` the generator itself, to be composed inside `store.run`.
+a `Batch` of them, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them inside one
+transaction. The class it is bound to gives it a colour: `SyncBound` returns the result,
+`AsyncBound` an awaitable of it, and `TxBound` the generator itself, to be composed inside
+`store.run`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -58,6 +59,16 @@ class Lock:
 
 
 @dataclass(slots=True)
+class Batch:
+    """Several statements, run in order, whose texts do not depend on each other's answers.
+
+    It is answered with a list of their rows. On PostgreSQL a batch costs one round trip.
+    """
+
+    commands: Sequence[Query | Lock]
+
+
+@dataclass(slots=True)
 class Emit:
     """One event of a session tree, written to its feed just before COMMIT."""
 
@@ -79,7 +90,7 @@ class FreshId:
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
-Command: TypeAlias = Query | Lock | Emit | AfterCommit | FreshId
+Command: TypeAlias = Query | Lock | Batch | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
 
 
@@ -92,6 +103,11 @@ def one(sql: str, **parameters: object) -> Op[Row | None]:
     """Run one statement and return its first row, or None."""
     found = yield Query(sql, parameters)
     return found[0] if found else None
+
+
+def batch(*commands: Query | Lock) -> Op[list[list[Row]]]:
+    """Run several statements in one round trip and return the rows of each."""
+    return cast("list[list[Row]]", (yield Batch(commands)))
 
 
 def fresh_id() -> Op[str]:

@@ -1,7 +1,8 @@
 """One SQL text for both databases: valid SQLite as written, rewritten once for PostgreSQL.
 
 On PostgreSQL `/*pg … */` becomes live, `:name` becomes a numbered parameter, `:now` the schema's
-clock function, `hf_…` is qualified with the schema, INTEGER widens to BIGINT and BLOB to BYTEA.
+clock function, `hf_…` is qualified with the schema, and four words of DDL are exchanged for
+PostgreSQL's.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ _TOKEN = re.compile(
     | (?P<cast>::)
     | :(?P<parameter>[a-z_][a-z0-9_]*)
     | \b(?P<name>hf_[a-z0-9_]+)
-    | \b(?P<type>INTEGER|BLOB)\b
+    | \b(?P<type>INTEGER|BLOB|AUTOINCREMENT|WITHOUT\ ROWID)\b
     """,
     re.VERBOSE | re.DOTALL,
 )
-_TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA"}
+_TYPES = {
+    "INTEGER": "BIGINT",
+    "BLOB": "BYTEA",
+    "AUTOINCREMENT": "GENERATED ALWAYS AS IDENTITY",
+    "WITHOUT ROWID": "",
+}
 _CHANGES = re.compile(r"\s*(INSERT|UPDATE|DELETE)\b", re.IGNORECASE)
 _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 

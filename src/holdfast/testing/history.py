@@ -102,7 +102,7 @@ def lost_or_doubled(calls: Iterable[Recorded], found: Sequence[str]) -> list[str
 
 
 def out_of_order(calls: Iterable[Recorded], found: Sequence[str]) -> list[str]:
-    """Return the pairs that the feed has in another order than real time: A ended before B began."""
+    """Return the pairs that stand in another order than real time: A ended before B began."""
     place = {id: index for index, id in enumerate(found)}
     answered = [call for call in calls if call.outcome == "ok" and call.id in place]
     moments = [(call.asked_at_ns, "asked", call) for call in answered]

@@ -31,6 +31,7 @@ SELECT count(*) AS writers,
     coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
 FROM hf_writers
 """
+DOORS = "SELECT name FROM hf_doors ORDER BY name"
 TREES_SHOWN_MAX = 10
 WRITERS_MAX = 10_000
 
@@ -54,6 +55,11 @@ class ContentOps:
         return (yield from one(TREES)) or {"trees": 0, "events": 0}
 
     @query
+    def doors(self) -> Op[list[str]]:
+        """Return the doors for removing history that stand open."""
+        return [row["name"] for row in (yield from rows(DOORS))]
+
+    @query
     def writers(self, age_ms: int) -> Op[Row]:
         """Return how many writers there are, and how many have not written for so long."""
         return (yield from one(WRITERS, age_ms=age_ms)) or {"writers": 0, "abandoned": 0}
@@ -63,6 +69,7 @@ def content_findings(driver: SyncDriver) -> list[Finding]:
     """Check the rows of a store."""
     return [
         *guarded("feed", lambda: feed_findings(driver)),
+        *guarded("history", lambda: [history_finding(driver)]),
         *guarded("writers", lambda: [writers_finding(driver)]),
     ]
 
@@ -89,6 +96,14 @@ def feed_findings(driver: SyncDriver) -> list[Finding]:
         trees, events = plural(counts["trees"], "tree"), plural(counts["events"], "event")
         found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
     return found
+
+
+def history_finding(driver: SyncDriver) -> Finding:
+    """Make sure that the database refuses to remove history."""
+    if doors := driver.run(Call(ContentOps.doors, ContentOps())):
+        message = f"Anybody can remove history: hf_doors has {', '.join(doors)}."
+        return Finding("history", "problem", message, "Empty the table hf_doors.")
+    return Finding("history", "ok", "The database refuses to remove history.")
 
 
 def writers_finding(driver: SyncDriver) -> Finding:

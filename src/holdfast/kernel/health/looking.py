@@ -28,16 +28,16 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
 
 def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
     """Examine a store. Raises only where there is nothing to examine."""
-    found = [Finding("store", "ok", f"{place(target)}.")]
+    found = [Finding("store", "ok", place(target))]
     if isinstance(target, SqliteTarget):
         found += [library_finding(), *file_findings(existing(target))]
     try:
         with looking(target, settings) as driver:
-            info = info_of(driver, target)
             if isinstance(target, PostgresTarget):
                 found += server_findings(driver, target.schema)
             elif isinstance(driver, SqliteLook):
                 found += page_findings(driver, full=full)
+            info = info_of(driver, target)
             found.append(format_finding(info))
             if info.format == info.newest:
                 found += content_findings(driver)

@@ -90,11 +90,13 @@ def page_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
 
 
 def journal_finding(file: SqliteLook) -> Finding:
-    """Look at how commits are made; a backup is not in WAL mode until it is opened."""
+    """Look at how commits are made; a backup has no log of its own until it is opened."""
     mode = file.pragma("journal_mode")[0][0]
     if mode == "wal":
         return Finding("journal mode", "ok", "The database uses a write-ahead log.")
-    message = f"The database uses the journal mode {mode}, as a backup does until it is opened."
+    if mode == "delete":
+        return Finding("journal mode", "ok", "The file is a backup that was not opened yet.")
+    message = f"Somebody set the journal mode to {mode}."
     return Finding("journal mode", "warning", message, "Opening the store sets it to wal.")
 
 
@@ -113,8 +115,12 @@ def integrity_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
     messages = [str(row[0]) for row in file.pragma(name, MESSAGES_MAX)]
     if messages == ["ok"]:
         return [Finding("integrity", "ok", f"{name} found no damage.")]
-    lines = [line for message in messages for line in message.splitlines()][:MESSAGES_MAX]
-    return [Finding("integrity", "problem", f"{line}.", "Restore a backup.") for line in lines]
+    lines = [line for message in messages for line in message.splitlines()]
+    return [
+        Finding("integrity", "problem", f"{line}.", "Restore a backup.")
+        for line in lines[:MESSAGES_MAX]
+        if not line.startswith("***")
+    ]
 
 
 def foreign_key_finding(file: SqliteLook) -> Finding:

@@ -3,6 +3,8 @@
 --            operations cannot deadlock. It also counts the tree's positions and sequences.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
+-- hf_doors   empty but inside the two operations that may remove history: they open their door,
+--            delete, and close it again before COMMIT, so that nobody else ever sees it open.
 
 --[both]
 CREATE TABLE hf_trees (
@@ -12,27 +14,49 @@ CREATE TABLE hf_trees (
 );
 
 CREATE TABLE hf_events (
-    root_id TEXT NOT NULL REFERENCES hf_trees (root_id),
+    root_id TEXT NOT NULL,
     position INTEGER NOT NULL,
     session_id TEXT NOT NULL,
     kind TEXT NOT NULL,
     data BLOB NOT NULL,
     created_at INTEGER NOT NULL,
     PRIMARY KEY (root_id, position)
+) WITHOUT ROWID;
+
+CREATE TABLE hf_doors (
+    name TEXT PRIMARY KEY
 );
 
 --[sqlite]
 CREATE TRIGGER hf_events_no_update BEFORE UPDATE ON hf_events
 BEGIN SELECT RAISE(ABORT, 'hf_events is append-only'); END;
 
+CREATE TRIGGER hf_events_no_delete BEFORE DELETE ON hf_events
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
+BEGIN SELECT RAISE(ABORT, 'hf_events is append-only'); END;
+
 --[postgres]
-CREATE FUNCTION hf_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION hf_refuse_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '% is append-only', TG_TABLE_NAME
     USING ERRCODE = 'integrity_constraint_violation';
 END
 $$;
 
-CREATE TRIGGER no_update BEFORE UPDATE ON hf_events FOR EACH ROW EXECUTE FUNCTION hf_refuse();
+CREATE FUNCTION hf_refuse_delete() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM hf_doors) THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION '% is append-only', TG_TABLE_NAME
+    USING ERRCODE = 'integrity_constraint_violation';
+END
+$$;
+
+CREATE TRIGGER no_update BEFORE UPDATE ON hf_events
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_delete BEFORE DELETE ON hf_events
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
 
 ALTER TABLE hf_trees SET (fillfactor = 50);

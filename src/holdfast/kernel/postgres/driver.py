@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from psycopg.types.numeric import Int8Dumper
 from ...errors import HoldfastError, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..flow import drive, drive_async, finish, require_loop
 from ..marks import FORGET, MARK, WRITER_KEPT_MS
-from ..operation import Call, Query
+from ..operation import Call, Query, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..url import PostgresTarget
@@ -133,6 +134,10 @@ class PostgresDriver(PostgresBase):
         self.require_usable()
         return drive(self.protocol.run(call), self._perform)
 
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own."""
+        return self
+
     def close(self) -> None:
         """Close the pool; in a forked child this does nothing."""
         if self._closed or os.getpid() != self._pid:
@@ -168,6 +173,8 @@ class AsyncPostgresDriver(PostgresBase):
 
     def __init__(self, target: PostgresTarget, settings: Settings) -> None:
         super().__init__(target, settings)
+        self._twin: PostgresDriver | None = None
+        self._twin_lock = threading.Lock()
         self.pool = psycopg_pool.AsyncConnectionPool(
             connection_class=AsyncConnection, **self._pool_arguments()
         )
@@ -184,11 +191,23 @@ class AsyncPostgresDriver(PostgresBase):
         require_loop(self._loop)
         return await drive_async(self.protocol.run(call), self._perform)
 
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own; opened when needed."""
+        with self._twin_lock:
+            self.require_usable()
+            if self._twin is None:
+                self._twin = PostgresDriver(self._target, self._settings)
+                self._twin.open()
+            return self._twin
+
     async def close(self) -> None:
         """Close the pool; in a forked child this does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
+        with self._twin_lock:
+            self._closed = True
+            if self._twin is not None:
+                await finish(asyncio.to_thread(self._twin.close))
         self.doorbell.close()
         await self.pool.close()
 

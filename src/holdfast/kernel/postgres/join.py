@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from ...errors import InvalidArgument, StoreUnavailable
 from ..flow import drive, drive_async
-from ..operation import Call
+from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..url import redact
@@ -36,6 +36,10 @@ class JoinedDriver:
         """Run a call; the caller's COMMIT makes it durable."""
         return drive(self._protocol.join(self._connection, call), self._perform)
 
+    def twin(self) -> SyncDriver:
+        """Refuse: a transaction has no second connection."""
+        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
+
     def close(self) -> None:
         """Leave the connection to its owner."""
 
@@ -59,6 +63,10 @@ class AsyncJoinedDriver:
         """Run a call; the caller's COMMIT makes it durable."""
         return await drive_async(self._protocol.join(self._connection, call), self._perform)
 
+    def twin(self) -> SyncDriver:
+        """Refuse: a transaction has no second connection."""
+        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
+
     async def close(self) -> None:
         """Leave the connection to its owner."""
 
@@ -80,6 +88,10 @@ class SingleDriver:
     def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
         return drive(self._protocol.run(call), self._perform)
+
+    def twin(self) -> SyncDriver:
+        """Return this driver."""
+        return self
 
     def close(self) -> None:
         """Leave the connection to who opened it."""
@@ -116,7 +128,11 @@ def require_transaction(connection: Any, wanted: type[Any]) -> None:
             f"within() takes a psycopg.{wanted.__name__}, not {type(connection).__name__}; "
             "SQLAlchemy has it as connection.connection.driver_connection"
         )
+    if connection.closed:
+        raise InvalidArgument("within() needs an open connection, this one is closed")
     status = connection.info.transaction_status
+    if status == TransactionStatus.INERROR:
+        raise InvalidArgument("within() cannot join a transaction that has failed; roll it back")
     is_ready = status == TransactionStatus.INTRANS or (
         status == TransactionStatus.IDLE and not connection.autocommit
     )

@@ -153,9 +153,9 @@ class Protocol:
             raise InvalidArgument(f"within() needs READ COMMITTED, this is {isolation.upper()}")
         yield Send(connection, [*self._local({}), Message("SAVEPOINT holdfast")])
         try:
-            while attempt.query is not None:
-                replies = yield Send(connection, [self.message(attempt.query)])
-                attempt.reply(replies[-1].rows)
+            while attempt.queries:
+                replies = yield Send(connection, [self.message(query) for query in attempt.queries])
+                attempt.reply([reply.rows for reply in replies])
             yield Send(connection, [*map(self.message, attempt.closing()), release])
         except Exception as error:
             if not is_connection_lost(error):
@@ -191,7 +191,7 @@ class Protocol:
 
     def _write(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
-        if attempt.query is None and not attempt.emits:
+        if not attempt.queries and not attempt.emits:
             return
         opening = [
             Message("BEGIN", boundary="begin"),
@@ -199,12 +199,11 @@ class Protocol:
             *self._mark(connection),
         ]
         has_changed = False
-        while attempt.query is not None:
-            query, message = attempt.query, self.message(attempt.query)
-            replies = yield from self._send(connection, [*opening, message], attempt)
+        while queries := attempt.queries:
+            replies = yield from self._ask(connection, opening, attempt)
             opening = []
-            has_changed = has_changed or self._changes(query, replies[-1])
-            attempt.reply(replies[-1].rows)
+            has_changed |= any(map(self._changes, queries, replies))
+            attempt.reply([reply.rows for reply in replies])
         closing = [self.message(query) for query in attempt.closing()]
         if not has_changed and not closing:
             yield from self._send(connection, [Message("ROLLBACK")], attempt)
@@ -219,13 +218,14 @@ class Protocol:
 
     def _read(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
-        if attempt.query is None:
+        if not attempt.queries:
             return
         call = attempt.call
-        if not self.settings.is_clock_virtual and call.name not in self._takes_several:
-            replies = yield from self._send(connection, [self.message(attempt.query)], attempt)
-            attempt.reply(replies[-1].rows)
-            if attempt.query is None:
+        may_be_single = not self.settings.is_clock_virtual and len(attempt.queries) == 1
+        if may_be_single and call.name not in self._takes_several:
+            replies = yield from self._ask(connection, [], attempt)
+            attempt.reply([reply.rows for reply in replies])
+            if not attempt.queries:
                 return
             # It takes more than one statement: start again, this time inside a transaction.
             self._takes_several.add(call.name)
@@ -234,12 +234,19 @@ class Protocol:
             Message("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", boundary="begin"),
             *self._local({}),
         ]
-        while attempt.query is not None:
-            messages = [*opening, self.message(attempt.query)]
-            replies = yield from self._send(connection, messages, attempt)
+        while attempt.queries:
+            replies = yield from self._ask(connection, opening, attempt)
             opening = []
-            attempt.reply(replies[-1].rows)
+            attempt.reply([reply.rows for reply in replies])
         yield from self._send(connection, [Message("COMMIT", boundary="commit")], attempt)
+
+    def _ask(
+        self, connection: Any, opening: Sequence[Message], attempt: Attempt[Any]
+    ) -> Run[list[Reply]]:
+        """Send what the attempt asks, behind what opens the transaction; return its answers."""
+        messages = [self.message(query) for query in attempt.queries]
+        replies = yield from self._send(connection, [*opening, *messages], attempt)
+        return replies[len(opening) :]
 
     def _send(
         self,

@@ -24,7 +24,7 @@ from ...errors import (
 from ..operation import Query, Row
 from ..schema import APPLICATION_ID
 from ..settings import Durability
-from ..sql import Statement
+from ..sql import Dialect
 
 # The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
 BUSY_MS = 5_000
@@ -186,10 +186,9 @@ def require_store(connection: apsw.Connection) -> None:
         )
 
 
-def fetch(
-    connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
-) -> list[Row]:
+def fetch(connection: apsw.Connection, texts: Dialect, query: Query, now_ms: int) -> list[Row]:
     """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
+    statement = texts.statement(query.sql)
     cursor = connection.execute(statement.text, statement.values(query.parameters, now_ms))
     try:
         names = [column[0] for column in cursor.get_description()]

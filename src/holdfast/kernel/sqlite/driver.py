@@ -19,7 +19,7 @@ import apsw
 from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..attempt import Attempt
 from ..flow import finish, require_loop
-from ..operation import Call
+from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
@@ -234,14 +234,15 @@ class SqliteEngine:
 
     def _read(self, connection: apsw.Connection, call: Call[R]) -> R:
         attempt = Attempt(call, self.settings.services)
-        if attempt.query is None:
+        if not attempt.queries:
             return attempt.result
         now_ms = self.settings.clock.now_ms()
         connection.execute("BEGIN")
         try:
-            while attempt.query is not None:
-                statement = self._texts.statement(attempt.query.sql)
-                attempt.reply(fetch(connection, statement, attempt.query, now_ms))
+            while attempt.queries:
+                attempt.reply(
+                    [fetch(connection, self._texts, query, now_ms) for query in attempt.queries]
+                )
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -297,6 +298,10 @@ class SqliteDriver:
         """Run a call and return its result once it is durable."""
         return self.engine.run(call)
 
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own."""
+        return self
+
     def close(self) -> None:
         """Close the file."""
         self.engine.close()
@@ -335,6 +340,10 @@ class AsyncSqliteDriver:
             timer.cancel()
         result: R = job.result
         return result
+
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own."""
+        return SqliteDriver(self.engine)
 
     async def close(self) -> None:
         """Close the file."""

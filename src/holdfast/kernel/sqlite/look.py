@@ -30,7 +30,11 @@ class SqliteLook:
         require_place(path, vfs)
         try:
             self._connection = look(path, vfs)
-            require_store(self._connection)
+            try:
+                require_store(self._connection)
+            except BaseException:
+                self._connection.close()
+                raise
         except apsw.Error as error:
             raise translate(error, path) from error
 
@@ -41,9 +45,11 @@ class SqliteLook:
         try:
             self._connection.execute("BEGIN")
             try:
-                while attempt.query is not None:
-                    statement = self._texts.statement(attempt.query.sql)
-                    attempt.reply(fetch(self._connection, statement, attempt.query, now_ms))
+                while attempt.queries:
+                    connection, texts = self._connection, self._texts
+                    attempt.reply(
+                        [fetch(connection, texts, query, now_ms) for query in attempt.queries]
+                    )
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")

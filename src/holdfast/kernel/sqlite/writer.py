@@ -141,7 +141,7 @@ class Writer:
         if self._probe is not None:
             self._probe(Point("statement", "before", call, statement.text))
         self._runs_uncounted |= statement.may_change and not statement.counts_changes
-        found = fetch(self._open_connection(), statement, query, self._now_ms)
+        found = fetch(self._open_connection(), self._dialect, query, self._now_ms)
         if self._probe is not None:
             self._probe(Point("statement", "after", call, statement.text))
         return found
@@ -206,8 +206,8 @@ class Writer:
 
     def _pump(self, job: Job) -> None:
         attempt, call = job.attempt, job.call.name
-        while attempt.query is not None:
-            attempt.reply(self.execute(attempt.query, call))
+        while attempt.queries:
+            attempt.reply([self.execute(query, call) for query in attempt.queries])
         for query in attempt.closing():
             self.execute(query, call)
 

@@ -1,0 +1,40 @@
+"""`python -m benchmarks [NAME …] [--quick] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from . import kernel
+from .measure import Report
+
+BENCHMARKS: dict[str, Callable[..., Report]] = {"kernel": kernel.run}
+
+
+def main() -> None:
+    """Run the chosen benchmarks, all by default."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="few short rounds: a first look")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round here")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(BENCHMARKS):
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
+        )
+    console = Console()
+    reports = []
+    for name in arguments.names or BENCHMARKS:
+        report = BENCHMARKS[name](console, quick=arguments.quick)
+        report.show(console)
+        reports.append(report.data())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

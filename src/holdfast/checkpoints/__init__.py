@@ -1,0 +1,6 @@
+"""Checkpoints: every turn of a session as a version, stored at the cost of what it adds."""
+
+from .branching import RewindOps, copy_fork_point
+from .heads import Heads
+
+__all__ = ["Heads", "RewindOps", "copy_fork_point"]

@@ -1,0 +1,82 @@
+"""Manifests: which channels a checkpoint has, and where the value of each lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..codec import Codec
+from ..errors import CorruptRecord
+from .lines import Ref
+
+INLINE_BYTES_MAX = 128
+
+_INLINE, _VALUE, _OPEN, _CLOSED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small value, kept as its body in the manifest itself."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value that is the only item of a line."""
+
+    line_id: int
+
+
+Entry: TypeAlias = Inline | Stored | Ref
+Manifest: TypeAlias = Mapping[str, Entry]
+
+
+def pack(codec: Codec, manifest: Manifest, context: tuple[str, ...]) -> bytes:
+    """Return a manifest as a record."""
+    plain = {channel: _plain(codec, entry) for channel, entry in manifest.items()}
+    return codec.pack(plain, context=context, name="channels")
+
+
+def unpack(codec: Codec, record: bytes, context: tuple[str, ...]) -> dict[str, Entry]:
+    """Return the manifest of a checkpoint."""
+    plain = codec.unpack(record, context=context)
+    return {channel: _entry(codec, fields) for channel, fields in plain.items()}
+
+
+def closed(manifest: Manifest) -> dict[str, Entry]:
+    """Return a manifest for another head: its lists cannot be appended to in place."""
+    return {
+        channel: entry.closed() if isinstance(entry, Ref) else entry
+        for channel, entry in manifest.items()
+    }
+
+
+def line_ids(manifest: Manifest) -> set[int]:
+    """Return the lines that a manifest names itself, without the lines their pieces lie in."""
+    return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
+
+
+def _plain(codec: Codec, entry: Entry) -> list[Any]:
+    match entry:
+        case Inline(body):
+            return [_INLINE, codec.decode(body)]
+        case Stored(line_id):
+            return [_VALUE, line_id]
+        case Ref():
+            mark = _OPEN if entry.is_open else _CLOSED
+            fields = [mark, entry.line_id, entry.length]
+            return [*fields, entry.base, entry.skip] if entry.base else fields
+
+
+def _entry(codec: Codec, fields: list[Any]) -> Entry:
+    match fields:
+        case [0, value]:
+            return Inline(codec.encode(value))
+        case [1, line_id]:
+            return Stored(line_id)
+        case [(2 | 3) as mark, line_id, length, *rest]:
+            base, skip = rest or (0, 0)
+            return Ref(line_id, length, base, skip, is_open=mark == _OPEN)
+    raise CorruptRecord("a manifest names a channel in a way that this Holdfast does not know")

@@ -1,0 +1,245 @@
+"""The operations on one session's checkpoints, in every colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..codec import Codec
+from ..errors import InvalidArgument
+from ..feed import emit
+from ..kernel.operation import Lock, Op, large_query, one, operation, query, rows
+from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
+from .heads import Head, Heads
+from .lines import SHIFT, Ref, list_header
+from .planning import Change, Extend, SetList, SetValue
+from .reading import ITERATION, find, header, listed, load, spans
+from .writing import Place, draft, id_of_item, write
+
+CHANNEL_CHARACTERS_MAX = 256
+HISTORY_MAX = 10_000
+
+COUNTS = """
+SELECT kind, count(*) AS checkpoints FROM hf_checkpoints
+WHERE key > :low AND key <= :high GROUP BY kind
+"""
+PIN = """
+INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :now)
+ON CONFLICT (key) DO UPDATE SET reason = excluded.reason
+"""
+UNPIN = "DELETE FROM hf_pins WHERE key = :key"
+ATTEST = "INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :now)"
+
+
+class CheckpointOps:
+    """What a session does with its versions."""
+
+    codec: Codec
+    heads: Heads
+    id: str
+    number: int
+    root_id: str
+    fence: int | None
+
+    @operation
+    def save(
+        self,
+        channels: Mapping[str, Any] | None = None,
+        /,
+        *,
+        kind: Kind = "turn",
+        data: Any = None,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+        **named: Any,
+    ) -> Op[Checkpoint]:
+        """Save channels as the next version; those not named carry over. A full list costs only
+        its change. Raises VersionConflict, SessionBusy, LeaseLost or SessionEnded.
+        """
+        wanted = {**(channels or {}), **named}
+        head = self.heads.get(self.number)
+        changes = {name: self._set(head, name, value) for name, value in wanted.items()}
+        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
+        return (yield from write(self.codec, self.heads, self._place(), ready))
+
+    @operation
+    def append(
+        self,
+        channel: str,
+        items: Sequence[Any],
+        *,
+        kind: Kind = "turn",
+        data: Any = None,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+    ) -> Op[Checkpoint]:
+        """Append items to a list channel as the next version, at a cost that does not grow."""
+        _require_channel(channel)
+        if not isinstance(items, list):
+            raise InvalidArgument(
+                f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
+                f"append({channel!r}, [item])"
+            )
+        changes = {channel: Extend(self.codec.encode_each(items, name=channel))}
+        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
+        return (yield from write(self.codec, self.heads, self._place(), ready))
+
+    @operation
+    def record(
+        self,
+        kind: Kind,
+        data: Any = None,
+        *,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+    ) -> Op[Checkpoint]:
+        """Write evidence as the next version: its own data, the channels unchanged."""
+        ready = draft(self.codec, kind, {}, data, metadata, item, expected_version)
+        return (yield from write(self.codec, self.heads, self._place(), ready))
+
+    @large_query
+    def latest(
+        self, *, kind: Kind | None = None, last: int | None = None
+    ) -> Op[LoadedCheckpoint | None]:
+        """Return the newest version on the path, or the newest of a kind; None if there is none."""
+        _require_kind(kind)
+        _require_count("last", last)
+        where = yield from spans(self.number, on_path=True)
+        found = yield from listed(where, kind, None, None, 1)
+        if not found:
+            return None
+        return (yield from self._load(found[0]["key"] % SHIFT, last))
+
+    @large_query
+    def at(self, version: int, *, last: int | None = None) -> Op[LoadedCheckpoint]:
+        """Return a version with its channels, or raise CheckpointNotFound."""
+        require_version(version)
+        _require_count("last", last)
+        return (yield from self._load(version, last))
+
+    @query
+    def history(
+        self,
+        *,
+        kind: Kind | None = None,
+        item: object = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Op[list[Checkpoint]]:
+        """Return versions without their channels, newest first, those of origins included."""
+        _require_kind(kind)
+        _require_count("limit", limit)
+        where = yield from spans(self.number, on_path=False)
+        found = yield from listed(where, kind, id_of_item(item), before, min(limit, HISTORY_MAX))
+        return [header(self.codec, self.id, row) for row in found]
+
+    @query
+    def counts(self) -> Op[dict[str, int]]:
+        """Return how many checkpoints the session has of each kind."""
+        low = self.number * SHIFT
+        found = yield from rows(COUNTS, low=low, high=low + SHIFT - 1)
+        return {row["kind"]: int(row["checkpoints"]) for row in found}
+
+    @query
+    def resume_point(self) -> Op[ResumePoint]:
+        """Return the iteration to run next and the record that says so; (1, None) at first."""
+        for owner, low, high in (yield from spans(self.number, on_path=True)):
+            row = yield from one(ITERATION, low=owner * SHIFT + low, high=owner * SHIFT + high)
+            if row is not None:
+                step = 1 if row["kind"] == "iteration_end" else 0
+                checkpoint = header(self.codec, self.id, row)
+                return ResumePoint(iteration=row["iteration"] + step, checkpoint=checkpoint)
+        return ResumePoint(iteration=1, checkpoint=None)
+
+    @operation
+    def pin(self, version: int, reason: str) -> Op[None]:
+        """Keep a version from being pruned; a second pin replaces the reason."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidArgument("a pin needs a reason")
+        key = yield from self._own_key(version)
+        yield from rows(PIN, key=key, reason=reason)
+        data = {"version": version, "reason": reason}
+        yield from emit(self.codec, self.root_id, self.id, "checkpoint_pinned", data)
+
+    @operation
+    def unpin(self, version: int) -> Op[None]:
+        """Let a version be pruned again."""
+        key = yield from self._own_key(version)
+        yield from rows(UNPIN, key=key)
+        yield from emit(
+            self.codec, self.root_id, self.id, "checkpoint_unpinned", {"version": version}
+        )
+
+    @operation
+    def attest(self, version: int, evidence: Any) -> Op[None]:
+        """Say that a version was verified, and how; empty evidence attests nothing."""
+        if not evidence:
+            raise InvalidArgument("evidence is empty, so it attests nothing")
+        body = self.codec.encode(evidence, name="evidence")
+        key = yield from self._own_key(version)
+        sealed = self.codec.seal(body, context=("hf_attestations", str(key)))
+        yield from rows(ATTEST, key=key, evidence=sealed)
+        yield from emit(
+            self.codec, self.root_id, self.id, "checkpoint_attested", {"version": version}
+        )
+
+    def _place(self) -> Place:
+        return Place(self.id, self.number, self.root_id, self.fence)
+
+    def _load(self, version: int, last: int | None) -> Op[LoadedCheckpoint]:
+        owner, row = yield from find(self.number, self.id, version)
+        return (yield from load(self.codec, self.id, owner, row, last))
+
+    def _own_key(self, version: int) -> Op[int]:
+        """Lock the tree and return the key of a version that the session itself has."""
+        require_version(version)
+        yield Lock(self.root_id)
+        owner, _ = yield from find(self.number, self.id, version)
+        if owner != self.number:
+            raise InvalidArgument(
+                f"version {version} belongs to the session that this one was forked from"
+            )
+        return self.number * SHIFT + version
+
+    def _set(self, head: Head | None, channel: str, value: Any) -> Change:
+        """Encode a channel; a list that only grew since the known head is an append."""
+        _require_channel(channel)
+        if type(value) is not list:
+            return SetValue(self.codec.encode(value, name=channel))
+        known = head.lists.get(channel) if head is not None else None
+        entry = head.manifest.get(channel) if head is not None else None
+        if known is not None and known.joined and isinstance(entry, Ref):
+            body = self.codec.encode_unchecked(value)
+            start = len(list_header(len(value)))
+            if body is not None and body.startswith(known.joined, start):
+                new = self.codec.encode_each(value[entry.length :], name=channel)
+                return Extend(new)
+        return SetList(self.codec.encode_each(value, name=channel))
+
+
+def _require_channel(channel: object) -> None:
+    if not isinstance(channel, str) or not 0 < len(channel) <= CHANNEL_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"a channel's name is text of 1 to {CHANNEL_CHARACTERS_MAX} characters, not {channel!r}"
+        )
+    if not channel.isprintable():
+        raise InvalidArgument(f"channel {channel!r} has characters that cannot be printed")
+
+
+def _require_kind(kind: object) -> None:
+    if kind is not None and kind not in KINDS:
+        raise InvalidArgument(f"unknown kind {kind!r}; it must be one of {', '.join(KINDS)}")
+
+
+def require_version(version: object) -> None:
+    """Refuse what cannot be a version."""
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 < version < SHIFT:
+        raise InvalidArgument(f"a version is a whole number from 1 up, not {version!r}")
+
+
+def _require_count(name: str, count: object) -> None:
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise InvalidArgument(f"{name} must be a whole number from 1 up, not {count!r}")

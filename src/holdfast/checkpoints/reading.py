@@ -1,0 +1,173 @@
+"""Reading checkpoints: one version with its channels, or many without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..codec import Codec
+from ..errors import CheckpointNotFound
+from ..kernel.operation import Op, Row, one, rows
+from ..records import Checkpoint, LoadedCheckpoint
+from . import manifest as manifests
+from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
+from .manifest import Entry, Inline, Stored
+from .writing import checkpoint_context
+
+HEADER = "key, epoch, kind, item_id, state_sequence, data, metadata, created_at"
+ONE = f"SELECT {HEADER}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
+LIST = f"""
+SELECT {HEADER} FROM hf_checkpoints
+WHERE key >= :low AND key <= :high
+    AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
+    AND (CAST(:item_id AS TEXT) IS NULL OR item_id = :item_id)
+ORDER BY key DESC LIMIT :limit
+"""  # noqa: S608
+ITERATION = f"""
+SELECT {HEADER}, iteration FROM hf_checkpoints
+WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
+"""  # noqa: S608
+WHERE_FROM = """
+SELECT number, version, origin_number, origin_version FROM hf_sessions WHERE number = :number
+"""
+EPOCHS = """
+SELECT first_version, target_version FROM hf_epochs
+WHERE session_number = :number ORDER BY first_version DESC
+"""
+FORKS_MAX = 1_000
+
+Span = tuple[int, int, int]
+"""Versions `low` to `high` of a session: (session number, low, high)."""
+
+
+def own_span(number: int, version: int) -> Span:
+    """Return all versions that a session wrote itself."""
+    return number, 1, version
+
+
+def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
+    """Return where a session's history lies, newest first: its own rows, then its origins'.
+
+    On the path, what a rewind left aside is skipped.
+    """
+    found: list[Span] = []
+    version: int | None = None
+    for _ in range(FORKS_MAX):
+        row = yield from one(WHERE_FROM, number=number)
+        if row is None:
+            break
+        newest = row["version"] if version is None else version
+        oldest = row["origin_version"] or 1
+        ranges = [(oldest, newest)]
+        if on_path:
+            epochs = yield from rows(EPOCHS, number=number)
+            ranges = path(epochs, oldest, newest)
+        found += [(number, low, high) for low, high in ranges]
+        if row["origin_number"] is None:
+            break
+        number, version = row["origin_number"], row["origin_version"] - 1
+    return found
+
+
+def path(epochs: Sequence[Row], oldest: int, newest: int) -> list[tuple[int, int]]:
+    """Return the versions that lead to the newest, as ranges, the newest range first."""
+    ranges = []
+    high = newest
+    for epoch in epochs:
+        first, target = epoch["first_version"], epoch["target_version"]
+        if oldest <= first <= high:
+            ranges.append((first, high))
+            high = target
+    return [*ranges, (oldest, high)] if high >= oldest else ranges
+
+
+def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
+    """Return the row of a version, from the session or from an origin it was forked from."""
+    wanted = version
+    for owner, low, high in (yield from spans(number, on_path=False)):
+        if low <= wanted <= high:
+            row = yield from one(ONE, key=owner * SHIFT + wanted)
+            if row is not None:
+                return owner, row
+    raise CheckpointNotFound(
+        f"session {session_id} has no version {version}: never written, or pruned",
+        session_id=session_id,
+        version=version,
+    )
+
+
+def load(
+    codec: Codec, session_id: str, owner: int, row: Row, last: int | None
+) -> Op[LoadedCheckpoint]:
+    """Return a version with its channels; `last` loads only the end of each list."""
+    version = row["key"] % SHIFT
+    context = checkpoint_context(owner, version, "manifest")
+    manifest = manifests.unpack(codec, row["manifest"], context)
+    channels: dict[str, Any] = {}
+    left_out: dict[str, int] = {}
+    for channel, entry in manifest.items():
+        channels[channel], missing = yield from _value(codec, entry, last)
+        if missing:
+            left_out[channel] = missing
+    return LoadedCheckpoint(
+        **_header(codec, session_id, owner, row), channels=channels, left_out=left_out
+    )
+
+
+def _value(codec: Codec, entry: Entry, last: int | None) -> Op[tuple[Any, int]]:
+    match entry:
+        case Inline(body):
+            return codec.decode(body), 0
+        case Stored(line_id):
+            (value,) = yield from values_of(codec, [Piece(line_id, 0, 1)])
+            return value, 0
+        case Ref():
+            start = max(0, entry.length - last) if last is not None else 0
+            pieces = yield from pieces_of(codec, entry)
+            values = yield from values_of(codec, cut(pieces, start, entry.length))
+            return values, start
+
+
+def header(codec: Codec, session_id: str, row: Row) -> Checkpoint:
+    """Return a row without its channels."""
+    return Checkpoint(**_header(codec, session_id, row["key"] // SHIFT, row))
+
+
+def _header(codec: Codec, session_id: str, owner: int, row: Row) -> dict[str, Any]:
+    version = row["key"] % SHIFT
+
+    def unsealed(part: str) -> Any:
+        if row[part] is None:
+            return None
+        return codec.unpack(row[part], context=checkpoint_context(owner, version, part))
+
+    return {
+        "session_id": session_id,
+        "version": version,
+        "epoch": row["epoch"],
+        "kind": row["kind"],
+        "data": unsealed("data"),
+        "metadata": unsealed("metadata"),
+        "item_id": row["item_id"],
+        "state_sequence": row["state_sequence"],
+        "created_at": row["created_at"],
+    }
+
+
+def listed(
+    where: Sequence[Span], kind: str | None, item_id: str | None, before: int | None, limit: int
+) -> Op[list[Row]]:
+    """Return headers' rows of some spans, newest first."""
+    found: list[Row] = []
+    for owner, low, high in where:
+        top = high if before is None else min(high, before - 1)
+        if low <= top and len(found) < limit:
+            found += yield from rows(
+                LIST,
+                low=owner * SHIFT + low,
+                high=owner * SHIFT + top,
+                kind=kind,
+                item_id=item_id,
+                limit=limit - len(found),
+            )
+    return found

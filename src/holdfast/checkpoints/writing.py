@@ -1,0 +1,290 @@
+"""Writing one checkpoint: the head is compared and moved, and everything else follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..codec import Codec
+from ..errors import (
+    InvalidArgument,
+    LeaseLost,
+    SessionBusy,
+    SessionEnded,
+    SessionNotFound,
+    VersionConflict,
+)
+from ..feed import emit
+from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, fresh_id, one
+from ..records import KINDS, Checkpoint, Kind
+from . import manifest as manifests
+from .heads import Head, Heads
+from .lines import SHIFT
+from .planning import Change, Plan, is_simple, make_plan
+
+ADVANCE = """
+UPDATE hf_sessions SET
+    version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
+WHERE number = :number AND head = :old_head AND status IN ('active', 'waiting')
+    AND (CAST(:expected AS INTEGER) IS NULL OR version = :expected)
+    AND CASE WHEN CAST(:fence AS INTEGER) IS NULL
+        THEN holder IS NULL OR lease_expires_at <= :now
+        ELSE fence = :fence AND holder IS NOT NULL END
+RETURNING version
+"""
+# What follows the head is written only if the head was moved: by then it has the new id.
+UNPACK = """
+DELETE FROM hf_items WHERE key >= :low AND key < :high
+    AND EXISTS (SELECT 1 FROM hf_sessions WHERE number = :number AND head = :head)
+"""
+ADD_ITEM = """
+INSERT INTO hf_items (key, count, data)
+SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB)
+FROM hf_sessions WHERE number = :number AND head = :head
+"""
+USE = """
+INSERT INTO hf_uses (line_id, session_number)
+SELECT CAST(:line_id AS INTEGER), number FROM hf_sessions WHERE number = :number AND head = :head
+"""
+ADD_CHECKPOINT = """
+INSERT INTO hf_checkpoints (
+    key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+)
+SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
+    CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), t.sequence, CAST(:manifest AS BLOB),
+    CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
+FROM hf_sessions s JOIN hf_trees t ON t.root_id = s.root_id
+WHERE s.number = :number AND s.head = :head
+RETURNING epoch, state_sequence, created_at
+"""
+LOOK = """
+SELECT number, version, epoch, head, status, holder, fence, lease_expires_at,
+    lease_expires_at > :now AS is_leased
+FROM hf_sessions WHERE number = :number
+"""
+MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The session a checkpoint is written to, and by whom."""
+
+    session_id: str
+    number: int
+    root_id: str
+    fence: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint before it has a version."""
+
+    kind: Kind
+    changes: Mapping[str, Change]
+    data: bytes | None
+    metadata: bytes | None
+    iteration: int | None = None
+    item_id: str | None = None
+    expected_version: int | None = None
+    opens_epoch: bool = False
+
+
+def checkpoint_context(number: int, version: int, part: str) -> tuple[str, ...]:
+    """Return the place that a part of a checkpoint is bound to."""
+    return "hf_checkpoints", str(number), str(version), part
+
+
+def draft(
+    codec: Codec,
+    kind: str,
+    changes: Mapping[str, Change],
+    data: Any,
+    metadata: Mapping[str, Any] | None,
+    item: object,
+    expected_version: int | None,
+) -> Draft:
+    """Check and encode a checkpoint's own parts."""
+    if kind not in KINDS:
+        raise InvalidArgument(f"unknown kind {kind!r}; it must be one of {', '.join(KINDS)}")
+    iteration = _iteration(kind, data)
+    if expected_version is not None and not _is_whole(expected_version):
+        raise InvalidArgument(f"expected_version must be a version, not {expected_version!r}")
+    return Draft(
+        kind=kind,
+        changes=changes,
+        data=None if data is None else codec.encode(data, name="data"),
+        metadata=encode_metadata(codec, metadata),
+        iteration=iteration,
+        item_id=id_of_item(item),
+        expected_version=expected_version,
+    )
+
+
+def id_of_item(item: object) -> str | None:
+    """Return the id of a work item, given as itself or by its id."""
+    item_id = getattr(item, "id", item)
+    if item_id is not None and not isinstance(item_id, str):
+        raise InvalidArgument(f"item must be a work item or its id, not {item!r}")
+    return item_id
+
+
+def encode_metadata(codec: Codec, metadata: Mapping[str, Any] | None) -> bytes | None:
+    """Return metadata as a body; it must be a dict."""
+    if metadata is not None and type(metadata) is not dict:
+        raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
+    return None if metadata is None else codec.encode(metadata, name="metadata")
+
+
+def _iteration(kind: str, data: Any) -> int | None:
+    if kind not in {"iteration_start", "iteration_end"}:
+        return None
+    iteration = data.get("iteration", 0) if isinstance(data, dict) else 0
+    if not _is_whole(iteration) or iteration < 1:
+        raise InvalidArgument(f'{kind} needs data {{"iteration": N}} with N from 1 up')
+    return int(iteration)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < SHIFT
+
+
+def write(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Checkpoint]:
+    """Write the next version of a session, all of it or nothing."""
+    head = heads.get(place.number)
+    if head is None or not is_simple(head, wanted.changes):
+        head = yield from current_head(codec, heads, place, wanted)
+    checkpoint = yield from write_after(codec, heads, place, wanted, head)
+    if checkpoint is None:
+        # What was remembered is old, or the write is not allowed; now the tree is locked.
+        head = yield from current_head(codec, heads, place, wanted)
+        checkpoint = yield from write_after(codec, heads, place, wanted, head)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def current_head(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Head]:
+    """Lock the tree and return the session's head, or say why it cannot be written."""
+    _, found = yield from batch(Lock(place.root_id), Query(LOOK, {"number": place.number}))
+    row = require_writable(place, found)
+    if wanted.expected_version not in {None, row["version"]}:
+        raise VersionConflict(
+            f"session {place.session_id} is at version {row['version']}, "
+            f"not {wanted.expected_version}; load it and decide again",
+            session_id=place.session_id,
+            current_version=row["version"],
+            expected_version=wanted.expected_version,
+        )
+    known = heads.get(place.number)
+    if known is not None and known.id == row["head"]:
+        return known
+    manifest = yield from read_manifest(codec, place.number, row["version"])
+    return Head(row["head"], row["version"], manifest)
+
+
+def require_writable(place: Place, found: list[Row]) -> Row:
+    """Return the session's row, or raise what keeps this handle from writing."""
+    if not found:
+        raise SessionNotFound(f"there is no session {place.session_id!r}", id=place.session_id)
+    row = found[0]
+    if row["status"] not in {"active", "waiting"}:
+        raise SessionEnded(
+            f"session {place.session_id} is {row['status']}; open it with reopen=True to go on",
+            session_id=place.session_id,
+            status=row["status"],
+        )
+    if place.fence is None:
+        if row["holder"] is not None and row["is_leased"]:
+            raise SessionBusy(
+                f"session {place.session_id} is driven by {row['holder']!r}; only its driver may "
+                "write while the lease lives",
+                session_id=place.session_id,
+                holder=row["holder"],
+                expires_at=row["lease_expires_at"],
+            )
+    elif row["fence"] != place.fence or row["holder"] is None:
+        raise LeaseLost(
+            f"session {place.session_id}: this driver's fence {place.fence} is old, the current "
+            f"one is {row['fence']}; stop, nothing was written",
+            session_id=place.session_id,
+            fence=place.fence,
+            current_fence=row["fence"],
+        )
+    return row
+
+
+def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manifests.Entry]]:
+    """Return the manifest of a session's version; a session without versions has none."""
+    if version == 0:
+        return {}
+    row = yield from one(MANIFEST, key=number * SHIFT + version)
+    if row is None:
+        raise SessionNotFound(f"session number {number} has lost its version {version}")
+    context = checkpoint_context(number, version, "manifest")
+    return manifests.unpack(codec, row["manifest"], context)
+
+
+def write_after(
+    codec: Codec, heads: Heads, place: Place, wanted: Draft, head: Head
+) -> Op[Checkpoint | None]:
+    """Write the version after a head; None when the head has moved or may not be moved."""
+    plan = yield from make_plan(codec, head, wanted.changes)
+    version = head.version + 1
+    new_head = random_id((yield from fresh_id()))
+    here = {"number": place.number, "head": new_head}
+    advance = {
+        **here,
+        "old_head": head.id,
+        "expected": wanted.expected_version,
+        "fence": place.fence,
+        "epochs": int(wanted.opens_epoch),
+    }
+    queries = [Query(ADVANCE, advance)]
+    for written in plan.writes:
+        if written.replaced is not None:
+            low, high = written.replaced
+            queries.append(Query(UNPACK, {**here, "low": low, "high": high}))
+        queries += [
+            Query(ADD_ITEM, {**here, "key": key, "count": count, "data": data})
+            for key, count, data in written.rows
+        ]
+    queries += [Query(USE, {**here, "line_id": line_id}) for line_id in plan.opened]
+    queries.append(Query(ADD_CHECKPOINT, {**here, **_row(codec, place, version, wanted, plan)}))
+    answers = yield from batch(Lock(place.root_id), *queries)
+    if not answers[1]:
+        return None
+    data = {"version": version, "kind": wanted.kind}
+    yield from emit(codec, place.root_id, place.session_id, "checkpoint_saved", data)
+    yield AfterCommit(
+        lambda: heads.put(place.number, Head(new_head, version, plan.manifest, plan.remember()))
+    )
+    return Checkpoint(
+        session_id=place.session_id,
+        version=version,
+        kind=wanted.kind,
+        data=None if wanted.data is None else codec.decode(wanted.data),
+        metadata=None if wanted.metadata is None else codec.decode(wanted.metadata),
+        item_id=wanted.item_id,
+        **answers[-1][0],
+    )
+
+
+def _row(codec: Codec, place: Place, version: int, wanted: Draft, plan: Plan) -> dict[str, Any]:
+    def sealed(body: bytes | None, part: str) -> bytes | None:
+        context = checkpoint_context(place.number, version, part)
+        return None if body is None else codec.seal(body, context=context)
+
+    context = checkpoint_context(place.number, version, "manifest")
+    return {
+        "kind": wanted.kind,
+        "iteration": wanted.iteration,
+        "item_id": wanted.item_id,
+        "manifest": manifests.pack(codec, plan.manifest, context),
+        "data": sealed(wanted.data, "data"),
+        "metadata": sealed(wanted.metadata, "metadata"),
+    }
+
+
+def random_id(fresh: str) -> int:
+    """Return the random part of a fresh id as a number; a head is told by it from any other."""
+    return int(fresh[-17:].replace("-", ""), 16) & (2**63 - 1)

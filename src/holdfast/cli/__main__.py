@@ -1,0 +1,5 @@
+"""`python -m holdfast.cli` is the same as `holdfast`."""
+
+from . import main
+
+main()

@@ -1,0 +1,73 @@
+"""The commands put together, and how every one of them ends."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import HoldfastError
+from . import INTERRUPTED, backup, demo, doctor, migrate, output
+
+app = typer.Typer(
+    name="holdfast",
+    help="Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
+    rich_markup_mode=None,
+)
+for command in (migrate.migrate, doctor.doctor, backup.backup, demo.demo):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _holdfast(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show where an error comes from, as HOLDFAST_DEBUG=1 does."),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; an error is one sentence on stderr."""
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
+        return int(code or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if "--debug" in arguments or os.environ.get("HOLDFAST_DEBUG", "0") != "0":
+            traceback.print_exc()
+        output.fail(described(error), as_json="--json" in arguments)
+        return int(getattr(error, "exit_code", 1))
+
+
+def described(error: Exception) -> dict[str, object]:
+    """Return an error as plain data with its sentence: ours, wrong use, or one nobody foresaw."""
+    if isinstance(error, HoldfastError):
+        return error.to_dict()
+    name, message = type(error).__name__, str(error)
+    if wrong_use := getattr(error, "format_message", None):
+        command = getattr(getattr(error, "ctx", None), "command_path", "holdfast")
+        message = f"{str(wrong_use()).rstrip('.')}; `{command} --help` shows what it takes"
+    else:
+        message = f"{name}: {message}; this is a defect, HOLDFAST_DEBUG=1 shows where it lies"
+    return {"error": name, "message": message}

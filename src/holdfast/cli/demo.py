@@ -1,0 +1,143 @@
+"""`holdfast demo`: kill a process that writes, again and again, and look for what was lost."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import store
+from ..errors import HoldfastError, InvalidArgument
+from ..testing.nouns import Counter, Setup
+from .demo_writer import ROOT_ID
+from .options import AsJson
+from .output import console, print_json
+
+ROUNDS_MAX = 100
+KILL_SECONDS_MIN, KILL_SECONDS_MAX = 0.2, 0.8
+EVENTS_PER_READ = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one killed process had been told, and what the store has."""
+
+    round: int
+    process_id: int
+    began_with: int
+    acknowledged: int
+    found: int
+    lost: int
+    is_feed_dense: bool
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="PATH",
+            help="Keep the database here.",
+            show_default="a temporary directory",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, max=ROUNDS_MAX, help="How often to kill.")
+    ] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Kill writing processes and show that nothing is lost. It needs no server."""
+    if directory is not None and not directory.is_dir():
+        raise InvalidArgument(f"there is no directory {directory}; create it first")
+    with nullcontext(directory) if directory else tempfile.TemporaryDirectory() as place:
+        url = f"sqlite:///{Path(place).resolve() / 'holdfast-demo.db'}"
+        if as_json:
+            results = [_play(url, number) for number in range(1, rounds + 1)]
+            print_json({"url": url, "rounds": [asdict(result) for result in results]})
+        else:
+            results = _narrate(url, rounds)
+    if any(result.lost or not result.is_feed_dense for result in results):
+        raise typer.Exit(1)
+
+
+def _narrate(url: str, rounds: int) -> list[Round]:
+    from rich.table import Table
+
+    out = console()
+    out.print(
+        "A process counts in an SQLite file, each number a durable commit. It is killed with\n"
+        f"SIGKILL at a random moment; another opens the store and goes on.\n{url}\n",
+        markup=False,
+    )
+    results = []
+    for number in range(1, rounds + 1):
+        with out.status(f"Round {number} of {rounds}"):
+            results.append(_play(url, number))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("round", "killed", "began with", "acknowledged", "found", "lost"):
+        table.add_column(heading, justify="right")
+    table.add_column("feed")
+    for result in results:
+        table.add_row(
+            str(result.round),
+            str(result.process_id),
+            f"{result.began_with:,}",
+            f"{result.acknowledged:,}",
+            f"{result.found:,}",
+            f"[red]{result.lost:,}[/]" if result.lost else "[green]0[/]",
+            "[green]dense[/]" if result.is_feed_dense else "[red]has holes[/]",
+        )
+    out.print(table)
+    lost = sum(result.lost for result in results)
+    out.print(f"\n{lost:,} of {results[-1].acknowledged:,} acknowledged commits were lost.")
+    if any(result.found > result.acknowledged for result in results):
+        out.print("One more found than acknowledged: killed after the commit, before it could say.")
+    return results
+
+
+def _play(url: str, number: int) -> Round:
+    """Let a process write, kill it at a random moment, and compare."""
+    before, _ = _look(url)
+    command = [sys.executable, "-m", "holdfast.cli.demo_writer", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            first = process.stdout.readline()
+            time.sleep(random.uniform(KILL_SECONDS_MIN, KILL_SECONDS_MAX))
+        finally:
+            process.kill()
+        numbers = [int(line) for line in (first, *process.stdout) if line]
+    if not numbers:
+        raise HoldfastError("the process that writes ended by itself")
+    found, is_dense = _look(url)
+    return Round(
+        round=number,
+        process_id=process.pid,
+        began_with=numbers[0],
+        acknowledged=numbers[-1],
+        found=found,
+        # A process that does not go on where the store was has lost what lies between.
+        lost=max(0, numbers[-1] - found) + abs(before + 1 - numbers[0]),
+        is_feed_dense=is_dense,
+    )
+
+
+def _look(url: str) -> tuple[int, bool]:
+    """Open the store and return its counter, and whether the feed has all positions up to it."""
+    with store.open(url) as opened:
+        Setup(opened).install()
+        value, position = Counter(opened, ROOT_ID).value(), 0
+        while events := opened.events(ROOT_ID, after=position, limit=EVENTS_PER_READ):
+            expected = range(position + 1, position + 1 + len(events))
+            if [event.position for event in events] != list(expected):
+                return value, False
+            position = events[-1].position
+    return value, position == value

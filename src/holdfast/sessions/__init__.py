@@ -1,0 +1,15 @@
+"""Sessions: durable conversations or tasks, in trees, each with its status and lease."""
+
+from .handles import AsyncDrivenSession, AsyncSession, DrivenSession, Session, TxSession
+from .ops import Identity, SessionsOps, current_session
+
+__all__ = [
+    "AsyncDrivenSession",
+    "AsyncSession",
+    "DrivenSession",
+    "Identity",
+    "Session",
+    "SessionsOps",
+    "TxSession",
+    "current_session",
+]

@@ -1,0 +1,150 @@
+"""Handles of sessions in every colour, and the driver's handle that keeps its lease alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any, TypeVar
+
+from ..errors import LeaseLost
+from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, TxBound
+from ..leases import Heartbeat
+from ..records import Lease
+from .ops import SessionOps
+
+S = TypeVar("S")
+
+
+class _Named:
+    """What a handle keeps of its session and of the store it came from."""
+
+    def __init__(
+        self, owner: Any, id: str, number: int, root_id: str, name: str | None = None
+    ) -> None:
+        self.owner = owner
+        self.codec = owner.codec
+        self.heads = owner.heads
+        self.url: str = owner.url
+        self.id = id
+        self.number = number
+        self.root_id = root_id
+        self.name = name
+        self.fence: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+
+class Session(_Named, SessionOps["Session"], SyncBound):
+    """A session; each call returns once its change is durable."""
+
+    def __init__(
+        self, owner: Any, id: str, number: int, root_id: str, name: str | None = None
+    ) -> None:
+        super().__init__(owner, id, number, root_id, name)
+        self.driver = owner.driver
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
+        return Session(self.owner, id, number, root_id, name)
+
+    def drive(self, holder: str | None = None, lease_seconds: float = 60) -> DrivenSession:
+        """Take the session's lease and keep it until closed: one process advances a session.
+
+        Raises SessionBusy while another drives it.
+        """
+        lease = self.lease(holder or default_holder(), lease_seconds)
+        return DrivenSession(self, lease, lease_seconds)
+
+
+class DrivenSession(Session):
+    """A session whose lease this handle holds; all its writes carry the fence."""
+
+    def __init__(self, session: Session, lease: Lease, lease_seconds: float) -> None:
+        super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
+        self.fence = lease.fence
+        self._lease = lease
+        self.heartbeat = keep(self, session.driver, lease, lease_seconds)
+
+    def close(self) -> None:
+        """Give the lease back; one that is lost already is not an error."""
+        self.heartbeat.stop()
+        with contextlib.suppress(LeaseLost):
+            self.release(self._lease)
+
+    def __enter__(self) -> DrivenSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncSession(_Named, SessionOps["AsyncSession"], AsyncBound):
+    """A session in one event loop; each awaited call is durable when it returns."""
+
+    def __init__(
+        self, owner: Any, id: str, number: int, root_id: str, name: str | None = None
+    ) -> None:
+        super().__init__(owner, id, number, root_id, name)
+        self.driver = owner.driver
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
+        return AsyncSession(self.owner, id, number, root_id, name)
+
+    async def drive(
+        self, holder: str | None = None, lease_seconds: float = 60
+    ) -> AsyncDrivenSession:
+        """Take the session's lease and keep it until closed: one process advances a session.
+
+        Raises SessionBusy while another drives it.
+        """
+        lease = await self.lease(holder or default_holder(), lease_seconds)
+        return AsyncDrivenSession(self, lease, lease_seconds)
+
+
+class AsyncDrivenSession(AsyncSession):
+    """A session whose lease this handle holds; all its writes carry the fence."""
+
+    def __init__(self, session: AsyncSession, lease: Lease, lease_seconds: float) -> None:
+        super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
+        self.fence = lease.fence
+        self._lease = lease
+        self.heartbeat = keep(self, session.driver, lease, lease_seconds)
+
+    async def close(self) -> None:
+        """Give the lease back; one that is lost already is not an error."""
+        self.heartbeat.stop()
+        with contextlib.suppress(LeaseLost):
+            await self.release(self._lease)
+
+    async def __aenter__(self) -> AsyncDrivenSession:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class TxSession(_Named, SessionOps["TxSession"], TxBound):
+    """A session inside `store.run`: every operation is a generator to `yield from`."""
+
+    composition: Composition
+
+    def __init__(
+        self, owner: Any, id: str, number: int, root_id: str, name: str | None = None
+    ) -> None:
+        super().__init__(owner, id, number, root_id, name)
+        self.composition = owner.composition
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> TxSession:
+        return TxSession(self.owner, id, number, root_id, name)
+
+
+def keep(session: Any, driver: Any, lease: Lease, lease_seconds: float) -> Heartbeat:
+    """Renew a session's lease from a thread, which neither the loop nor a handler can block."""
+    renew = Call(SessionOps.renew, session, (lease, lease_seconds))
+    return Heartbeat(lambda: driver.twin().run(renew), lease_seconds)
+
+
+def default_holder() -> str:
+    """Return a name that no other process, on this machine or another, has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"

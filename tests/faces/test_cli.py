@@ -1,0 +1,811 @@
+"""The command line as people and scripts meet it: real processes on real databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import holdfast
+from holdfast import store as store_module
+from holdfast.cli import app as app_module
+from holdfast.cli import demo as demo_module
+from holdfast.kernel import operation
+from holdfast.kernel.health import server, sqlite
+from holdfast.kernel.schema import migrations, newest
+from holdfast.records import Finding
+from holdfast.testing.nouns import Counter, Setup
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "holdfast.cli"]
+COMMANDS = {"migrate", "doctor", "backup", "demo"}
+SECONDS_MAX = 60
+
+Result = subprocess.CompletedProcess[str]
+Run = Callable[..., Result]
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {**kept, **changes}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """An empty directory to run commands in."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def run(here: Path) -> Run:
+    """Runs the command line in a process of its own."""
+
+    def run(*arguments: str | Path, **variables: str) -> Result:
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            cwd=here,
+            env=environment(variables),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def quick(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process, where a process of its own would prove no more."""
+
+    def quick(*arguments: str | Path, **variables: str) -> Result:
+        with monkeypatch.context() as patched:
+            patched.chdir(here)
+            for name in ("HOLDFAST_URL", "HOLDFAST_DEBUG"):
+                patched.delenv(name, raising=False)
+            for name, text in variables.items():
+                patched.setenv(name, text)
+            capfd.readouterr()
+            code = app_module.run(list(map(str, arguments)))
+            return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return quick
+
+
+@pytest.fixture
+def options(place: dict[str, str]) -> list[str]:
+    """The options that name a place where a store can be."""
+    return [f"--{name}={text}" for name, text in place.items()]
+
+
+@pytest.fixture
+def filled(place: dict[str, str]) -> dict[str, str]:
+    """A place with a store in which a counter is at 3."""
+    fill(place)
+    return place
+
+
+def fill(place: Mapping[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        Setup(store).install()
+        Counter(store).plant()
+        for _ in range(3):
+            Counter(store).add(note="x" * 100)
+
+
+def file_of(place: Mapping[str, str]) -> Path:
+    return Path(place["url"].removeprefix("sqlite:///"))
+
+
+def execute(place: Mapping[str, str], *statements: str) -> None:
+    """Change a store behind its back, with triggers and foreign keys off."""
+    if "namespace" in place:
+        with psycopg.connect(place["url"], autocommit=True) as other:
+            other.execute(f'SET search_path = "{place["namespace"]}"')
+            other.execute("SET session_replication_role = replica")
+            for statement in statements:
+                other.execute(statement)
+    else:
+        connection = apsw.Connection(str(file_of(place)))
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        for statement in statements:
+            connection.execute(statement)
+        connection.close()
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def where(place: Mapping[str, str]) -> str:
+    """How the command line names a place."""
+    if "namespace" in place:
+        return f"schema '{place['namespace']}'"
+    return str(file_of(place))
+
+
+def bad(result: Result) -> list[str]:
+    """The checks of a doctor's report that are not ok, with their level."""
+    findings = json.loads(result.stdout)
+    return [f"{found['level']}: {found['check']}" for found in findings if found["level"] != "ok"]
+
+
+def test_the_entry_point_is_the_one_the_package_declares() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"holdfast": "holdfast.cli:main"}
+    assert project["version"] == holdfast.__version__
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"holdfast {holdfast.__version__}\n"
+
+
+def test_without_a_command_it_shows_its_help(run: Run) -> None:
+    result = run()
+    assert (result.returncode, result.stderr) == (2, "")
+    assert result.stdout == run("--help").stdout
+    for name in COMMANDS:
+        assert f"\n  {name} " in result.stdout
+
+
+def test_every_command_offers_json_and_explains_itself() -> None:
+    found = {name: command for name, command in commands().items() if not command.hidden}
+    assert set(found) == COMMANDS
+    for name, command in found.items():
+        offered = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in offered, name
+        assert name == "demo" or {"--url", "--namespace"} <= offered, name
+        shown = CliRunner().invoke(app_module.app, [name, "--help"])
+        assert shown.exit_code == 0
+        assert command.help is not None
+        assert command.help.partition(".")[0] in shown.output
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app_module.app)
+    found: dict[str, Any] = group.commands
+    return found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_it_prints_a_completion_script(shell: str, run: Run) -> None:
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    result = run("--show-completion", shell, **variables)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "_HOLDFAST_COMPLETE" in result.stdout
+    sourced = run(_HOLDFAST_COMPLETE=f"source_{shell}")
+    assert result.stdout.strip() == sourced.stdout.strip()
+
+
+def test_it_completes_commands_and_options(run: Run) -> None:
+    def complete(words: str, place: int) -> set[str]:
+        variables = {"COMP_WORDS": words, "COMP_CWORD": str(place)}
+        return set(run(_HOLDFAST_COMPLETE="complete_bash", **variables).stdout.split())
+
+    assert complete("holdfast ", 1) == COMMANDS
+    assert complete("holdfast mi", 1) == {"migrate"}
+    assert complete("holdfast migrate --s", 2) == {"--status"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "--nope"],
+         "No such option: --nope; `holdfast doctor --help` shows what it takes"),
+        (["nope"], "No such command 'nope'; `holdfast --help` shows what it takes"),
+        (["backup"], "Missing argument 'PATH'; `holdfast backup --help` shows what it takes"),
+        (["demo", "--rounds", "0"],
+         "Invalid value for '--rounds': Input should be greater than or equal to 1; "
+         "`holdfast demo --help` shows what it takes"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_wrong_use_is_one_sentence(arguments: list[str], message: str, quick: Run) -> None:
+    result = quick(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"Error: {message}\n"
+    as_json = quick(*arguments, "--json")
+    assert (as_json.returncode, as_json.stdout) == (2, "")
+    assert json.loads(as_json.stderr)["message"] == message
+
+
+def test_migrate_makes_a_store_and_says_so(
+    run: Run, place: dict[str, str], options: list[str]
+) -> None:
+    first = run("migrate", *options)
+    assert (first.returncode, first.stderr) == (0, "")
+    *applied, last = first.stdout.splitlines()
+    assert applied == [f"applied {step.version:04} {step.name}" for step in migrations()]
+    assert where(place) in last
+    assert last.endswith(f"now has format {newest()}, the newest.")
+    second = run("migrate", *options)
+    assert second.returncode == 0
+    assert second.stdout.endswith(f"already has format {newest()}, the newest.\n")
+    with holdfast.open(**place, migrate=False) as store:  # type: ignore[arg-type]
+        assert json.loads(run("migrate", *options, "--json").stdout)["store_id"] == store.store_id()
+
+
+def test_migrate_as_json(quick: Run, options: list[str]) -> None:
+    data = json.loads(quick("migrate", *options, "--json").stdout)
+    versions = [step.version for step in migrations()]
+    assert (data["format"], data["newest"], data["applied_now"]) == (newest(), newest(), versions)
+    assert [step["name"] for step in data["migrations"]] == [step.name for step in migrations()]
+    for step in data["migrations"]:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", step["applied_at"])
+    status = json.loads(quick("migrate", "--status", *options, "--json").stdout)
+    assert status == {**data, "applied_now": []}
+
+
+def test_status_of_a_missing_store_makes_nothing(
+    quick: Run, here: Path, place: dict[str, str], options: list[str], tmp_path: Path
+) -> None:
+    before = names_in(tmp_path)
+    for arguments in (["migrate", "--status"], ["doctor"]):
+        result = quick(*arguments, *options)
+        assert (result.returncode, result.stdout) == (3, "")
+        assert result.stderr.startswith("Error: there is no store ")
+        assert result.stderr.endswith("; `holdfast migrate` creates it\n")
+    refused = quick("backup", here / "copy.db", *options)
+    assert refused.returncode == 3
+    assert "there is no store in" in refused.stderr
+    assert names_in(tmp_path) == before
+    assert names_in(here) == []
+    if "namespace" in place:
+        with psycopg.connect(place["url"]) as other:
+            found = other.execute(
+                "SELECT 1 FROM pg_namespace WHERE nspname = %s", [place["namespace"]]
+            )
+            assert found.fetchall() == []
+
+
+def test_status_shows_what_is_pending_and_migrate_applies_it(quick: Run, here: Path) -> None:
+    shutil.copy(ROOT / "tests" / "formats" / "0001.db", here / "holdfast.db")
+    (here / "holdfast.db").chmod(0o600)
+    before = (here / "holdfast.db").read_bytes()
+    lines = quick("migrate", "--status").stdout.splitlines()
+    assert lines[0] == str(here / "holdfast.db")
+    assert re.fullmatch(r"0001 +kernel +\d{4}-.*Z *", lines[2])
+    assert re.fullmatch(r"0002 +feed +pending *", lines[3])
+    assert bad(quick("doctor", "--json")) == ["warning: schema format"]
+    assert quick("doctor").returncode == 0
+    assert names_in(here) == ["holdfast.db"]
+    assert (here / "holdfast.db").read_bytes() == before
+    refused = quick("backup", "copy.db")
+    assert (refused.returncode, refused.stdout) == (8, "")
+    assert "run `holdfast migrate`" in refused.stderr
+    data = json.loads(quick("migrate", "--json").stdout)
+    assert data["applied_now"] == list(range(2, newest() + 1))
+
+
+def test_a_newer_store_is_refused_and_explained(
+    quick: Run, here: Path, filled: dict[str, str], options: list[str]
+) -> None:
+    execute(filled, "INSERT INTO hf_migrations (version, name, applied_at) VALUES (99, 'later', 0)")
+    for arguments in (["migrate"], ["backup", here / "copy.db"]):
+        result = quick(*arguments, *options)
+        assert (result.returncode, result.stdout) == (8, "")
+        assert result.stderr == (
+            f"Error: {where(filled)} has format 99 and this Holdfast knows formats up to "
+            f"{newest()}; install a newer Holdfast\n"
+        )
+    error = json.loads(quick("migrate", "--json", *options).stderr)
+    assert (error["error"], error["current"], error["newest"]) == ("SchemaMismatch", 99, newest())
+    status = quick("migrate", "--status", *options)
+    assert status.returncode == 0
+    assert "1970-01-01T00:00:00.000Z by a newer Holdfast" in status.stdout
+    report = quick("doctor", *options, "--json")
+    assert (report.returncode, bad(report)) == (1, ["problem: schema format"])
+
+
+def test_doctor_finds_a_sound_store_well(
+    run: Run, filled: dict[str, str], options: list[str]
+) -> None:
+    result = run("doctor", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("\n\nEverything is well.\n")
+    assert "No holes: 1 tree, 3 events." in result.stdout
+    findings = json.loads(run("doctor", "--full", *options, "--json").stdout)
+    assert {tuple(found) for found in findings} == {("check", "level", "message", "advice")}
+    assert len(findings) == len(result.stdout.splitlines()) - 2
+    if "namespace" not in filled:
+        assert "integrity_check found no damage." in [found["message"] for found in findings]
+        assert names_in(file_of(filled).parent) == ["here", "store.db", "store.db-lock"]
+
+
+def test_doctor_looks_at_a_store_that_is_in_use(
+    run: Run, filled: dict[str, str], options: list[str]
+) -> None:
+    with holdfast.open(**filled) as store:  # type: ignore[arg-type]
+        Counter(store).add()
+        result = run("doctor", *options)
+        assert result.returncode == 0
+        assert "1 tree, 4 events" in result.stdout
+        assert Counter(store).add() == 5
+
+
+PLANTED: dict[str, tuple[str, list[str]]] = {
+    "an event was removed": ("DELETE FROM hf_events WHERE position = 2", ["problem: feed"]),
+    "the last event was removed": ("DELETE FROM hf_events WHERE position = 3", ["problem: feed"]),
+    "the position is too low": ("UPDATE hf_trees SET position = 2", ["problem: feed"]),
+    "positions begin at zero": (
+        "UPDATE hf_events SET position = 0 WHERE position = 1", ["problem: feed"],
+    ),
+    "a door stands open": ("INSERT INTO hf_doors (name) VALUES ('prune')", ["problem: history"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_doctor_finds_what_was_changed_by_hand(
+    planted: str, quick: Run, filled: dict[str, str], options: list[str]
+) -> None:
+    statement, expected = PLANTED[planted]
+    execute(filled, statement)
+    result = quick("doctor", *options, "--json")
+    assert (result.returncode, bad(result)) == (1, expected)
+
+
+def test_doctor_says_what_to_do(quick: Run, filled: dict[str, str], options: list[str]) -> None:
+    execute(filled, "DELETE FROM hf_events WHERE position = 2")
+    result = quick("doctor", *options)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert (
+        "Tree 'root' is at position 3 and has 2 events, from 1 to 3. "
+        "Events were removed or added by hand: restore a backup." in result.stdout
+    )
+    assert result.stdout.endswith("\n\n1 problem, 0 warnings.\n")
+
+
+@pytest.fixture
+def file(here: Path) -> Path:
+    """A store in the file that the command line takes by default."""
+    path = here / "holdfast.db"
+    fill({"url": f"sqlite:///{path}"})
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", "-lock"])
+def test_doctor_finds_files_that_others_can_read(suffix: str, quick: Run, file: Path) -> None:
+    path = file.with_name(file.name + suffix)
+    path.chmod(0o640)
+    result = quick("doctor")
+    assert result.returncode == 1
+    message = f"{path} is open to other users (mode 0640). Run `chmod 600 {path}`."
+    assert message in result.stdout
+
+
+def test_doctor_finds_a_damaged_page(quick: Run, file: Path) -> None:
+    connection = apsw.Connection(str(file))
+    found: Any = connection.execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = 'hf_events'"
+    ).fetchall()
+    connection.close()
+    with file.open("r+b") as opened:
+        opened.seek((found[0][0] - 1) * 4096)
+        opened.write(b"\xa5" * 4096)
+    result = quick("doctor", "--json")
+    assert result.returncode == 1
+    assert {"problem: integrity", "problem: feed"} <= set(bad(result))
+
+
+@pytest.mark.parametrize("keep", [0, 60, 5000])
+def test_doctor_finds_a_damaged_file(keep: int, quick: Run, file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:keep] if keep else b"X" + data[1:])
+    result = quick("doctor", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "problem: database" in bad(result)
+
+
+def test_doctor_finds_a_broken_reference(quick: Run, file: Path) -> None:
+    execute(
+        {"url": f"sqlite:///{file}"},
+        "CREATE TABLE hf_test_leaves (root_id TEXT REFERENCES hf_trees (root_id))",
+        "INSERT INTO hf_test_leaves VALUES ('nowhere')",
+    )
+    assert bad(quick("doctor", "--json")) == ["problem: foreign keys"]
+
+
+def test_doctor_finds_a_log_that_only_grows(quick: Run, file: Path) -> None:
+    log = file.with_name(f"{file.name}-wal")
+    log.touch(mode=0o600)
+    os.truncate(log, sqlite.WAL_BYTES_MAX + 1)
+    result = quick("doctor", "--json")
+    assert (result.returncode, bad(result)) == (0, ["warning: wal size"])
+
+
+def test_doctor_finds_a_changed_journal_mode(quick: Run, file: Path) -> None:
+    execute({"url": f"sqlite:///{file}"}, "PRAGMA journal_mode = truncate")
+    # Truncate is the mode of one connection; the file remembers only that there is no log.
+    assert bad(quick("doctor", "--json")) == []
+
+
+def test_doctor_finds_too_many_writers(
+    quick: Run, filled: dict[str, str], options: list[str]
+) -> None:
+    now = "extract(epoch FROM now()) * 1000" if "namespace" in filled else "unixepoch() * 1000"
+    series = "SELECT 1 AS n UNION ALL SELECT n + 1 FROM series WHERE n < 10001"
+    execute(
+        filled,
+        f"WITH RECURSIVE series AS ({series}) INSERT INTO hf_writers (id, batch, updated_at) "
+        f"SELECT 'writer-' || n, 1, {now} FROM series",
+    )
+    assert bad(quick("doctor", *options, "--json")) == ["warning: writers"]
+
+
+def checked(place: Mapping[str, str]) -> list[Finding]:
+    found = store_module.check(place["url"], namespace=place.get("namespace"))
+    return [finding for finding in found if finding.level != "ok"]
+
+
+def test_doctor_looks_at_the_machine(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"url": f"sqlite:///{file}"}
+    usage = shutil.disk_usage(file)
+    for free, level in ((1_000, "problem"), (sqlite.FREE_BYTES_LOW, "warning")):
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+            assert [(found.check, found.level) for found in checked(place)] == [
+                ("disk space", level)
+            ]
+    for kind, level in (("nfs4", "problem"), ("tmpfs", "warning")):
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite, "file_system", lambda path, kind=kind: kind)
+            assert [(found.check, found.level) for found in checked(place)] == [
+                ("file system", level)
+            ]
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
+    (found,) = checked(place)
+    assert found == Finding(
+        "sqlite library",
+        "problem",
+        "SQLite 3.51.2 can lose commits when several connections write.",
+        "Install apsw 3.54 or newer.",
+    )
+
+
+@pytest.fixture
+def schema(postgres_dsn: str, namespace: str) -> dict[str, str]:
+    """A filled store on PostgreSQL."""
+    place = {"url": postgres_dsn, "namespace": namespace}
+    fill(place)
+    return place
+
+
+def test_doctor_looks_at_the_settings_of_its_session(quick: Run, schema: dict[str, str]) -> None:
+    def report(setting: str) -> list[str]:
+        url = f"{schema['url']}&options=-c%20{setting}"
+        return bad(quick("doctor", "--url", url, "--namespace", schema["namespace"], "--json"))
+
+    assert report("synchronous_commit=off") == ["warning: synchronous_commit"]
+    assert report("default_transaction_read_only=on") == ["problem: writable"]
+
+
+def test_doctor_finds_a_transaction_that_nobody_ends(
+    schema: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "TRANSACTION_SECONDS_MAX", 0)
+    with psycopg.connect(schema["url"], application_name="sleeper") as other:
+        other.execute("SELECT 1")
+        time.sleep(0.01)
+        found = [found for found in checked(schema) if found.check == "old transactions"]
+        assert len(found) == 1
+        assert f"process {other.info.backend_pid} sleeper idle in transaction" in found[0].message
+
+
+def test_doctor_finds_a_table_that_is_not_cleaned(
+    schema: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "DEAD_ROWS_MIN", 100)
+    with psycopg.connect(schema["url"], autocommit=True) as other:
+        table = f'"{schema["namespace"]}".hf_meta'
+        other.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        other.execute(f"INSERT INTO {table} SELECT 'x' || n, '' FROM generate_series(1, 500) AS n")
+        other.execute(f"DELETE FROM {table} WHERE name LIKE 'x%'")
+        other.execute("SELECT pg_stat_force_next_flush()")
+        other.execute("SELECT 1")
+    messages = [found.message for found in checked(schema) if found.check == "dead rows"]
+    assert messages == ["hf_meta has 500 dead rows beside 1 live ones."]
+
+
+def test_doctor_finds_clocks_that_differ(
+    schema: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = holdfast.SystemClock().now_ms
+    for seconds, words in ((-90, "90.0 s ahead of"), (90, "90.0 s behind")):
+        monkeypatch.setattr(
+            holdfast.SystemClock, "now_ms", lambda self, ms=seconds * 1000: real() + ms
+        )
+        (found,) = [found for found in checked(schema) if found.check == "clock"]
+        assert (found.level, words in found.message) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"version_number": 130_011, "version": "13.11"}, "problem: server version"),
+        ({"encoding": "SQL_ASCII"}, "problem: encoding"),
+        ({"fsync": "off"}, "problem: fsync"),
+        ({"full_page_writes": "off"}, "problem: full_page_writes"),
+        ({"is_standby": True}, "problem: writable"),
+        ({"connections": 80}, "warning: connections"),
+        ({"autovacuum": "off"}, "warning: dead rows"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_doctor_looks_at_the_server(
+    setting: dict[str, Any], expected: str, schema: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = operation.one
+
+    def one(sql: str, **parameters: object) -> Any:
+        row = yield from real(sql, **parameters)
+        return {**(row or {}), **(setting if sql == server.SERVER else {})}
+
+    settled = {"connections": 1, "connections_max": 100}
+    setting = {**settled, **setting}
+    monkeypatch.setattr(server, "one", one)
+    assert [f"{found.level}: {found.check}" for found in checked(schema)] == [expected]
+
+
+def test_backup_is_a_store(
+    run: Run, here: Path, filled: dict[str, str], options: list[str]
+) -> None:
+    result = run("backup", "copy.db", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(
+        rf"Backed up to {re.escape(str(here))}/copy\.db \(\d+\.\d kB\)\.\n", result.stdout
+    )
+    assert names_in(here) == ["copy.db"]
+    assert bad(run("doctor", "--url", "sqlite:///copy.db", "--json")) == []
+    with holdfast.open(f"sqlite:///{here}/copy.db") as copy:
+        assert [event.data["value"] for event in copy.events("root")] == [1, 2, 3]
+    data = json.loads(run("backup", "second.db", *options, "--json").stdout)
+    second = here / "second.db"
+    assert data == {"path": str(second), "bytes": second.stat().st_size}
+
+
+def test_backup_never_overwrites(quick: Run, here: Path, file: Path) -> None:
+    (here / "copy.db").write_text("mine")
+    result = quick("backup", "copy.db")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"Error: {here}/copy.db exists already; name a new file\n"
+    result = quick("backup", "none/copy.db", "--json")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert json.loads(result.stderr) == {
+        "error": "InvalidArgument",
+        "message": f"there is no directory {here}/none; create it first",
+    }
+    assert (here / "copy.db").read_text() == "mine"
+
+
+@pytest.fixture
+def writer(place: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that writes to the place all the time."""
+    command = [sys.executable, "-m", "holdfast.cli.demo_writer", *place.values()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        yield process
+        process.kill()
+
+
+def test_backup_of_a_store_that_another_process_writes(
+    run: Run, here: Path, writer: subprocess.Popen[bytes], options: list[str]
+) -> None:
+    assert writer.stdout is not None
+    for number in range(3):
+        result = run("backup", f"copy-{number}.db", *options)
+        assert (result.returncode, result.stderr) == (0, "")
+    assert writer.poll() is None
+    values = []
+    for number in range(3):
+        assert bad(run("doctor", "--url", f"sqlite:///copy-{number}.db", "--json")) == []
+        with holdfast.open(f"sqlite:///{here}/copy-{number}.db") as copy:
+            events = copy.events("demo", limit=10_000)
+        values.append(events[-1].data["value"])
+        assert [event.position for event in events] == list(range(1, values[-1] + 1))
+    assert 0 < values[0] < values[1] < values[2]
+
+
+def on_a_terminal(here: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command on a terminal of 80 columns and return what it shows."""
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=here,
+        env=environment({"TERM": "xterm-256color", "COLUMNS": "80"}),
+        stdout=terminal,
+        stderr=terminal,
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while piece := os.read(controller, 65536):
+                shown += piece
+        except OSError:
+            pass  # Linux reports the end of a terminal as an error.
+        os.close(controller)
+    return process.returncode, shown.decode()
+
+
+def test_a_terminal_gets_colour_and_a_progress_bar(here: Path, file: Path) -> None:
+    code, shown = on_a_terminal(here, "backup", "copy.db")
+    assert code == 0
+    assert "Copying" in shown
+    assert "100%" in shown
+    file.chmod(0o644)
+    code, shown = on_a_terminal(here, "doctor")
+    assert code == 1
+    assert re.search(r"\x1b\[1;31mproblem *\x1b\[0m", shown)
+    assert re.search(r"\x1b\[32mok *\x1b\[0m", shown)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "…" not in plain
+
+
+def test_the_demo_loses_nothing_and_goes_on_next_time(run: Run, here: Path) -> None:
+    first = run("demo", "--rounds", "2", "--directory", here, "--json")
+    assert (first.returncode, first.stderr) == (0, "")
+    rounds = json.loads(first.stdout)["rounds"]
+    assert [(found["lost"], found["is_feed_dense"]) for found in rounds] == [(0, True)] * 2
+    assert rounds[0]["began_with"] == 1
+    assert rounds[1]["began_with"] == rounds[0]["found"] + 1
+    assert rounds[0]["process_id"] != rounds[1]["process_id"]
+    shown = run("demo", "--rounds", "1", "--directory", here)
+    assert shown.returncode == 0
+    assert re.search(rf"\n +1 +\d+ +{rounds[1]['found'] + 1:,} .* 0  dense", shown.stdout)
+    assert re.search(r"\n0 of [\d,]+ acknowledged commits were lost\.\n", shown.stdout)
+
+
+def test_the_demo_tells_of_a_loss(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = demo_module._look
+    monkeypatch.setattr(demo_module, "_look", lambda url: (real(url)[0] - 1, True))
+    result = CliRunner().invoke(app_module.app, ["demo", "--rounds", "1", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.output)["rounds"][0]["lost"] > 0
+
+
+def test_the_demo_needs_a_directory(quick: Run, here: Path) -> None:
+    result = quick("demo", "--directory", "none")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "Error: there is no directory none; create it first\n"
+
+
+def test_an_interrupted_demo_leaves_nothing_behind(here: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "demo", "--rounds", "100"],
+        env=environment({"TMPDIR": str(here)}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not list(here.glob("*/holdfast-demo.db-wal")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, complaint = process.communicate(timeout=SECONDS_MAX)
+    assert (process.returncode, complaint) == (130, "")
+    assert names_in(here) == []
+    assert not [line for line in commands_running() if str(here) in line]
+
+
+def commands_running() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def test_an_interrupt_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "check", interrupt)
+    assert app_module.run(["doctor"]) == 130
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_defect_is_one_sentence_too(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise KeyError("nobody foresaw this")
+
+    monkeypatch.delenv("HOLDFAST_DEBUG", raising=False)
+    monkeypatch.setattr(store_module, "check", fail)
+    message = (
+        "KeyError: 'nobody foresaw this'; this is a defect, HOLDFAST_DEBUG=1 shows where it lies"
+    )
+    assert app_module.run(["doctor", "--json"] if as_json else ["doctor"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    if as_json:
+        assert json.loads(err) == {"error": "KeyError", "message": message}
+    else:
+        assert err == f"Error: {message}\n"
+
+
+def test_a_traceback_is_shown_to_who_asks(run: Run) -> None:
+    for result in (run("--debug", "doctor"), run("doctor", HOLDFAST_DEBUG="1")):
+        assert (result.returncode, result.stdout) == (3, "")
+        assert result.stderr.startswith("Traceback (most recent call last):\n")
+        assert "\nError: there is no store " in result.stderr
+    assert "Traceback" not in run("doctor", HOLDFAST_DEBUG="0").stderr
+
+
+def test_who_reads_the_output_may_leave(file: Path) -> None:
+    command = [*COMMAND, "doctor", "--json"]
+    with subprocess.Popen(
+        command, cwd=file.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_the_url_comes_from_the_environment(quick: Run, here: Path, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.db"
+    assert quick("migrate", HOLDFAST_URL=f"sqlite:///{path}").returncode == 0
+    assert path.exists()
+    assert names_in(here) == []
+    relative = quick("migrate", HOLDFAST_URL="sqlite:///a.db")
+    assert (relative.returncode, relative.stdout) == (2, "")
+    assert "HOLDFAST_URL 'sqlite:///a.db' is relative" in relative.stderr
+    assert quick("migrate", "--url", "sqlite:///a.db", "--namespace", "tenant").returncode == 0
+    assert names_in(here) == ["tenant-a.db", "tenant-a.db-lock"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["doctor", "--url", "mysql://u:s3cret@h/d"], 2, "'mysql://u:***@h/d' is not"),
+        (["doctor", "--url", "sqlite://"], 2, "sqlite:// is a new temporary store each time"),
+        (["migrate", "--namespace", "A"], 2, "namespace 'A' must be 1 to 40 of a-z"),
+        (["migrate", "--url", "sqlite:///text.db"], 7, "text.db is not an SQLite database"),
+        (["migrate", "--url", "sqlite:////proc/a.db"], 5, "cannot create /proc/a.db"),
+        (["doctor", "--url", "postgresql://u:s3cret@127.0.0.1:1/d"], 5, "cannot be reached"),
+    ],
+    ids=lambda value: "" if isinstance(value, int | str) else value[-1],
+)  # fmt: skip
+def test_the_exit_code_tells_what_went_wrong(
+    arguments: list[str], code: int, message: str, quick: Run, here: Path
+) -> None:
+    (here / "text.db").write_text("not a database at all\n" * 50)
+    before = names_in(here)
+    result = quick(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "s3cret" not in result.stderr
+    error = json.loads(quick(*arguments, "--json").stderr)
+    assert f"Error: {error['message']}\n" == result.stderr
+    assert names_in(here) == before
