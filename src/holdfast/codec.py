@@ -86,6 +86,7 @@ class Limits:
 
 
 DEFAULT_LIMITS: Final = Limits()
+Compression = Literal["none", "zstd"]
 
 
 class Cipher(Protocol):
@@ -107,7 +108,7 @@ class Codec:
         self,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        compression: Literal["none", "zstd"] = "none",
+        compression: Compression = "none",
         cipher: Cipher | None = None,
     ) -> None:
         if compression not in ("none", "zstd"):

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .checkpoints import Heads
 from .clock import Clock, SystemClock
-from .codec import Cipher, Codec, Limits
+from .codec import Cipher, Codec, Compression, Limits
 from .errors import InvalidArgument, LimitExceeded
 from .feed import event_statements, lock_statement, read_events
 from .kernel import health
@@ -248,6 +248,7 @@ def open(
     clock: Clock | None = None,
     cipher: Cipher | None = None,
     limits: Limits | None = None,
+    compression: Compression = "none",
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
@@ -256,11 +257,13 @@ def open(
 
     The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, or `postgresql://…`; without
     one, `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives the death of
-    the process, not a power loss. With `migrate=False` an older or missing store is refused.
+    the process, not a power loss. `compression="zstd"` needs `holdfast[compress]`; records of
+    both kinds can be read whatever it is. With `migrate=False` an older or missing store is
+    refused.
     """
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = _codec(limits, cipher)
+    codec = _codec(limits, cipher, compression)
     return Store(open_driver(target, settings, migrate=migrate), target, settings, codec)
 
 
@@ -272,6 +275,7 @@ async def aopen(
     clock: Clock | None = None,
     cipher: Cipher | None = None,
     limits: Limits | None = None,
+    compression: Compression = "none",
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
@@ -279,7 +283,7 @@ async def aopen(
     """Open a store in this event loop; the arguments are those of `open`."""
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = _codec(limits, cipher)
+    codec = _codec(limits, cipher, compression)
     driver = await open_async_driver(target, settings, migrate=migrate)
     return AsyncStore(driver, target, settings, codec)
 
@@ -324,7 +328,7 @@ def _settings(
     )
 
 
-def _codec(limits: Limits | None, cipher: Cipher | None) -> Codec:
+def _codec(limits: Limits | None, cipher: Cipher | None, compression: Compression) -> Codec:
     """Check how values are stored, before anything is touched."""
     limits = Limits() if limits is None else limits
     if not isinstance(limits, Limits):
@@ -332,7 +336,7 @@ def _codec(limits: Limits | None, cipher: Cipher | None) -> Codec:
     for method in ("encrypt", "decrypt"):
         if cipher is not None and not callable(getattr(cipher, method, None)):
             raise InvalidArgument(f"cipher must have {method}(), {type(cipher).__name__} has not")
-    return Codec(limits=limits, cipher=cipher)
+    return Codec(limits, compression=compression, cipher=cipher)
 
 
 def _name(function: object) -> str:

@@ -12,7 +12,7 @@ from ..kernel.operation import Lock, Op, large_query, one, operation, query, row
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from .heads import Head, Heads
 from .lines import SHIFT, Ref, list_header
-from .planning import Change, Extend, SetList, SetValue
+from .planning import Change, Extend, Grown, SetList, SetValue
 from .reading import ITERATION, find, header, listed, load, spans
 from .writing import Place, draft, id_of_item, write
 
@@ -209,15 +209,20 @@ class CheckpointOps:
         _require_channel(channel)
         if type(value) is not list:
             return SetValue(self.codec.encode(value, name=channel))
-        known = head.lists.get(channel) if head is not None else None
-        entry = head.manifest.get(channel) if head is not None else None
-        if known is not None and known.joined and isinstance(entry, Ref):
-            body = self.codec.encode_unchecked(value)
-            start = len(list_header(len(value)))
-            if body is not None and body.startswith(known.joined, start):
-                new = self.codec.encode_each(value[entry.length :], name=channel)
-                return Extend(new)
-        return SetList(self.codec.encode_each(value, name=channel))
+        grown = None if head is None else self._growth(head, channel, value)
+        return grown or SetList(self.codec.encode_each(value, name=channel))
+
+    def _growth(self, head: Head, channel: str, value: list[Any]) -> Change | None:
+        """Return how a list grew since a head, by comparing bytes; None if it did not."""
+        known, entry = head.lists.get(channel), head.manifest.get(channel)
+        if known is None or not known.joined or not isinstance(entry, Ref):
+            return None
+        whole = self.codec.encode_unchecked(value)
+        start = len(list_header(len(value)))
+        if whole is None or not whole.startswith(known.joined, start):
+            return None
+        new = self.codec.encode_each(value[entry.length :], name=channel)
+        return Grown(head.id, new, whole)
 
 
 def _require_channel(channel: object) -> None:

@@ -36,6 +36,18 @@ class Extend:
 
 
 @dataclass(frozen=True, slots=True)
+class Grown:
+    """Set a channel to a list that only grew since a head: that head's items, and these.
+
+    For any other head it is the whole list, whose body is kept.
+    """
+
+    head_id: int
+    bodies: Sequence[bytes]
+    whole: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SetValue:
     """Set a channel to a value that is not a list."""
 
@@ -49,7 +61,7 @@ class SetList:
     bodies: Sequence[bytes]
 
 
-Change: TypeAlias = Extend | SetValue | SetList
+Change: TypeAlias = Extend | Grown | SetValue | SetList
 
 
 @dataclass(slots=True)
@@ -86,7 +98,10 @@ def _is_simple(head: Head, channel: str, change: Change) -> bool:
         return is_small or (known is not None and known.is_value(change.body))
     entry = head.manifest.get(channel)
     is_known = channel in head.lists and isinstance(entry, Ref) and entry.is_open
-    return isinstance(change, Extend) and is_known
+    is_growth = isinstance(change, Extend) or (
+        isinstance(change, Grown) and change.head_id == head.id
+    )
+    return is_growth and is_known
 
 
 def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Plan]:
@@ -99,6 +114,11 @@ def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Pla
                 yield from _set_value(codec, plan, channel, body)
             case Extend(bodies):
                 yield from _extend(codec, plan, channel, _list_or_raise(channel, entry), bodies)
+            case Grown(head_id, bodies) if head_id == head.id and isinstance(entry, Ref):
+                yield from _extend(codec, plan, channel, entry, bodies)
+            case Grown(_, _, whole):
+                bodies = codec.split(whole)
+                yield from _set_list(codec, plan, channel, entry, known, bodies)
             case SetList(bodies):
                 yield from _set_list(codec, plan, channel, entry, known, bodies)
     return plan

@@ -74,38 +74,31 @@ def require_place(path: Path, vfs: str | None) -> None:
 
 
 def prepare_file(path: Path, vfs: str | None) -> None:
-    """Create the database file, for its owner alone; refuse an existing one that is not ours."""
+    """Create the database file, for its owner alone; an existing one is left as it is."""
     require_place(path, vfs)
     # The file must never be opened and closed while SQLite has it open in this process, because
-    # that would drop SQLite's locks: O_EXCL makes sure that nobody has.
+    # that would drop SQLite's locks: O_EXCL and the lock make sure that nobody has.
     with _creating:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            _look_at(path, vfs)
+            return
         except OSError as error:
             raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
-
-
-def _look_at(path: Path, vfs: str | None) -> None:
-    try:
-        connection = look(path, vfs)
-        try:
-            require_store(connection)
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        raise translate(error, path) from error
 
 
 def look(path: Path, vfs: str | None) -> apsw.Connection:
     """Open a connection that changes nothing in the file and leaves nothing beside it."""
     # A read-only connection to a WAL database leaves an empty WAL behind. One that may write
-    # removes it again, but would also move what an existing WAL or journal holds.
-    beside = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
-    is_in_use = any(file.exists() for file in beside)
-    flags = apsw.SQLITE_OPEN_READONLY if is_in_use else apsw.SQLITE_OPEN_READWRITE
-    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    # removes it again, but would also move what an existing WAL holds. A journal is rolled back
+    # by whoever comes first after a crash, and only one that may write can do that.
+    has_wal, has_journal = (
+        os.path.exists(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal")
+    )
+    is_read_only = has_wal and not has_journal
+    flags = apsw.SQLITE_OPEN_READONLY if is_read_only else apsw.SQLITE_OPEN_READWRITE
+    with _creating:
+        connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     connection.set_busy_timeout(BUSY_MS)
     connection.pragma("query_only", 1)
     return connection

@@ -332,7 +332,7 @@ class AsyncSqliteDriver:
         job.deliver = lambda: self._wake(job)
         self.engine.enqueue(job)
         timer = self._loop.call_later(
-            self.engine.settings.busy_timeout_seconds, job.withdraw, self.engine.busy()
+            self.engine.settings.busy_timeout_seconds, job.withdraw, self.engine
         )
         try:
             await job.wait()
@@ -398,10 +398,10 @@ class _AsyncJob(Job):
         if not self._done.done():
             self._done.set_result(None)
 
-    def withdraw(self, error: StoreBusy) -> None:
+    def withdraw(self, engine: SqliteEngine) -> None:
         """Give up if the writer has not started; called in the loop."""
         if self.claim():
-            self.error = error
+            self.error = engine.busy()
             self.set_done()
 
 

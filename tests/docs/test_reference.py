@@ -1,0 +1,70 @@
+"""The reference names everything that is public; what lags behind fails here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.records import KINDS, STATUSES
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+SOURCES = "\n".join(path.read_text() for path in (ROOT / "src" / "holdfast").rglob("*.py"))
+
+
+def methods(owner: type) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
+
+
+def is_named(word: str) -> bool:
+    return re.search(rf"`[^`\n]*\b{re.escape(word)}\b[^`\n]*`", REFERENCE) is not None
+
+
+@pytest.mark.parametrize("name", sorted(set(holdfast.__all__)))
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    assert is_named(name)
+
+
+@pytest.mark.parametrize("owner", [holdfast.Store, holdfast.Session], ids=lambda o: o.__name__)
+def test_every_method_is_in_the_reference(owner: type) -> None:
+    internal = {"codec", "driver", "heads", "composition"}
+    missing = [name for name in methods(owner) if name not in internal and not is_named(name)]
+    assert missing == []
+
+
+def test_both_colours_have_the_same_methods() -> None:
+    assert set(methods(holdfast.Store)) == set(methods(holdfast.AsyncStore))
+    assert set(methods(holdfast.Session)) == set(methods(holdfast.AsyncSession))
+
+
+def test_every_argument_of_open_is_in_the_reference() -> None:
+    arguments = list(inspect.signature(holdfast.open).parameters)
+    assert [name for name in arguments if not is_named(name)] == []
+    assert arguments == list(inspect.signature(holdfast.aopen).parameters)
+
+
+def test_every_kind_status_and_event_is_in_the_reference() -> None:
+    events = set(re.findall(r'emit\(\s*(?:[^"\'()]|\([^()]*\))*"([a-z_]+)"', SOURCES))
+    assert "checkpoint_saved" in events
+    ours = {event for event in events if not event.startswith(("counter_", "item_"))}
+    wanted = [*KINDS, *STATUSES, *sorted(ours)]
+    assert [word for word in wanted if not is_named(word)] == []
+
+
+def test_every_command_is_in_the_reference() -> None:
+    import typer.main
+
+    from holdfast.cli.app import app
+
+    def names(command: object, prefix: str) -> list[str]:
+        below = getattr(command, "commands", None)
+        if below is None:
+            return [prefix]
+        return [name for key, sub in below.items() for name in names(sub, f"{prefix} {key}")]
+
+    wanted = names(typer.main.get_command(app), "holdfast")
+    assert [name for name in wanted if name not in REFERENCE] == []
