@@ -58,24 +58,26 @@ def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:
     """Return the statements that give events their positions; the kernel runs them last."""
+    if len(emits) == 1:
+        return _events_of_one_tree(emits)
     statements = []
     by_root = sorted(emits, key=lambda event: event.root_id)
-    for root_id, group in groupby(by_root, key=lambda event: event.root_id):
-        events = list(group)
-        statements.append(Query(ADVANCE, {"root_id": root_id, "count": len(events)}))
-        for back, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
-            statements.append(
-                Query(
-                    APPEND,
-                    {
-                        "root_id": root_id,
-                        "back": back,
-                        "session_id": event.session_id,
-                        "kind": event.kind,
-                        "data": event.data,
-                    },
-                )
-            )
+    for _, events in groupby(by_root, key=lambda event: event.root_id):
+        statements += _events_of_one_tree(list(events))
+    return statements
+
+
+def _events_of_one_tree(events: Sequence[Emit]) -> list[Query]:
+    statements = [Query(ADVANCE, {"root_id": events[0].root_id, "count": len(events)})]
+    for number, event in enumerate(events, 1):
+        parameters = {
+            "root_id": event.root_id,
+            "back": len(events) - number,
+            "session_id": event.session_id,
+            "kind": event.kind,
+            "data": event.data,
+        }
+        statements.append(Query(APPEND, parameters))
     return statements
 
 

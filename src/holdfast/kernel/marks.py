@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from ..errors import InvalidArgument
-from .operation import Op, one, operation
+from .operation import Op, one, operation, rows
 
 MARK = """
 INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, :batch, :now)
@@ -24,6 +24,7 @@ INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, 0, :now)
 ON CONFLICT (id) DO UPDATE SET updated_at = :now RETURNING batch
 """
 FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
+FORGET_AND_TELL = f"{FORGET} RETURNING id"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
 _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 
@@ -42,10 +43,15 @@ def parse_commit_id(id: str) -> tuple[str, int]:
 
 
 class MarkOps:
-    """Asks for commits."""
+    """Asks for commits, and forgets those that nobody will ask for."""
 
     @operation
     def is_committed(self, writer_id: str, batch: int) -> Op[bool]:
         """Tell whether a batch was committed, for good; waits while it is still in flight."""
         row = yield from one(SETTLE, writer_id=writer_id)
         return row is not None and int(row["batch"]) >= batch
+
+    @operation
+    def forget(self) -> Op[int]:
+        """Forget writers that have not written for a week, and return how many."""
+        return len((yield from rows(FORGET_AND_TELL, age_ms=WRITER_KEPT_MS)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _TOKEN = re.compile(
     r"""
@@ -45,6 +45,8 @@ class Statement:
     """False for a plain SELECT. Anything unknown, such as WITH, is taken to change rows."""
     counts_changes: bool
     """True where the row count alone tells whether anything changed."""
+    columns: list[str] = field(default_factory=list)
+    """The names of the columns it returns, kept once they were seen."""
 
     def values(self, parameters: Mapping[str, object], now_ms: int | None = None) -> list[object]:
         """Return the parameters in the order in which the text numbers them."""

@@ -1,4 +1,4 @@
-"""Reading all rows of a store from one PostgreSQL snapshot."""
+"""All of a store's tables at once: read from one PostgreSQL snapshot, or vacuumed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import psycopg
 from psycopg import sql
 
 from .protocol import translate
+
+TABLES = """
+SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, 'hf_') ORDER BY 1
+"""
 
 
 class Snapshot:
@@ -49,3 +53,15 @@ class Snapshot:
 
     def _name(self, table: str) -> sql.Identifier:
         return sql.Identifier(self._schema, table)
+
+
+def vacuum(dsn: str, schema: str) -> None:
+    """Vacuum and analyse every table of a store, each by itself, on a connection of its own."""
+    try:
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
+            found = connection.execute(TABLES, [schema]).fetchall()
+            for (table,) in found:
+                name = sql.Identifier(schema, table)
+                connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(name))
+    except psycopg.Error as error:
+        raise translate(error) from error

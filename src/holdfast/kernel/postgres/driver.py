@@ -22,11 +22,13 @@ from ..settings import Settings
 from ..signals import Signals
 from ..url import PostgresTarget
 from .doorbell import Doorbell
+from .exchange import Link, wait_async
 from .protocol import Acquire, Message, Protocol, Release, Reply, Send, Sleep, Step
 
 R = TypeVar("R")
 
 POOL_CONNECTIONS_MAX = 16
+CANCEL_SECONDS_MAX = 5.0
 KEEPALIVES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -41,6 +43,7 @@ class Connection(psycopg.Connection[dict[str, Any]]):
 
     writer_id: str = ""
     batch: int = 0
+    link: Link
 
 
 class AsyncConnection(psycopg.AsyncConnection[dict[str, Any]]):
@@ -48,6 +51,7 @@ class AsyncConnection(psycopg.AsyncConnection[dict[str, Any]]):
 
     writer_id: str = ""
     batch: int = 0
+    link: Link
 
 
 class PostgresBase:
@@ -68,8 +72,7 @@ class PostgresBase:
             "autocommit": True,
             "row_factory": dict_row,
             "application_name": "holdfast",
-            # Old poolers cannot keep prepared statements from one transaction to the next.
-            "prepare_threshold": 1 if target.prepares else None,
+            "prepare_threshold": None,
         }
 
     def _pool_arguments(self) -> dict[str, Any]:
@@ -90,6 +93,8 @@ class PostgresBase:
         """Name a new connection's writer; its row exists before its first transaction."""
         # One dumper for all integers: each text then has one prepared form.
         connection.adapters.register_dumper(int, Int8Dumper)
+        # Old poolers cannot keep prepared statements from one transaction to the next.
+        connection.link = Link(connection, prepares=self._target.prepares)
         if not self.protocol.is_marking:
             return []
         connection.writer_id = self._settings.services.new_id()
@@ -149,7 +154,7 @@ class PostgresDriver(PostgresBase):
     def _perform(self, step: Step) -> Any:
         match step:
             case Send(connection, messages):
-                return send(connection, messages)
+                return connection.wait(connection.link.exchange(messages))
             case Acquire(timeout_seconds):
                 try:
                     return self.pool.getconn(timeout_seconds)
@@ -165,7 +170,7 @@ class PostgresDriver(PostgresBase):
 
     def _configure(self, connection: Connection) -> None:
         for message in self._prepare(connection):
-            send(connection, [message])
+            connection.wait(connection.link.exchange([message]))
 
 
 class AsyncPostgresDriver(PostgresBase):
@@ -214,9 +219,7 @@ class AsyncPostgresDriver(PostgresBase):
     async def _perform(self, step: Step) -> Any:
         match step:
             case Send(connection, messages, is_commit):
-                sending = send_async(connection, messages)
-                # A COMMIT under way is waited for: its outcome must be known.
-                return await (finish(sending) if is_commit else sending)
+                return await self._exchange(connection, messages, is_commit=is_commit)
             case Acquire(timeout_seconds):
                 try:
                     return await self.pool.getconn(timeout_seconds)
@@ -230,38 +233,19 @@ class AsyncPostgresDriver(PostgresBase):
                 await asyncio.sleep(seconds)
         return None
 
+    async def _exchange(
+        self, connection: AsyncConnection, messages: Sequence[Message], *, is_commit: bool
+    ) -> list[Reply]:
+        """Make one round trip. A COMMIT under way is waited for: its outcome must be known."""
+        steps = connection.link.exchange(messages)
+        try:
+            return await wait_async(steps, connection.fileno(), to_the_end=is_commit)
+        except asyncio.CancelledError:
+            if not is_commit:
+                # The server would go on, and wait for locks, until it notices.
+                await finish(connection.cancel_safe(timeout=CANCEL_SECONDS_MAX))
+            raise
+
     async def _configure(self, connection: AsyncConnection) -> None:
         for message in self._prepare(connection):
-            await send_async(connection, [message])
-
-
-def send(connection: Connection, messages: Sequence[Message]) -> list[Reply]:
-    """Send messages in one round trip and return their replies."""
-    if len(messages) == 1:
-        cursor = psycopg.RawCursor(connection, row_factory=dict_row)
-        cursor.execute(messages[0].text.encode(), messages[0].values, binary=True)
-        return [_reply(cursor, cursor.fetchall() if cursor.description else [])]
-    cursors = []
-    with connection.pipeline():
-        for message in messages:
-            cursor = psycopg.RawCursor(connection, row_factory=dict_row)
-            cursor.execute(message.text.encode(), message.values, binary=True)
-            cursors.append(cursor)
-    return [_reply(cursor, cursor.fetchall() if cursor.description else []) for cursor in cursors]
-
-
-async def send_async(connection: AsyncConnection, messages: Sequence[Message]) -> list[Reply]:
-    """Send messages in one round trip and return their replies."""
-    cursors = []
-    async with connection.pipeline():
-        for message in messages:
-            cursor = psycopg.AsyncRawCursor(connection, row_factory=dict_row)
-            await cursor.execute(message.text.encode(), message.values, binary=True)
-            cursors.append(cursor)
-    return [
-        _reply(cursor, await cursor.fetchall() if cursor.description else []) for cursor in cursors
-    ]
-
-
-def _reply(cursor: Any, rows: list[dict[str, Any]]) -> Reply:
-    return Reply(rows, cursor.rowcount)
+            await self._exchange(connection, [message], is_commit=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument, StoreUnavailable
 from ..flow import drive, drive_async
@@ -15,8 +16,7 @@ from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..url import redact
-from .driver import send, send_async
-from .protocol import Acquire, Protocol, Send, Step
+from .protocol import Acquire, Message, Protocol, Reply, Send, Step
 
 R = TypeVar("R")
 
@@ -142,3 +142,35 @@ def require_transaction(connection: Any, wanted: type[Any]) -> None:
 
 def _line(error: psycopg.Error) -> str:
     return " ".join(str(error).split())
+
+
+def send(connection: Any, messages: Sequence[Message]) -> list[Reply]:
+    """Send messages in one round trip and return their replies."""
+    if len(messages) == 1:
+        cursor = psycopg.RawCursor(connection, row_factory=dict_row)
+        cursor.execute(messages[0].text.encode(), messages[0].values, binary=True)
+        return [_reply(cursor, cursor.fetchall() if cursor.description else [])]
+    cursors = []
+    with connection.pipeline():
+        for message in messages:
+            cursor = psycopg.RawCursor(connection, row_factory=dict_row)
+            cursor.execute(message.text.encode(), message.values, binary=True)
+            cursors.append(cursor)
+    return [_reply(cursor, cursor.fetchall() if cursor.description else []) for cursor in cursors]
+
+
+async def send_async(connection: Any, messages: Sequence[Message]) -> list[Reply]:
+    """Send messages in one round trip and return their replies."""
+    cursors = []
+    async with connection.pipeline():
+        for message in messages:
+            cursor = psycopg.AsyncRawCursor(connection, row_factory=dict_row)
+            await cursor.execute(message.text.encode(), message.values, binary=True)
+            cursors.append(cursor)
+    return [
+        _reply(cursor, await cursor.fetchall() if cursor.description else []) for cursor in cursors
+    ]
+
+
+def _reply(cursor: Any, rows: list[dict[str, Any]]) -> Reply:
+    return Reply(rows, cursor.rowcount)

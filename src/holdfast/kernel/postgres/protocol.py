@@ -108,6 +108,11 @@ class Protocol:
             "idle_in_transaction_session_timeout": timeout,
             "synchronous_commit": "on" if settings.durability == "full" else "off",
         }
+        # One statement less in every transaction: the mark also makes the settings.
+        made = ", ".join(
+            f"set_config('{name}', '{value}', true)" for name, value in self._write_settings.items()
+        )
+        self._opening = f"{MARK} RETURNING {made}"
         self._takes_several: set[str] = set()
 
     def run(self, call: Call[R]) -> Run[R]:
@@ -193,11 +198,7 @@ class Protocol:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
         if not attempt.queries and not attempt.emits:
             return
-        opening = [
-            Message("BEGIN", boundary="begin"),
-            *self._local(self._write_settings),
-            *self._mark(connection),
-        ]
+        opening = [Message("BEGIN", boundary="begin"), *self._open(connection)]
         has_changed = False
         while queries := attempt.queries:
             replies = yield from self._ask(connection, opening, attempt)
@@ -295,12 +296,13 @@ class Protocol:
         statement = self.dialect.statement(query.sql)
         return statement.may_change and not (statement.counts_changes and reply.row_count == 0)
 
-    def _mark(self, connection: Any) -> list[Message]:
+    def _open(self, connection: Any) -> list[Message]:
+        """Return what stands first in a transaction that writes: its mark and its settings."""
         if not self.is_marking:
-            return []
+            return self._local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
-        return [self.message(Query(MARK, parameters))]
+        return [*self._local({}), self.message(Query(self._opening, parameters))]
 
     def _local(self, settings: Mapping[str, str]) -> list[Message]:
         """Return the statement that makes settings for this transaction; a pooler allows it."""

@@ -24,7 +24,7 @@ from ...errors import (
 from ..operation import Query, Row
 from ..schema import APPLICATION_ID
 from ..settings import Durability
-from ..sql import Dialect
+from ..sql import Statement
 
 # The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
 BUSY_MS = 5_000
@@ -168,26 +168,36 @@ def configure(connection: apsw.Connection, *, durability: Durability, read_only:
 
 def require_store(connection: apsw.Connection) -> None:
     """Refuse a database that some other program made, before anything is written to it."""
-    application_id = connection.pragma("application_id")
-    if application_id == APPLICATION_ID:
-        return
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0]
-    if application_id or tables:
+    # One snapshot: another process may be making the store between the two questions.
+    connection.execute("BEGIN")
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0]
+        application_id = connection.pragma("application_id")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    if application_id != APPLICATION_ID and (application_id or tables):
         raise NotAStore(
             f"{connection.filename} is an SQLite database of another program; "
             "name another file, or a new one"
         )
 
 
-def fetch(connection: apsw.Connection, texts: Dialect, query: Query, now_ms: int) -> list[Row]:
+def fetch(
+    connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
+) -> list[Row]:
     """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
-    statement = texts.statement(query.sql)
-    cursor = connection.execute(statement.text, statement.values(query.parameters, now_ms))
-    try:
-        names = [column[0] for column in cursor.get_description()]
-    except apsw.ExecutionCompleteError:
-        return []
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    parameters = query.parameters
+    if "now" in statement.parameters:
+        parameters = {**parameters, "now": now_ms}
+    cursor = connection.execute(statement.text, parameters)
+    columns = statement.columns
+    if not columns:
+        try:
+            columns[:] = [column[0] for column in cursor.get_description()]
+        except apsw.ExecutionCompleteError:
+            return []
+    return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
 
 
 def copy_pages(
@@ -209,6 +219,21 @@ def copy_pages(
     finally:
         source.execute("ROLLBACK")
         copy.close()
+
+
+def vacuum(path: Path, durability: Durability, vfs: str | None) -> None:
+    """Rewrite a database without its free pages; the caller holds the side lock."""
+    connection = connect(path, durability=durability, vfs=vfs)
+    try:
+        # VACUUM builds the new database in a second one, which belongs on disk: it may be large.
+        connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 1)
+        connection.pragma("temp_store", 1)
+        connection.execute("VACUUM").fetchall()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    finally:
+        connection.close()
 
 
 _DAMAGED = (apsw.CorruptError, apsw.FormatError)

@@ -9,7 +9,8 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
-from .connection import connect, copy_pages, fetch, require_safe_library, translate
+from .connection import connect, copy_pages, fetch, require_safe_library, translate, vacuum
 from .writer import Job, Writer, trace_of
 
 R = TypeVar("R")
@@ -55,6 +56,7 @@ class SqliteEngine:
         self._poller: threading.Thread | None = None
         self._stop_polling = threading.Event()
         self.on_close: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[Sequence[Job]], None] = lambda jobs: None
         self.writer = Writer(path, settings, self._texts, vfs)
         self._open_writer()
         self.signals.on_wait = self._start_polling
@@ -107,6 +109,12 @@ class SqliteEngine:
                 copy_pages(source, target, progress)
         except apsw.Error as error:
             raise translate(error, target) from error
+
+    def vacuum(self) -> None:
+        """Rewrite the file without its free pages; writers wait meanwhile, readers do not."""
+        self.require_usable()
+        with self._locked():
+            vacuum(self.path, self.settings.durability, self._vfs)
 
     @contextlib.contextmanager
     def bulk(self) -> Iterator[apsw.Connection]:
@@ -215,6 +223,7 @@ class SqliteEngine:
             for job in jobs:
                 if job.deliver is not None:
                     job.deliver()
+            self.on_batch(jobs)
             if is_stopping:
                 return
 
@@ -241,7 +250,10 @@ class SqliteEngine:
         try:
             while attempt.queries:
                 attempt.reply(
-                    [fetch(connection, self._texts, query, now_ms) for query in attempt.queries]
+                    [
+                        fetch(connection, self._texts.statement(query.sql), query, now_ms)
+                        for query in attempt.queries
+                    ]
                 )
         finally:
             if connection.in_transaction:
@@ -317,8 +329,10 @@ class AsyncSqliteDriver:
         self.signals = engine.signals
         self._loop = asyncio.get_running_loop()
         self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
-        self._ready: list[_AsyncJob] = []
-        self._ready_lock = threading.Lock()
+        # In the order of their deadlines, so that one timer serves them all.
+        self._waiting: deque[_AsyncJob] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        engine.on_batch = self._wake
 
     async def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
@@ -328,16 +342,14 @@ class AsyncSqliteDriver:
             return self.engine.read(call)
         if call.mode == "read_large":
             return await self._loop.run_in_executor(self._readers, self.engine.read, call)
-        job = _AsyncJob(call, Attempt(call, self.engine.settings.services), self._loop)
-        job.deliver = lambda: self._wake(job)
+        settings = self.engine.settings
+        job = _AsyncJob(call, Attempt(call, settings.services), self._loop)
+        job.deadline = self._loop.time() + settings.busy_timeout_seconds
         self.engine.enqueue(job)
-        timer = self._loop.call_later(
-            self.engine.settings.busy_timeout_seconds, job.withdraw, self.engine
-        )
-        try:
-            await job.wait()
-        finally:
-            timer.cancel()
+        self._waiting.append(job)
+        if self._timer is None:
+            self._timer = self._loop.call_at(job.deadline, self._give_up)
+        await job.wait()
         result: R = job.result
         return result
 
@@ -348,44 +360,54 @@ class AsyncSqliteDriver:
     async def close(self) -> None:
         """Close the file."""
         await finish(asyncio.to_thread(self.engine.close))
+        if self._timer is not None:
+            self._timer.cancel()
         self._readers.shutdown()
 
-    def _wake(self, job: _AsyncJob) -> None:
-        """Tell the loop that a job is done; a whole batch costs one wake-up."""
-        with self._ready_lock:
-            self._ready.append(job)
-            if len(self._ready) > 1:
-                return
+    def _wake(self, jobs: Sequence[Job]) -> None:
+        """Tell the loop that a batch is done; called by the writer, once for all of it."""
         # The loop may be gone when the program ends while a job is under way.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._hand_out)
+            self._loop.call_soon_threadsafe(self._hand_out, jobs)
 
-    def _hand_out(self) -> None:
-        with self._ready_lock:
-            ready, self._ready = self._ready, []
-        for job in ready:
-            job.set_done()
+    def _hand_out(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if isinstance(job, _AsyncJob):
+                job.set_done()
+        while self._waiting and self._waiting[0].is_done:
+            self._waiting.popleft()
+
+    def _give_up(self) -> None:
+        """Withdraw the jobs that have waited too long."""
+        now, waiting = self._loop.time(), self._waiting
+        while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
+            job = waiting.popleft()
+            if not job.is_done:
+                job.withdraw(self.engine)
+        self._timer = self._loop.call_at(waiting[0].deadline, self._give_up) if waiting else None
 
 
 class _AsyncJob(Job):
     """A job whose caller waits in an event loop."""
 
-    __slots__ = ("_done", "_is_done", "_loop")
+    __slots__ = ("_done", "_loop", "deadline", "is_done")
 
     def __init__(self, call: Call[Any], attempt: Attempt[Any], loop: asyncio.AbstractEventLoop):
         super().__init__(call, attempt)
         self._loop = loop
         self._done = loop.create_future()
-        self._is_done = False
+        self.is_done = False
+        self.deadline = 0.0
 
     async def wait(self) -> None:
         """Wait for the outcome. A cancelled caller leaves a job that never ran, or a whole one."""
         cancelled: asyncio.CancelledError | None = None
-        while not self._is_done:
+        while not self.is_done:
             try:
                 await self._done
             except asyncio.CancelledError as error:
                 if self.claim():
+                    self.is_done = True
                     raise
                 cancelled = error
                 self._done = self._loop.create_future()
@@ -394,7 +416,7 @@ class _AsyncJob(Job):
 
     def set_done(self) -> None:
         """Let the caller go on; called in its loop."""
-        self._is_done = True
+        self.is_done = True
         if not self._done.done():
             self._done.set_result(None)
 

@@ -48,7 +48,10 @@ class SqliteLook:
                 while attempt.queries:
                     connection, texts = self._connection, self._texts
                     attempt.reply(
-                        [fetch(connection, texts, query, now_ms) for query in attempt.queries]
+                        [
+                            fetch(connection, texts.statement(query.sql), query, now_ms)
+                            for query in attempt.queries
+                        ]
                     )
             finally:
                 if self._connection.in_transaction:

@@ -138,12 +138,13 @@ class Writer:
     def execute(self, query: Query, call: str) -> list[Row]:
         """Run one statement and return all its rows."""
         statement = self._dialect.statement(query.sql)
-        if self._probe is not None:
-            self._probe(Point("statement", "before", call, statement.text))
-        self._runs_uncounted |= statement.may_change and not statement.counts_changes
-        found = fetch(self._open_connection(), self._dialect, query, self._now_ms)
-        if self._probe is not None:
-            self._probe(Point("statement", "after", call, statement.text))
+        if not statement.counts_changes and statement.may_change:
+            self._runs_uncounted = True
+        if self._probe is None:
+            return fetch(self._open_connection(), statement, query, self._now_ms)
+        self._probe(Point("statement", "before", call, statement.text))
+        found = fetch(self._open_connection(), statement, query, self._now_ms)
+        self._probe(Point("statement", "after", call, statement.text))
         return found
 
     @contextlib.contextmanager
@@ -287,11 +288,12 @@ class Writer:
             raise StoreBusy(f"{self.path}: readers keep the WAL from being moved")
 
     def _control(self, sql: str, call: str, boundary: Boundary = "statement") -> None:
-        if self._probe is not None:
-            self._probe(Point(boundary, "before", call, sql))
-        self._open_connection().execute(sql).fetchall()
-        if self._probe is not None:
-            self._probe(Point(boundary, "after", call, sql))
+        if self._probe is None:
+            self._open_connection().execute(sql)
+            return
+        self._probe(Point(boundary, "before", call, sql))
+        self._open_connection().execute(sql)
+        self._probe(Point(boundary, "after", call, sql))
 
     def _rollback(self) -> None:
         if self._connection is not None and self._connection.in_transaction:

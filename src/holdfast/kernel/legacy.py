@@ -1,0 +1,64 @@
+"""Reading SQLite databases of other programs, without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+
+from ..errors import HoldfastError, NotAStore
+from .operation import Row
+from .sqlite.connection import look, require_place, translate
+
+TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+COLUMNS = "SELECT name FROM pragma_table_info(:table)"
+
+
+class LegacyFile:
+    """One consistent moment of a foreign database."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        require_place(path, None)
+        try:
+            self._connection = look(path, None)
+            # What the file itself defines must not run anything.
+            self._connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+            self._connection.pragma("trusted_schema", 0)
+            self._connection.pragma("cell_size_check", 1)
+            self._connection.execute("BEGIN")
+        except apsw.Error as error:
+            raise self._error(error) from error
+
+    def columns(self) -> dict[str, set[str]]:
+        """Return the tables with their columns; a view is no table."""
+        tables = [str(row["name"]) for row in self.rows(TABLES)]
+        return {
+            table: {str(row["name"]) for row in self.rows(COLUMNS, table=table)} for table in tables
+        }
+
+    def rows(self, sql: str, **parameters: str) -> Iterator[Row]:
+        """Yield the rows of a query."""
+        try:
+            cursor = self._connection.execute(sql, parameters)
+            for row in cursor:
+                names = (column[0] for column in cursor.get_description())
+                yield dict(zip(names, row, strict=True))
+        except apsw.Error as error:
+            raise self._error(error) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close(force=True)
+
+    def __enter__(self) -> LegacyFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _error(self, error: apsw.Error) -> HoldfastError:
+        if isinstance(error, apsw.NotADBError):
+            return NotAStore(f"{self._path} is not an SQLite database")
+        return translate(error, self._path)
