@@ -26,7 +26,7 @@ TRIGGERS = """
 SELECT tgname, pg_get_triggerdef(oid) AS definition FROM pg_trigger
 WHERE NOT tgisinternal AND tgrelid IN (
     SELECT oid FROM pg_class WHERE relnamespace = CAST(:schema AS text)::regnamespace
-) ORDER BY 1
+) ORDER BY 1, 2
 """
 
 
