@@ -433,10 +433,11 @@ def test_doctor_finds_a_log_that_only_grows(quick: Run, file: Path) -> None:
     assert (result.returncode, bad(result)) == (0, ["warning: wal size"])
 
 
-def test_doctor_finds_a_changed_journal_mode(quick: Run, file: Path) -> None:
-    execute({"url": f"sqlite:///{file}"}, "PRAGMA journal_mode = truncate")
-    # Truncate is the mode of one connection; the file remembers only that there is no log.
-    assert bad(quick("doctor", "--json")) == []
+def test_doctor_takes_a_store_without_a_log_for_sound(quick: Run, file: Path) -> None:
+    execute({"url": f"sqlite:///{file}"}, "PRAGMA journal_mode = delete")
+    result = quick("doctor")
+    assert result.returncode == 0
+    assert "The journal mode is delete, as in a new backup" in result.stdout
 
 
 def test_doctor_finds_too_many_writers(
@@ -621,8 +622,8 @@ def test_backup_of_a_store_that_another_process_writes(
         assert bad(run("doctor", "--url", f"sqlite:///copy-{number}.db", "--json")) == []
         with holdfast.open(f"sqlite:///{here}/copy-{number}.db") as copy:
             events = copy.events("demo", limit=10_000)
-        values.append(events[-1].data["value"])
-        assert [event.position for event in events] == list(range(1, values[-1] + 1))
+        values.append(events[-1].data["version"])
+        assert [event.position for event in events] == list(range(1, values[-1] + 2))
     assert 0 < values[0] < values[1] < values[2]
 
 
@@ -666,14 +667,20 @@ def test_the_demo_loses_nothing_and_goes_on_next_time(run: Run, here: Path) -> N
     first = run("demo", "--rounds", "2", "--directory", here, "--json")
     assert (first.returncode, first.stderr) == (0, "")
     rounds = json.loads(first.stdout)["rounds"]
-    assert [(found["lost"], found["is_feed_dense"]) for found in rounds] == [(0, True)] * 2
+    assert [(found["lost"], found["is_whole"]) for found in rounds] == [(0, True)] * 2
     assert rounds[0]["began_with"] == 1
     assert rounds[1]["began_with"] == rounds[0]["found"] + 1
     assert rounds[0]["process_id"] != rounds[1]["process_id"]
+    assert json.loads(first.stdout)["fork"] == {
+        "version": 2,
+        "shared": ["Where shall I go? (1)", "To Oslo. (2)"],
+        "original": "How do I get there? (3)",
+        "fork": "And by bicycle?",
+    }
     shown = run("demo", "--rounds", "1", "--directory", here)
     assert shown.returncode == 0
-    assert re.search(rf"\n +1 +\d+ +{rounds[1]['found'] + 1:,} .* 0  dense", shown.stdout)
-    assert re.search(r"\n0 of [\d,]+ acknowledged commits were lost\.\n", shown.stdout)
+    assert re.search(rf"\n +1 +\d+ +{rounds[1]['found'] + 1:,} .* 0  whole", shown.stdout)
+    assert re.search(r"\n0 of [\d,]+ acknowledged versions were lost\.\n", shown.stdout)
 
 
 def test_the_demo_tells_of_a_loss(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

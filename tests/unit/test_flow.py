@@ -91,7 +91,7 @@ def test_an_error_of_user_code_is_thrown_in_where_it_was_called() -> None:
     def scenario(tally: Any, settle: Callable[[Any], Any]) -> Any:
         with pytest.raises(ZeroDivisionError):
             settle(lambda: tally.add_result(lambda: 1 / 0))
-        return settle(lambda: tally.value())
+        return settle(tally.value)
 
     assert in_both_colours(scenario) == [100, 100]
 
@@ -99,6 +99,11 @@ def test_an_error_of_user_code_is_thrown_in_where_it_was_called() -> None:
 async def three() -> int:
     await asyncio.sleep(0)
     return 3
+
+
+def returns_three() -> Any:
+    """A sync function that returns an awaitable."""
+    return three()
 
 
 def test_an_async_function_needs_an_async_store() -> None:
@@ -116,7 +121,7 @@ def test_an_async_function_needs_an_async_store() -> None:
             tally = AsyncTally(store)
             await tally.plant()
             assert await tally.add_result(three) == 3
-            assert await tally.add_result(lambda: three()) == 6
+            assert await tally.add_result(returns_three) == 6
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""`holdfast demo`: kill a process that writes, again and again, and look for what was lost."""
+"""`holdfast demo`: kill a conversation again and again, look for what was lost, and fork it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import typer
 
 from .. import store
 from ..errors import HoldfastError, InvalidArgument
-from ..testing.nouns import Counter, Setup
-from .demo_writer import ROOT_ID
+from .demo_writer import SESSION_ID, message
 from .options import AsJson
 from .output import console, print_json
 
 ROUNDS_MAX = 100
 KILL_SECONDS_MIN, KILL_SECONDS_MAX = 0.2, 0.8
 EVENTS_PER_READ = 10_000
+FORK_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,17 @@ class Round:
     acknowledged: int
     found: int
     lost: int
-    is_feed_dense: bool
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """What two sessions share up to a version, and how each goes on."""
+
+    version: int
+    shared: list[str]
+    original: str
+    fork: str
 
 
 def demo(
@@ -54,17 +64,18 @@ def demo(
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Kill writing processes and show that nothing is lost. It needs no server."""
+    """Kill a talking agent and show that nothing is lost, then fork it. It needs no server."""
     if directory is not None and not directory.is_dir():
         raise InvalidArgument(f"there is no directory {directory}; create it first")
     with nullcontext(directory) if directory else tempfile.TemporaryDirectory() as place:
         url = f"sqlite:///{Path(place).resolve() / 'holdfast-demo.db'}"
         if as_json:
             results = [_play(url, number) for number in range(1, rounds + 1)]
-            print_json({"url": url, "rounds": [asdict(result) for result in results]})
+            played = [asdict(result) for result in results]
+            print_json({"url": url, "rounds": played, "fork": asdict(_fork(url))})
         else:
             results = _narrate(url, rounds)
-    if any(result.lost or not result.is_feed_dense for result in results):
+    if any(result.lost or not result.is_whole for result in results):
         raise typer.Exit(1)
 
 
@@ -73,8 +84,8 @@ def _narrate(url: str, rounds: int) -> list[Round]:
 
     out = console()
     out.print(
-        "A process counts in an SQLite file, each number a durable commit. It is killed with\n"
-        f"SIGKILL at a random moment; another opens the store and goes on.\n{url}\n",
+        "An agent talks, and each message is a durable version in an SQLite file. It is killed\n"
+        f"with SIGKILL at a random moment; another process resumes the session.\n{url}\n",
         markup=False,
     )
     results = []
@@ -84,7 +95,7 @@ def _narrate(url: str, rounds: int) -> list[Round]:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("round", "killed", "began with", "acknowledged", "found", "lost"):
         table.add_column(heading, justify="right")
-    table.add_column("feed")
+    table.add_column("transcript")
     for result in results:
         table.add_row(
             str(result.round),
@@ -93,13 +104,19 @@ def _narrate(url: str, rounds: int) -> list[Round]:
             f"{result.acknowledged:,}",
             f"{result.found:,}",
             f"[red]{result.lost:,}[/]" if result.lost else "[green]0[/]",
-            "[green]dense[/]" if result.is_feed_dense else "[red]has holes[/]",
+            "[green]whole[/]" if result.is_whole else "[red]has holes[/]",
         )
     out.print(table)
     lost = sum(result.lost for result in results)
-    out.print(f"\n{lost:,} of {results[-1].acknowledged:,} acknowledged commits were lost.")
+    out.print(f"\n{lost:,} of {results[-1].acknowledged:,} acknowledged versions were lost.")
     if any(result.found > result.acknowledged for result in results):
         out.print("One more found than acknowledged: killed after the commit, before it could say.")
+    fork = _fork(url)
+    out.print(f"\nForked at version {fork.version}, to try another answer:", markup=False)
+    for text in fork.shared:
+        out.print(f"    both      {text}", markup=False)
+    out.print(f"  - original  {fork.original}", markup=False)
+    out.print(f"  + fork      {fork.fork}", markup=False)
     return results
 
 
@@ -117,7 +134,7 @@ def _play(url: str, number: int) -> Round:
         numbers = [int(line) for line in (first, *process.stdout) if line]
     if not numbers:
         raise HoldfastError("the process that writes ended by itself")
-    found, is_dense = _look(url)
+    found, is_whole = _look(url)
     return Round(
         round=number,
         process_id=process.pid,
@@ -126,18 +143,38 @@ def _play(url: str, number: int) -> Round:
         found=found,
         # A process that does not go on where the store was has lost what lies between.
         lost=max(0, numbers[-1] - found) + abs(before + 1 - numbers[0]),
-        is_feed_dense=is_dense,
+        is_whole=is_whole,
     )
 
 
 def _look(url: str) -> tuple[int, bool]:
-    """Open the store and return its counter, and whether the feed has all positions up to it."""
+    """Open the store and return its newest version, and whether everything up to it is there."""
     with store.open(url) as opened:
-        Setup(opened).install()
-        value, position = Counter(opened, ROOT_ID).value(), 0
-        while events := opened.events(ROOT_ID, after=position, limit=EVENTS_PER_READ):
+        if not opened.sessions(limit=1):
+            return 0, True
+        session = opened.session(SESSION_ID)
+        latest, position = session.latest(), 0
+        while events := opened.events(SESSION_ID, after=position, limit=EVENTS_PER_READ):
             expected = range(position + 1, position + 1 + len(events))
             if [event.position for event in events] != list(expected):
-                return value, False
+                return 0, False
             position = events[-1].position
-    return value, position == value
+    if latest is None:
+        return 0, True
+    said = [message(version) for version in range(1, latest.version + 1)]
+    return latest.version, latest["transcript"] == said
+
+
+def _fork(url: str) -> Fork:
+    """Go on from an old version in another direction, and compare."""
+    with store.open(url) as opened:
+        session = opened.session(SESSION_ID)
+        fork = session.fork(FORK_VERSION, name="another answer")
+        fork.append("transcript", [{"role": "user", "content": "And by bicycle?"}])
+        ends = [session.at(FORK_VERSION + 1), fork.at(FORK_VERSION + 1)]
+        return Fork(
+            version=FORK_VERSION,
+            shared=[said["content"] for said in ends[0]["transcript"][:-1]],
+            original=ends[0]["transcript"][-1]["content"],
+            fork=ends[1]["transcript"][-1]["content"],
+        )

@@ -94,10 +94,8 @@ def journal_finding(file: SqliteLook) -> Finding:
     mode = file.pragma("journal_mode")[0][0]
     if mode == "wal":
         return Finding("journal mode", "ok", "The database uses a write-ahead log.")
-    if mode == "delete":
-        return Finding("journal mode", "ok", "The file is a backup that was not opened yet.")
-    message = f"Somebody set the journal mode to {mode}."
-    return Finding("journal mode", "warning", message, "Opening the store sets it to wal.")
+    message = f"The journal mode is {mode}, as in a new backup; opening the store sets it to wal."
+    return Finding("journal mode", "ok", message)
 
 
 def synchronous_finding(file: SqliteLook) -> Finding:
