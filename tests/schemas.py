@@ -31,7 +31,7 @@ WHERE NOT tgisinternal AND tgrelid IN (
 
 
 def describe(store: holdfast.Store) -> list[dict[str, Any]]:
-    """Return tables, columns, constraints, indexes, functions and triggers, without the schema's name."""
+    """Return all that the database knows of the schema, without the schema's name."""
     target: Any = store._target
     schema = getattr(target, "schema", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -133,12 +134,8 @@ class Attempt(Generic[R]):
 
     def fail(self, error: BaseException) -> None:
         """Show the generator why its query failed, for the traceback; it cannot go on."""
-        try:
+        with contextlib.suppress(Exception):
             self._generator.throw(error)
-        except BaseException as raised:
-            if raised is not error:
-                raise
-        else:
             self._generator.close()
 
     def closing(self) -> list[Query]:

@@ -19,10 +19,14 @@ ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, updated_at = excluded.upd
 """
 # The answer is made final by a write: on PostgreSQL it waits for the row's lock, on SQLite it
 # takes the place of what a failed COMMIT may have left in the WAL for a later recovery to find.
+# It must change the row also within one millisecond: SQLite writes no page that stays the same.
 SETTLE = """
 INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, 0, :now)
-ON CONFLICT (id) DO UPDATE SET updated_at = :now RETURNING batch
+ON CONFLICT (id) DO UPDATE SET updated_at = CASE
+    WHEN hf_writers.updated_at < :now THEN :now ELSE hf_writers.updated_at + 1 END
+RETURNING batch
 """
+LOOK_UP = "SELECT batch FROM hf_writers WHERE id = :writer_id"
 FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
 FORGET_AND_TELL = f"{FORGET} RETURNING id"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000

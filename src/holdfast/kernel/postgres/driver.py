@@ -67,6 +67,7 @@ class PostgresBase:
         self._settings = settings
         self._pid = os.getpid()
         self._closed = False
+        self._lent: set[int] = set()
         self._arguments: dict[str, Any] = {
             **KEEPALIVES,
             "autocommit": True,
@@ -111,8 +112,8 @@ class PostgresBase:
         if self._closed:
             raise StoreClosed("the PostgreSQL store is closed; open it again")
 
-    def _no_connection(self, pool: Any, error: Exception) -> HoldfastError:
-        if pool.get_stats().get("pool_size", 0) > 0:
+    def _no_connection(self, error: Exception) -> HoldfastError:
+        if len(self._lent) >= POOL_CONNECTIONS_MAX:
             return StoreBusy(
                 f"all {POOL_CONNECTIONS_MAX} connections were in use for "
                 f"{self._settings.busy_timeout_seconds:g} seconds; nothing was written"
@@ -157,10 +158,13 @@ class PostgresDriver(PostgresBase):
                 return connection.wait(connection.link.exchange(messages))
             case Acquire(timeout_seconds):
                 try:
-                    return self.pool.getconn(timeout_seconds)
+                    connection = self.pool.getconn(timeout_seconds)
                 except psycopg_pool.PoolTimeout as error:
-                    raise self._no_connection(self.pool, error) from error
+                    raise self._no_connection(error) from error
+                self._lent.add(id(connection))
+                return connection
             case Release(connection, is_sound):
+                self._lent.discard(id(connection))
                 if not is_sound:
                     connection.close()
                 self.pool.putconn(connection)
@@ -222,10 +226,13 @@ class AsyncPostgresDriver(PostgresBase):
                 return await self._exchange(connection, messages, is_commit=is_commit)
             case Acquire(timeout_seconds):
                 try:
-                    return await self.pool.getconn(timeout_seconds)
+                    connection = await self.pool.getconn(timeout_seconds)
                 except psycopg_pool.PoolTimeout as error:
-                    raise self._no_connection(self.pool, error) from error
+                    raise self._no_connection(error) from error
+                self._lent.add(id(connection))
+                return connection
             case Release(connection, is_sound):
+                self._lent.discard(id(connection))
                 if not is_sound:
                     await finish(connection.close())
                 await finish(self.pool.putconn(connection))

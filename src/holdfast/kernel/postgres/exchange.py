@@ -32,7 +32,7 @@ _FAILED = {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}
 
 
 class _Dumped(NamedTuple):
-    """A message as bytes, and what tells its prepared form: the text and the types of its values."""
+    """A message as bytes; its text and the types of its values tell its prepared form."""
 
     key: _Key
     values: Any

@@ -192,12 +192,16 @@ def fetch(
         parameters = {**parameters, "now": now_ms}
     cursor = connection.execute(statement.text, parameters)
     columns = statement.columns
-    if not columns:
-        try:
+    try:
+        if not columns:
             columns[:] = [column[0] for column in cursor.get_description()]
-        except apsw.ExecutionCompleteError:
-            return []
-    return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+        return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+    except apsw.ExecutionCompleteError:
+        return []
+    except BaseException:
+        # A traceback would keep the statement open, and an open statement lets nobody commit.
+        cursor.close(True)
+        raise
 
 
 def copy_pages(
@@ -250,7 +254,7 @@ _UNREACHABLE = (
 
 def translate(error: apsw.Error, path: Path) -> HoldfastError:
     """Return our error for one of SQLite's."""
-    if isinstance(error, apsw.FullError):
+    if isinstance(error, apsw.FullError) or _lacks_shared_memory(error):
         return StoreFull(f"{path} has no room left: {error}; nothing was written")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(f"{path} is locked by another program: {error}; nothing was written")
@@ -263,6 +267,11 @@ def translate(error: apsw.Error, path: Path) -> HoldfastError:
     if isinstance(error, _UNREACHABLE):
         return StoreUnavailable(f"{path} cannot be used: {error}; nothing was written")
     return StoreError(f"SQLite reports for {path}: {error}")
+
+
+def _lacks_shared_memory(error: apsw.Error) -> bool:
+    """Tell whether the file that SQLite's connections share could not grow: the disk is full."""
+    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
 
 
 def lock_error(path: Path, error: OSError) -> StoreError:

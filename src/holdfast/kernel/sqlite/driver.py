@@ -68,16 +68,24 @@ class SqliteEngine:
         if call.mode != "write":
             return self.read(call)
         job = Job(call, Attempt(call, self.settings.services))
-        if not self._run_inline(job):
-            self._run_queued(job)
+        try:
+            if not self._run_inline(job):
+                self._run_queued(job)
+        except BaseException:
+            job.claim()
+            self._let_go()
+            raise
         result: R = job.result
         return result
 
     def enqueue(self, job: Job) -> None:
         """Hand a job to the writer thread; `job.deliver` is called there when it is durable."""
-        self._queue.put(job)
-        if self._thread is None:
-            self._start_thread()
+        # Under this lock nothing can be put behind the end of the queue that closing puts there.
+        with self._starting:
+            self.require_usable()
+            self._queue.put(job)
+            if self._thread is None:
+                self._start_thread()
 
     def finish(self, job: Job) -> None:
         """Run what follows a durable commit, before its result is delivered."""
@@ -98,6 +106,9 @@ class SqliteEngine:
                 # A passing I/O error is given one more chance, on a new connection.
                 if is_last or not isinstance(translated, StoreUnavailable):
                     raise translated from error
+            except StoreUnavailable:
+                if is_last:
+                    raise
         raise AssertionError("unreachable")
 
     def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
@@ -133,24 +144,24 @@ class SqliteEngine:
             raise StoreClosed(f"the store {self.path} is closed; open it again")
 
     def close(self) -> None:
-        """Finish what was handed over, then close; in a forked child this does nothing."""
-        if self._closed or os.getpid() != self._pid:
+        """Finish what was handed over, then close; in a forked child this does nothing.
+
+        Behind a stopped process that holds the lock, what is under way is left to end by itself.
+        """
+        if os.getpid() != self._pid:
             return
-        self._closed = True
-        self._stop_polling.set()
         with self._starting:
-            if self._thread is not None:
-                self._queue.put(None)
-                self._thread.join()
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._stop_polling.set()
         if self._poller is not None:
             self._poller.join()
-        with self._locked():
-            while self._idle_readers:
-                self._idle_readers.pop().close()
-            self.writer.close()
-        self.writer.side_lock.close()
-        _engines.discard(self)
-        self.on_close()
+        if self._thread is None:
+            self._shut()
+        else:
+            self._thread.join(self.settings.busy_timeout_seconds)
 
     def abandon(self) -> None:
         """In a forked child: let go of the side lock, and keep SQLite from touching the file."""
@@ -159,8 +170,26 @@ class SqliteEngine:
         _inherited.append(self)
 
     def _open_writer(self) -> None:
-        with self._locked():
+        try:
+            if not self.writer.side_lock.acquire_within(self.settings.busy_timeout_seconds):
+                raise self.busy()
             self.writer.open()
+            self.writer.side_lock.release()
+        except BaseException:
+            self.writer.side_lock.close()
+            raise
+
+    def _shut(self) -> None:
+        with self.writer.mutex:
+            is_locked = self.writer.side_lock.acquire_within(self.settings.busy_timeout_seconds)
+            while self._idle_readers:
+                self._idle_readers.pop().close(force=True)
+            self.writer.close()
+            if is_locked:
+                self.writer.side_lock.release()
+            self.writer.side_lock.close()
+        _engines.discard(self)
+        self.on_close()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -176,9 +205,10 @@ class SqliteEngine:
         if not self._queue.empty() or not writer.mutex.acquire(blocking=False):
             return False
         try:
-            if not writer.side_lock.try_acquire():
-                return False
+            self.require_usable()
             try:
+                if not writer.side_lock.try_acquire():
+                    return False
                 writer.commit([job])
             finally:
                 writer.side_lock.release()
@@ -186,6 +216,13 @@ class SqliteEngine:
             writer.mutex.release()
         self.finish(job)
         return True
+
+    def _let_go(self) -> None:
+        """Free what an interrupt has left taken, between taking a lock and the block around it."""
+        if self.writer.mutex._is_owned():  # type: ignore[attr-defined]
+            if not self._closed:
+                self.writer.side_lock.release()
+            self.writer.mutex.release()
 
     def _run_queued(self, job: Job) -> None:
         done = threading.Lock()
@@ -203,17 +240,14 @@ class SqliteEngine:
         return StoreBusy(f"{self.path} was busy for {seconds:g} seconds; nothing was written")
 
     def _start_thread(self) -> None:
-        with self._starting:
-            if self._thread is None and not self._closed:
-                name = f"holdfast-writer-{self.path.name}"
-                self._thread = threading.Thread(target=self._write, name=name, daemon=True)
-                self._thread.start()
-                # A daemon thread would die in the middle of a commit when the process exits.
-                atexit.register(_close_at_exit, weakref.ref(self))
+        name = f"holdfast-writer-{self.path.name}"
+        self._thread = threading.Thread(target=self._write, name=name, daemon=True)
+        self._thread.start()
 
     def _write(self) -> None:
-        """The writer thread: gather what waits, commit it together, deliver."""
-        while (first := self._queue.get()) is not None:
+        """The writer thread: gather what waits, commit it together, deliver; at the end, shut."""
+        is_stopping = False
+        while not is_stopping and (first := self._queue.get()) is not None:
             with self._locked():
                 jobs, is_stopping = self._gather(first)
                 if jobs:
@@ -224,8 +258,7 @@ class SqliteEngine:
                 if job.deliver is not None:
                     job.deliver()
             self.on_batch(jobs)
-            if is_stopping:
-                return
+        self._shut()
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
         """Take the jobs that wait, now that the locks are held and the batch is about to start."""
@@ -430,10 +463,12 @@ class _AsyncJob(Job):
 _inherited: list[SqliteEngine] = []
 
 
-def _close_at_exit(reference: weakref.ref[SqliteEngine]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.close()
+@atexit.register
+def _close_at_exit() -> None:
+    # A daemon thread would die in the middle of a commit when the process exits.
+    for engine in list(_engines):
+        if engine._thread is not None:
+            engine.close()
 
 
 def _abandon_in_child() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,9 @@ from typing import Any
 
 import apsw
 
-from ...errors import CommitUnknown, HoldfastError, StoreBusy, StoreError
+from ...errors import CommitUnknown, HoldfastError, StoreBusy, StoreError, StoreUnavailable
 from ..attempt import Attempt, Boundary, Point, Trace
-from ..marks import FORGET, MARK, SETTLE, WRITER_KEPT_MS, commit_id
+from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id
 from ..operation import Call, Query, Row
 from ..settings import Settings
 from ..sql import Dialect
@@ -34,6 +35,8 @@ class SideLock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise lock_error(path, error) from error
+        # One call into C: an interrupt comes before or after it.
+        self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
 
     def acquire(self) -> None:
         """Wait for the lock; it is never polled, so nobody starves."""
@@ -47,9 +50,23 @@ class SideLock:
             return False
         return True
 
-    def release(self) -> None:
-        """Let the next writer go on."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+    def acquire_within(self, seconds: float) -> bool:
+        """Wait for the lock, but not for ever: a stopped process may hold it."""
+        if self.try_acquire():
+            return True
+        decision, acquired = threading.Lock(), threading.Event()
+
+        def wait() -> None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if decision.acquire(blocking=False):
+                acquired.set()
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+        descriptor = os.dup(self._descriptor)
+        threading.Thread(target=wait, name="holdfast-lock", daemon=True).start()
+        return acquired.wait(seconds) or not decision.acquire(blocking=False)
 
     def close(self) -> None:
         """Close the file; a forked child does this so that it cannot hold the parent's lock."""
@@ -90,7 +107,7 @@ class Writer:
 
     def __init__(self, path: Path, settings: Settings, dialect: Dialect, vfs: str | None) -> None:
         self.path = path
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()
         self._settings = settings
         self._dialect = dialect
         self._vfs = vfs
@@ -100,6 +117,7 @@ class Writer:
         self._batch = 0
         self._now_ms = 0
         self._changes_before = 0
+        self._is_wal_moved = False
         self._runs_uncounted = False
         self.is_marking = False
         prepare_file(path, vfs)
@@ -111,12 +129,11 @@ class Writer:
             self._connection = connect(
                 self.path, durability=self._settings.durability, vfs=self._vfs
             )
+            self._is_wal_moved = False
 
     def close(self) -> None:
-        """Close the connection; SQLite may then move the WAL into the database."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connection; what SQLite cannot move into the database stays in the WAL."""
+        self._drop()
 
     def commit(self, jobs: Sequence[Job]) -> None:
         """Run the jobs in one transaction and leave each with its outcome, durable.
@@ -131,9 +148,15 @@ class Writer:
             else:
                 for job in jobs:
                     self._run_alone(job)
+        except CommitUnknown as unknown:
+            for job in jobs:
+                # A call that failed by itself wrote nothing, whatever became of its neighbours.
+                job.error = unknown if job.error is None else self._failed_beside(unknown)
         except BaseException as error:
             for job in jobs:
                 job.error = error
+            # An interrupt may have hit the first try.
+            self._rollback()
 
     def execute(self, query: Query, call: str) -> list[Row]:
         """Run one statement and return all its rows."""
@@ -160,8 +183,8 @@ class Writer:
 
     def _transact(self, jobs: Sequence[Job]) -> None:
         self.open()
-        self._begin(jobs[0].call.name)
         try:
+            self._begin(jobs[0].call.name)
             for job in jobs:
                 self._run(job, alone=len(jobs) == 1)
             if self._has_changed() and any(job.error is None for job in jobs):
@@ -173,13 +196,11 @@ class Writer:
             self._rollback()
 
     def _begin(self, call: str) -> None:
+        self._move_wal()
         try:
             self._control("BEGIN IMMEDIATE", call, "begin")
         except apsw.BusyError as error:
             raise translate(error, self.path) from error
-        except apsw.Error as error:
-            self._drop()
-            raise TransactionEnded from translate(error, self.path)
         self._changes_before = self._open_connection().total_changes()
         self._runs_uncounted = False
         # The clock is read once the lock is held, and never goes back within a store.
@@ -260,27 +281,51 @@ class Writer:
         self._writer_id = None  # The old row stays as it is, so that the answer never changes.
         if writer_id is None:
             raise error
+        is_committed: bool | None = None
         try:
             self.open()
-            is_committed = self._commit_answer(writer_id, batch)
+            is_committed = self._is_visible(writer_id, batch)
+            self._commit_answer(writer_id)
             if is_committed:
                 self._checkpoint()
-                self._commit_answer(writer_id, batch)
+                self._commit_answer(writer_id)
         except (apsw.Error, HoldfastError) as again:
             self._drop()
-            raise CommitUnknown(
-                f"{self.path}: {error}, and the file cannot be read to see whether the change "
-                "was committed; ask store.settle(id)",
-                id=commit_id(writer_id, batch),
-            ) from again
+            # SQLite writes a transaction's end last: where there was no room for it, it is not.
+            lacks_room = isinstance(error, apsw.FullError) and isinstance(again, apsw.FullError)
+            if is_committed is not False or not lacks_room:
+                raise CommitUnknown(
+                    f"{self.path}: {error}, and the file cannot be used to see whether the change "
+                    "was committed; ask store.settle(id)",
+                    id=commit_id(writer_id, batch),
+                ) from again
         if not is_committed:
             raise error
 
-    def _commit_answer(self, writer_id: str, batch: int) -> bool:
+    def _failed_beside(self, unknown: CommitUnknown) -> StoreUnavailable:
+        message = f"{self.path} failed during COMMIT: {unknown.__cause__}; nothing was written"
+        return StoreUnavailable(message)
+
+    def _is_visible(self, writer_id: str, batch: int) -> bool:
+        found = self.execute(Query(LOOK_UP, {"writer_id": writer_id}), "settle")
+        return bool(found) and bool(found[0]["batch"] >= batch)
+
+    def _commit_answer(self, writer_id: str) -> None:
+        self._move_wal()
         self._control("BEGIN IMMEDIATE", "settle")
-        found = self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
+        self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
         self._control("COMMIT", "settle")
-        return bool(found[0]["batch"] >= batch)
+
+    def _move_wal(self) -> None:
+        """Move what this connection found in the WAL into the database before building on it.
+
+        It may hold what the disk has failed to sync: lost later, it would take along all that
+        was committed behind it. A database that has no room to grow must do without.
+        """
+        if not self._is_wal_moved:
+            with contextlib.suppress(apsw.FullError):
+                self._open_connection().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._is_wal_moved = True
 
     def _checkpoint(self) -> None:
         (outcome,) = self._open_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
