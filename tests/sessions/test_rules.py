@@ -231,8 +231,8 @@ def test_a_flipped_byte_is_told_and_the_version_before_still_loads(
             f"WHERE key = {where}",
             f"DELETE FROM hf_checkpoints WHERE key = {where}",
             f"INSERT INTO hf_checkpoints ({columns}, created_at) SELECT key, epoch, kind,"
-            f" iteration, item_id, state_sequence, {replaced['manifest']}, {replaced['data']}, metadata,"
-            " created_at FROM hf_copy",
+            f" iteration, item_id, state_sequence, {replaced['manifest']}, {replaced['data']},"
+            " metadata, created_at FROM hf_copy",
             "DELETE FROM hf_doors",
             body=bytes(body),
         )
