@@ -1,5 +1,6 @@
 """Holdfast: durable state for AI agents."""
 
+from .checkpoints.diffing import Diff
 from .clock import SystemClock, VirtualClock
 from .codec import Limits
 from .errors import (
@@ -33,6 +34,8 @@ from .errors import (
     VersionConflict,
 )
 from .kernel.operation import Op
+from .maintenance import Pruned
+from .portable import Exported, Imported
 from .records import Checkpoint, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
 from .sessions import AsyncSession, Session, TxSession, current_session
 from .store import AsyncStore, Store, Transaction, aopen, open
@@ -48,9 +51,12 @@ __all__ = [
     "Compacted",
     "CorruptRecord",
     "CorruptStore",
+    "Diff",
     "Event",
+    "Exported",
     "Forbidden",
     "HoldfastError",
+    "Imported",
     "InvalidArgument",
     "InvalidValue",
     "Lease",
@@ -63,6 +69,7 @@ __all__ = [
     "NotFound",
     "Op",
     "OperationNotRun",
+    "Pruned",
     "Refused",
     "ResumePoint",
     "SchemaMismatch",

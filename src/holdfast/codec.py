@@ -48,10 +48,12 @@ _HEADERS: Final = tuple(bytes((_MAGIC, _VERSION, flags)) for flags in range(4))
 _INTEGER_EXTENSION: Final = 1
 _CANONICAL_PREFIX: Final = b"holdfast canonical 1\0"
 _COMPRESS_BYTES_MIN: Final = 128
+_COMPRESS_HARDER_BYTES_MIN: Final = 16_384
 _DEPTH_MAX: Final = 256
 _LOAD_DEPTH_MAX: Final = 2 * _DEPTH_MAX
 _DIGITS_MAX: Final = 4_300
 _LIMIT_MAX: Final = 2**31 - 1
+_WIDE_BYTES: Final = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +119,29 @@ class Codec:
         self._zstd = _zstd() if compression == "zstd" else None
         self._cipher = cipher
 
+    @property
+    def has_cipher(self) -> bool:
+        """Whether records are encrypted."""
+        return self._cipher is not None
+
+    def widened(self) -> Codec:
+        """Return a codec for records of many values, each of which was within the limits."""
+        most = max(self.limits.record_bytes, _WIDE_BYTES)
+        limits = Limits(value_bytes=most, record_bytes=most, depth=_DEPTH_MAX)
+        compression: Compression = "none" if self._zstd is None else "zstd"
+        return Codec(limits, compression=compression, cipher=self._cipher)
+
+    def without_cipher(self) -> Codec:
+        """Return a codec for records that are not encrypted."""
+        return Codec(self.limits)
+
     def pack(self, value: object, *, context: tuple[str, ...] = (), name: str = "value") -> bytes:
         """Return a value as a record; InvalidValue or LimitExceeded say what is refused, where."""
         return self.seal(_encode(value, self.limits, name), context=context)
 
     def unpack(self, record: bytes, *, context: tuple[str, ...] = ()) -> Any:
         """Return exactly the value that was packed, or raise as `unseal` does; no code runs."""
-        return _decode(self.unseal(record, context=context))
+        return _decode(self._body(record, context))
 
     def encode(self, value: object, *, name: str = "value") -> bytes:
         """Return a value as a body; InvalidValue or LimitExceeded say what is refused, where."""
@@ -164,7 +182,7 @@ class Codec:
             raise plain.too_large("record", len(body), self.limits.record_bytes, "record_bytes")
         flags = _ENCRYPTED if self._cipher else 0
         if self._zstd and len(body) >= _COMPRESS_BYTES_MIN:
-            compressed = self._zstd.compressor.compress(body)
+            compressed = self._zstd.compressor(len(body)).compress(body)
             if len(compressed) < len(body):
                 body, flags = compressed, flags | _ZSTD
         header = _HEADERS[flags]
@@ -178,9 +196,14 @@ class Codec:
 
         StoreError says what is missing to read it: a key, a cipher or a package.
         """
+        return bytes(self._body(record, context))
+
+    def _body(self, record: bytes, context: tuple[str, ...]) -> bytes | memoryview:
+        """Return the body where it lies: to copy a large one takes as long as to check it."""
         if len(record) <= _BODY_AT or record[0] != _MAGIC or record[1] == 0:
             raise _corrupt(context, "is cut short or overwritten")
-        version, flags, body = record[1], record[2], record[_BODY_AT:]
+        version, flags = record[1], record[2]
+        body: bytes | memoryview = memoryview(record)[_BODY_AT:]
         if version > _VERSION:
             raise _corrupt(
                 context,
@@ -197,7 +220,7 @@ class Codec:
                 place = _place(context)
                 problem = f"The record of {place} is encrypted; open the store with its cipher."
                 raise StoreError(problem, place=place)
-            body = self._cipher.decrypt(body, bound)
+            body = self._cipher.decrypt(bytes(body), bound)
         elif self._cipher:
             raise _corrupt(
                 context,
@@ -206,7 +229,7 @@ class Codec:
             )
         return self._expand(body) if flags & _ZSTD else body
 
-    def _expand(self, body: bytes) -> bytes:
+    def _expand(self, body: bytes | memoryview) -> bytes:
         zstd, limit = self._zstd or _zstd(), self.limits.record_bytes
         try:
             size = zstd.content_size(body)
@@ -321,7 +344,7 @@ def _extension(code: int, data: memoryview) -> int:
     return number
 
 
-def _decode(body: bytes) -> Any:
+def _decode(body: bytes | memoryview) -> Any:
     try:
         return _plain_decoder().decode(body)
     except msgspec.ValidationError:
@@ -399,8 +422,13 @@ class _Zstd(threading.local):
             raise StoreError('zstd needs a package: pip install "holdfast[compress]".') from error
         self.error = zstandard.ZstdError
         self.content_size = zstandard.frame_content_size
-        self.compressor = zstandard.ZstdCompressor(level=1)
         self.decompressor = zstandard.ZstdDecompressor()
+        self._fast = zstandard.ZstdCompressor(level=1)
+        self._small = zstandard.ZstdCompressor(level=3)
+
+    def compressor(self, size_bytes: int) -> Any:
+        """Return the one that suits a body: only in a large one does more work save much."""
+        return self._small if size_bytes >= _COMPRESS_HARDER_BYTES_MIN else self._fast
 
 
 @cache
@@ -408,8 +436,10 @@ def _zstd() -> _Zstd:
     return _Zstd()
 
 
-def _digest16(bound: bytes, body: bytes) -> bytes:
-    return sha256(b"".join((bound, body))).digest()[:16]
+def _digest16(bound: bytes, body: bytes | memoryview) -> bytes:
+    digest = sha256(bound)
+    digest.update(body)
+    return digest.digest()[:16]
 
 
 def _corrupt(context: tuple[str, ...], problem: str) -> CorruptRecord:

@@ -17,6 +17,7 @@ from .kernel.operation import Op, Row, one
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
+HOLDER_CHARACTERS_MAX = 256
 SELF_FENCE_SHARE = 0.2
 log = logging.getLogger("holdfast.leases")
 
@@ -160,7 +161,8 @@ def _lease(row: Row) -> Lease:
 
 
 def _milliseconds(lease_seconds: float) -> int:
-    if not 0 < lease_seconds <= LEASE_SECONDS_MAX:
+    is_number = type(lease_seconds) in (int, float)
+    if not is_number or not 0 < lease_seconds <= LEASE_SECONDS_MAX:
         raise InvalidArgument(
             f"lease_seconds must be above 0 and at most {LEASE_SECONDS_MAX}, not {lease_seconds!r}"
         )
@@ -168,5 +170,9 @@ def _milliseconds(lease_seconds: float) -> int:
 
 
 def _require_holder(holder: str) -> None:
-    if not isinstance(holder, str) or not holder:
-        raise InvalidArgument("holder must be a name that is not empty")
+    is_text = isinstance(holder, str) and 0 < len(holder) <= HOLDER_CHARACTERS_MAX
+    if not is_text or not holder.isprintable():
+        raise InvalidArgument(
+            f"holder must be text of 1 to {HOLDER_CHARACTERS_MAX} printable characters, "
+            f"not {holder!r}"
+        )

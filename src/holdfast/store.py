@@ -32,8 +32,10 @@ from .kernel.operation import (
 from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse, redact
+from .maintenance import MaintenanceOps
+from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
-from .sessions import AsyncSession, Session, SessionsOps, TxSession
+from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +61,7 @@ class StoreOps:
         return (yield from read_events(self.codec, root_id, after, limit))
 
 
-class Transaction(StoreOps, SessionsOps[TxSession], TxBound):
+class Transaction(StoreOps, SessionsOps[TxSession], FindOps[TxSession], TxBound):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
     def __init__(self, store: _Handle) -> None:
@@ -155,7 +157,15 @@ class _Handle:
         return Call(MarkOps.is_committed, MarkOps(), parse_commit_id(id))
 
 
-class Store(StoreOps, SessionsOps[Session], SyncBound, _Handle):
+class Store(
+    StoreOps,
+    SessionsOps[Session],
+    FindOps[Session],
+    SyncBound,
+    MaintenanceOps,
+    PortableOps,
+    _Handle,
+):
     """An open database. Thread-safe; every method returns once its change is durable."""
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
@@ -196,7 +206,15 @@ class Store(StoreOps, SessionsOps[Session], SyncBound, _Handle):
         self.close()
 
 
-class AsyncStore(StoreOps, SessionsOps[AsyncSession], AsyncBound, _Handle):
+class AsyncStore(
+    StoreOps,
+    SessionsOps[AsyncSession],
+    FindOps[AsyncSession],
+    AsyncBound,
+    MaintenanceOps,
+    PortableOps,
+    _Handle,
+):
     """An open database in one event loop; every awaited call is durable when it returns."""
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..feed import emit
-from ..kernel.operation import Op, Query, Row, batch, operation, rows
+from ..kernel.operation import Lock, Op, Query, Row, batch, one, operation, rows
 from ..records import Checkpoint
 from . import manifest as manifests
 from .heads import Head
@@ -12,7 +12,7 @@ from .lines import SHIFT, Ref, pieces_of
 from .manifest import Manifest
 from .ops import CheckpointOps, require_version
 from .reading import find
-from .writing import Draft, checkpoint_context, current_head, write_after
+from .writing import LOOK, Draft, checkpoint_context, require_writable, write_after
 
 COPY_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
@@ -25,6 +25,7 @@ FROM hf_checkpoints WHERE key = :source
 USE = """
 INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number) ON CONFLICT DO NOTHING
 """
+ROOT = "SELECT root_id FROM hf_sessions WHERE number = :number"
 OPEN_EPOCH = """
 INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
 VALUES (:number, :epoch, :first_version, :target_version)
@@ -50,11 +51,27 @@ def copy_fork_point(codec: Codec, owner: int, row: Row, number: int) -> Op[None]
         "data": moved("data"),
         "metadata": moved("metadata"),
     }
+    yield from rows(COPY_CHECKPOINT, **copy)
+    yield from share(codec, manifest, number)
+
+
+def share(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
+    """Note that a session needs every line of a manifest, which may be another's."""
     used = yield from lines_of(codec, manifest)
     yield from batch(
-        Query(COPY_CHECKPOINT, copy),
-        *(Query(USE, {"line_id": line_id, "number": number}) for line_id in sorted(used)),
+        *(Query(USE, {"line_id": line_id, "number": number}) for line_id in sorted(used))
     )
+
+
+def find_and_hold(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
+    """Return the row of a version; one of an origin in another tree cannot go from now on."""
+    owner, row = yield from find(number, session_id, version)
+    if owner != number:
+        origin = yield from one(ROOT, number=owner)
+        if origin is not None:
+            yield Lock(origin["root_id"])
+        owner, row = yield from find(number, session_id, version)
+    return owner, row
 
 
 def read_row(codec: Codec, owner: int, row: Row) -> dict[str, manifests.Entry]:
@@ -85,11 +102,16 @@ class RewindOps(CheckpointOps):
         place = self._place()
         data = self.codec.encode({"rewound_to": version})
         wanted = Draft("state_transition", {}, data, None, opens_epoch=True)
-        head = yield from current_head(self.codec, self.heads, place, wanted)
-        owner, row = yield from find(self.number, self.id, version)
-        target = Head(head.id, head.version, manifests.closed(read_row(self.codec, owner, row)))
+        # The newest version itself is not read: a damaged one is left behind in this way.
+        _, found = yield from batch(Lock(place.root_id), Query(LOOK, {"number": place.number}))
+        now = require_writable(place, found)
+        owner, row = yield from find_and_hold(self.number, self.id, version)
+        manifest = read_row(self.codec, owner, row)
+        target = Head(now["head"], now["version"], manifests.closed(manifest))
         checkpoint = yield from write_after(self.codec, self.heads, place, wanted, target)
         assert checkpoint is not None
+        if owner != self.number:
+            yield from share(self.codec, manifest, self.number)
         yield from rows(
             OPEN_EPOCH,
             number=self.number,

@@ -133,13 +133,23 @@ def values_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[Any]]:
     for piece, rows in zip(pieces, answers, strict=True):
         found: list[Any] = []
         for row in rows:
-            body = codec.unseal(row["data"], context=item_context(row["key"]))
-            if row["count"] == 1:
-                found.append(codec.decode(body))
-            else:
-                found += codec.decode(body)
+            found += _values(codec, piece, row)
         values += _within(piece, rows, found)
     return values
+
+
+def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
+    """Return the items of a row; in place of those outside the piece stands None."""
+    context = item_context(row["key"])
+    if row["count"] == 1:
+        return [codec.unpack(row["data"], context=context)]
+    index = row["key"] % SHIFT
+    low, high = piece.start - index, piece.start + piece.length - index
+    if low <= 0 and high >= row["count"]:
+        values: list[Any] = codec.unpack(row["data"], context=context)
+        return values
+    bodies = codec.split(codec.unseal(row["data"], context=context))
+    return [codec.decode(body) if low <= i < high else None for i, body in enumerate(bodies)]
 
 
 def _range(piece: Piece) -> Query:

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from ..codec import Codec
 from ..errors import CorruptRecord
-from .lines import Ref
+from ..plain import too_large
+from .lines import Ref, list_header
 
 INLINE_BYTES_MAX = 128
 
@@ -35,14 +36,28 @@ Manifest: TypeAlias = Mapping[str, Entry]
 
 def pack(codec: Codec, manifest: Manifest, context: tuple[str, ...]) -> bytes:
     """Return a manifest as a record."""
-    plain = {channel: _plain(codec, entry) for channel, entry in manifest.items()}
-    return codec.pack(plain, context=context, name="channels")
+    return codec.seal(write(codec, manifest), context=context)
+
+
+def write(codec: Codec, manifest: Manifest) -> bytes:
+    """Return a manifest as a body. A small value is in it as it is: it was checked already."""
+    body = bytearray(_map_header(len(manifest)))
+    for channel, entry in manifest.items():
+        body += codec.encode(channel) + _body(codec, entry)
+    limit = codec.limits.value_bytes
+    if len(body) > limit:
+        raise too_large("channels", len(body), limit, "value_bytes")
+    return bytes(body)
 
 
 def unpack(codec: Codec, record: bytes, context: tuple[str, ...]) -> dict[str, Entry]:
     """Return the manifest of a checkpoint."""
-    plain = codec.unpack(record, context=context)
-    return {channel: _entry(codec, fields) for channel, fields in plain.items()}
+    return read(codec, codec.unseal(record, context=context))
+
+
+def read(codec: Codec, body: bytes) -> dict[str, Entry]:
+    """Return the manifest that a body holds."""
+    return {channel: _entry(codec, fields) for channel, fields in codec.decode(body).items()}
 
 
 def closed(manifest: Manifest) -> dict[str, Entry]:
@@ -58,16 +73,23 @@ def line_ids(manifest: Manifest) -> set[int]:
     return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
 
 
-def _plain(codec: Codec, entry: Entry) -> list[Any]:
+def _map_header(count: int) -> bytes:
+    """Return the MessagePack header of a dict, before its keys and values."""
+    if count < 16:
+        return bytes([0x80 | count])
+    return b"\xde" + count.to_bytes(2) if count < 2**16 else b"\xdf" + count.to_bytes(4)
+
+
+def _body(codec: Codec, entry: Entry) -> bytes:
     match entry:
         case Inline(body):
-            return [_INLINE, codec.decode(body)]
+            return list_header(2) + codec.encode(_INLINE) + body
         case Stored(line_id):
-            return [_VALUE, line_id]
+            return codec.encode([_VALUE, line_id])
         case Ref():
             mark = _OPEN if entry.is_open else _CLOSED
             fields = [mark, entry.line_id, entry.length]
-            return [*fields, entry.base, entry.skip] if entry.base else fields
+            return codec.encode([*fields, entry.base, entry.skip] if entry.base else fields)
 
 
 def _entry(codec: Codec, fields: list[Any]) -> Entry:

@@ -8,16 +8,19 @@ from typing import Any
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import Lock, Op, large_query, one, operation, query, rows
+from ..kernel.operation import Lock, Op, large_query, operation, query, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
+from .deltas import manifest_at, read_delta
+from .diffing import Diff, compare
 from .heads import Head, Heads
-from .lines import SHIFT, Ref, list_header
+from .lines import RUN_ITEMS, SHIFT, Ref, list_header
 from .planning import Change, Extend, Grown, SetList, SetValue
-from .reading import ITERATION, find, header, listed, load, spans
-from .writing import Place, draft, id_of_item, write
+from .reading import find, header, listed, load, newest, resume_row, spans
+from .writing import LOOK, Place, draft, id_of_item, require_fence, write
 
 CHANNEL_CHARACTERS_MAX = 256
 HISTORY_MAX = 10_000
+REASON_CHARACTERS_MAX = 1_000
 
 COUNTS = """
 SELECT kind, count(*) AS checkpoints FROM hf_checkpoints
@@ -57,6 +60,8 @@ class CheckpointOps:
         """Save channels as the next version; those not named carry over. A full list costs only
         its change. Raises VersionConflict, SessionBusy, LeaseLost or SessionEnded.
         """
+        if channels is not None and not isinstance(channels, Mapping):
+            raise InvalidArgument(f"channels must be a dict, not {type(channels).__name__}")
         wanted = {**(channels or {}), **named}
         head = self.heads.get(self.number)
         changes = {name: self._set(head, name, value) for name, value in wanted.items()}
@@ -105,8 +110,11 @@ class CheckpointOps:
         self, *, kind: Kind | None = None, last: int | None = None
     ) -> Op[LoadedCheckpoint | None]:
         """Return the newest version on the path, or the newest of a kind; None if there is none."""
-        _require_kind(kind)
+        require_kind(kind)
         _require_count("last", last)
+        row = (yield from newest(self.number)) if kind is None else None
+        if row is not None:
+            return (yield from load(self.codec, self.id, self.number, row, last))
         where = yield from spans(self.number, on_path=True)
         found = yield from listed(where, kind, None, None, 1)
         if not found:
@@ -120,6 +128,16 @@ class CheckpointOps:
         _require_count("last", last)
         return (yield from self._load(version, last))
 
+    @large_query
+    def diff(self, before: int, after: int) -> Op[Diff]:
+        """Compare the channels of two versions, at the cost of what differs between them."""
+        require_version(before)
+        require_version(after)
+        old = yield from manifest_at(self.codec, self.number, self.id, before)
+        new = yield from manifest_at(self.codec, self.number, self.id, after)
+        delta = yield from read_delta(self.codec, old, new)
+        return compare(delta.before, delta.after, delta.shared)
+
     @query
     def history(
         self,
@@ -130,10 +148,12 @@ class CheckpointOps:
         limit: int = 100,
     ) -> Op[list[Checkpoint]]:
         """Return versions without their channels, newest first, those of origins included."""
-        _require_kind(kind)
-        _require_count("limit", limit)
+        require_kind(kind)
+        require_limit(limit, HISTORY_MAX)
+        if before is not None:
+            require_version(before)
         where = yield from spans(self.number, on_path=False)
-        found = yield from listed(where, kind, id_of_item(item), before, min(limit, HISTORY_MAX))
+        found = yield from listed(where, kind, id_of_item(item), before, limit)
         return [header(self.codec, self.id, row) for row in found]
 
     @query
@@ -146,19 +166,22 @@ class CheckpointOps:
     @query
     def resume_point(self) -> Op[ResumePoint]:
         """Return the iteration to run next and the record that says so; (1, None) at first."""
-        for owner, low, high in (yield from spans(self.number, on_path=True)):
-            row = yield from one(ITERATION, low=owner * SHIFT + low, high=owner * SHIFT + high)
-            if row is not None:
-                step = 1 if row["kind"] == "iteration_end" else 0
-                checkpoint = header(self.codec, self.id, row)
-                return ResumePoint(iteration=row["iteration"] + step, checkpoint=checkpoint)
-        return ResumePoint(iteration=1, checkpoint=None)
+        row = yield from resume_row(self.number)
+        if row is None:
+            return ResumePoint(iteration=1, checkpoint=None)
+        step = 1 if row["kind"] == "iteration_end" else 0
+        checkpoint = header(self.codec, self.id, row)
+        return ResumePoint(iteration=row["iteration"] + step, checkpoint=checkpoint)
 
     @operation
     def pin(self, version: int, reason: str) -> Op[None]:
         """Keep a version from being pruned; a second pin replaces the reason."""
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidArgument("a pin needs a reason")
+        if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
+            raise InvalidArgument(
+                f"a pin's reason is at most {REASON_CHARACTERS_MAX} printable characters"
+            )
         key = yield from self._own_key(version)
         yield from rows(PIN, key=key, reason=reason)
         data = {"version": version, "reason": reason}
@@ -189,6 +212,13 @@ class CheckpointOps:
     def _place(self) -> Place:
         return Place(self.id, self.number, self.root_id, self.fence)
 
+    def _lock(self) -> Op[None]:
+        """Lock the tree; a driver that has lost its lease goes no further."""
+        yield Lock(self.root_id)
+        if self.fence is not None:
+            for row in (yield from rows(LOOK, number=self.number)):
+                require_fence(self._place(), row)
+
     def _load(self, version: int, last: int | None) -> Op[LoadedCheckpoint]:
         owner, row = yield from find(self.number, self.id, version)
         return (yield from load(self.codec, self.id, owner, row, last))
@@ -196,7 +226,7 @@ class CheckpointOps:
     def _own_key(self, version: int) -> Op[int]:
         """Lock the tree and return the key of a version that the session itself has."""
         require_version(version)
-        yield Lock(self.root_id)
+        yield from self._lock()
         owner, _ = yield from find(self.number, self.id, version)
         if owner != self.number:
             raise InvalidArgument(
@@ -215,14 +245,22 @@ class CheckpointOps:
     def _growth(self, head: Head, channel: str, value: list[Any]) -> Change | None:
         """Return how a list grew since a head, by comparing bytes; None if it did not."""
         known, entry = head.lists.get(channel), head.manifest.get(channel)
-        if known is None or not known.joined or not isinstance(entry, Ref):
+        joined = known.joined if known is not None else None
+        if not joined or not isinstance(entry, Ref) or len(value) < entry.length:
             return None
-        whole = self.codec.encode_unchecked(value)
-        start = len(list_header(len(value)))
-        if whole is None or not whole.startswith(known.joined, start):
-            return None
+        size_bytes = 0
+        # A run at a time: what was just encoded is compared while the processor still has it.
+        for start in range(0, entry.length, RUN_ITEMS):
+            run = value[start : min(start + RUN_ITEMS, entry.length)]
+            body = self.codec.encode_unchecked(run)
+            if body is None:
+                return None
+            items = memoryview(body)[len(list_header(len(run))) :]
+            if not joined.startswith(items, size_bytes):
+                return None
+            size_bytes += len(items)
         new = self.codec.encode_each(value[entry.length :], name=channel)
-        return Grown(head.id, new, whole)
+        return Grown(head.id, new, joined, size_bytes, entry.length)
 
 
 def _require_channel(channel: object) -> None:
@@ -234,7 +272,8 @@ def _require_channel(channel: object) -> None:
         raise InvalidArgument(f"channel {channel!r} has characters that cannot be printed")
 
 
-def _require_kind(kind: object) -> None:
+def require_kind(kind: object) -> None:
+    """Refuse an unknown kind; None is any."""
     if kind is not None and kind not in KINDS:
         raise InvalidArgument(f"unknown kind {kind!r}; it must be one of {', '.join(KINDS)}")
 
@@ -243,6 +282,12 @@ def require_version(version: object) -> None:
     """Refuse what cannot be a version."""
     if not isinstance(version, int) or isinstance(version, bool) or not 0 < version < SHIFT:
         raise InvalidArgument(f"a version is a whole number from 1 up, not {version!r}")
+
+
+def require_limit(limit: object, most: int) -> None:
+    """Refuse what cannot be the length of a page."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= most:
+        raise InvalidArgument(f"limit must be 1 to {most}, not {limit!r}")
 
 
 def _require_count(name: str, count: object) -> None:

@@ -39,12 +39,20 @@ class Extend:
 class Grown:
     """Set a channel to a list that only grew since a head: that head's items, and these.
 
-    For any other head it is the whole list, whose body is kept.
+    For any other head it is the whole list: the first bytes of what is known of that head's, which
+    only ever grows, and these.
     """
 
     head_id: int
     bodies: Sequence[bytes]
-    whole: bytes
+    joined: bytearray
+    joined_bytes: int
+    joined_items: int
+
+    def whole(self, codec: Codec) -> list[bytes]:
+        """Return the bodies of all items."""
+        before = list_header(self.joined_items) + self.joined[: self.joined_bytes]
+        return [*codec.split(before), *self.bodies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,12 @@ def is_simple(head: Head, changes: Mapping[str, Change]) -> bool:
 
 
 def _is_simple(head: Head, channel: str, change: Change) -> bool:
+    entry = head.manifest.get(channel)
     if isinstance(change, SetValue):
         known = head.lists.get(channel)
         is_small = len(change.body) <= INLINE_BYTES_MAX
-        return is_small or (known is not None and known.is_value(change.body))
-    entry = head.manifest.get(channel)
+        is_same = isinstance(entry, Stored) and known is not None and known.is_value(change.body)
+        return is_small or is_same
     is_known = channel in head.lists and isinstance(entry, Ref) and entry.is_open
     is_growth = isinstance(change, Extend) or (
         isinstance(change, Grown) and change.head_id == head.id
@@ -116,8 +125,8 @@ def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Pla
                 yield from _extend(codec, plan, channel, _list_or_raise(channel, entry), bodies)
             case Grown(head_id, bodies) if head_id == head.id and isinstance(entry, Ref):
                 yield from _extend(codec, plan, channel, entry, bodies)
-            case Grown(_, _, whole):
-                bodies = codec.split(whole)
+            case Grown():
+                bodies = change.whole(codec)
                 yield from _set_list(codec, plan, channel, entry, known, bodies)
             case SetList(bodies):
                 yield from _set_list(codec, plan, channel, entry, known, bodies)
@@ -200,7 +209,9 @@ def _edit(
     base = sum(piece.length for piece in kept)
     ref = Ref(line_id, len(new), base, skip=len(middle) if suffix else 0)
     plan.manifest[channel] = ref
-    plan.lists[channel] = _known(new, ref)
+    # What lies in the line is the middle, wherever that stands in the list.
+    tail = _last(middle, ref.own_end % RUN_ITEMS)
+    plan.lists[channel] = KnownList(_known(new, ref).joined, tail)
 
 
 def _extend(
@@ -257,7 +268,10 @@ def _open(codec: Codec, plan: Plan, pieces: Sequence[Piece]) -> Op[int]:
 def _known(bodies: Sequence[bytes], entry: Entry) -> KnownList:
     joined = bytearray().join(bodies)
     count = entry.own_end % RUN_ITEMS if isinstance(entry, Ref) else 0
-    return KnownList(joined if len(joined) <= LIST_BYTES_MAX else None, _last(bodies, count))
+    # Own items that stand before the base are not the list's last: they are read when needed.
+    is_last = isinstance(entry, Ref) and count <= entry.length - entry.base
+    tail = _last(bodies, count) if is_last else []
+    return KnownList(joined if len(joined) <= LIST_BYTES_MAX else None, tail)
 
 
 def _last(bodies: Sequence[bytes], count: int) -> list[bytes]:

@@ -16,13 +16,19 @@ from .writing import checkpoint_context
 
 HEADER = "key, epoch, kind, item_id, state_sequence, data, metadata, created_at"
 ONE = f"SELECT {HEADER}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
-LIST = f"""
+NEWEST = f"""
+SELECT {HEADER}, manifest FROM hf_checkpoints
+WHERE key = (SELECT number * 4294967296 + version FROM hf_sessions WHERE number = :number)
+"""  # noqa: S608
+# One text for each set of filters: with a condition that may be absent no index can be used.
+LISTS = {
+    names: f"""
 SELECT {HEADER} FROM hf_checkpoints
-WHERE key >= :low AND key <= :high
-    AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
-    AND (CAST(:item_id AS TEXT) IS NULL OR item_id = :item_id)
+WHERE {" AND ".join(["key >= :low", "key <= :high", *(f"{name} = :{name}" for name in names)])}
 ORDER BY key DESC LIMIT :limit
 """  # noqa: S608
+    for names in ((), ("kind",), ("item_id",), ("kind", "item_id"))
+}
 ITERATION = f"""
 SELECT {HEADER}, iteration FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
@@ -51,26 +57,33 @@ def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
     On the path, what a rewind left aside is skipped.
     """
     found: list[Span] = []
-    version: int | None = None
+    newest: int | None = None
+    is_copied = False
     for _ in range(FORKS_MAX):
         row = yield from one(WHERE_FROM, number=number)
         if row is None:
             break
-        newest = row["version"] if version is None else version
-        oldest = row["origin_version"] or 1
-        ranges = [(oldest, newest)]
-        if on_path:
-            epochs = yield from rows(EPOCHS, number=number)
-            ranges = path(epochs, oldest, newest)
+        epochs = (yield from rows(EPOCHS, number=number)) if on_path else []
+        top = row["version"] if newest is None else newest
+        ranges, newest = path(epochs, row["origin_version"] or 1, top)
+        if is_copied:
+            # The fork has this version itself; its origin goes on below it.
+            ranges[0] = (ranges[0][0], top - 1)
         found += [(number, low, high) for low, high in ranges]
         if row["origin_number"] is None:
             break
-        number, version = row["origin_number"], row["origin_version"] - 1
+        is_copied = newest is None
+        number, newest = row["origin_number"], row["origin_version"] if is_copied else newest
     return found
 
 
-def path(epochs: Sequence[Row], oldest: int, newest: int) -> list[tuple[int, int]]:
-    """Return the versions that lead to the newest, as ranges, the newest range first."""
+def path(
+    epochs: Sequence[Row], oldest: int, newest: int
+) -> tuple[list[tuple[int, int]], int | None]:
+    """Return the versions that lead to the newest, as ranges, the newest range first.
+
+    If a rewind leads below the oldest, the version it leads to comes with them.
+    """
     ranges = []
     high = newest
     for epoch in epochs:
@@ -78,15 +91,19 @@ def path(epochs: Sequence[Row], oldest: int, newest: int) -> list[tuple[int, int
         if oldest <= first <= high:
             ranges.append((first, high))
             high = target
-    return [*ranges, (oldest, high)] if high >= oldest else ranges
+    if high < oldest:
+        return ranges, high
+    return [*ranges, (oldest, high)], None
 
 
 def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
     """Return the row of a version, from the session or from an origin it was forked from."""
-    wanted = version
+    row = yield from one(ONE, key=number * SHIFT + version)
+    if row is not None:
+        return number, row
     for owner, low, high in (yield from spans(number, on_path=False)):
-        if low <= wanted <= high:
-            row = yield from one(ONE, key=owner * SHIFT + wanted)
+        if low <= version <= high and owner != number:
+            row = yield from one(ONE, key=owner * SHIFT + version)
             if row is not None:
                 return owner, row
     raise CheckpointNotFound(
@@ -94,6 +111,20 @@ def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
         session_id=session_id,
         version=version,
     )
+
+
+def newest(number: int) -> Op[Row | None]:
+    """Return the row of the newest version, which is a session's own and always on its path."""
+    return (yield from one(NEWEST, number=number))
+
+
+def resume_row(number: int) -> Op[Row | None]:
+    """Return the newest record on the path that starts or ends an iteration."""
+    for owner, low, high in (yield from spans(number, on_path=True)):
+        row = yield from one(ITERATION, low=owner * SHIFT + low, high=owner * SHIFT + high)
+        if row is not None:
+            return row
+    return None
 
 
 def load(
@@ -106,7 +137,7 @@ def load(
     channels: dict[str, Any] = {}
     left_out: dict[str, int] = {}
     for channel, entry in manifest.items():
-        channels[channel], missing = yield from _value(codec, entry, last)
+        channels[channel], missing = yield from value_of(codec, entry, last)
         if missing:
             left_out[channel] = missing
     return LoadedCheckpoint(
@@ -114,7 +145,8 @@ def load(
     )
 
 
-def _value(codec: Codec, entry: Entry, last: int | None) -> Op[tuple[Any, int]]:
+def value_of(codec: Codec, entry: Entry, last: int | None) -> Op[tuple[Any, int]]:
+    """Return a channel's value, and how many items at its beginning a window left out."""
     match entry:
         case Inline(body):
             return codec.decode(body), 0
@@ -158,16 +190,17 @@ def listed(
     where: Sequence[Span], kind: str | None, item_id: str | None, before: int | None, limit: int
 ) -> Op[list[Row]]:
     """Return headers' rows of some spans, newest first."""
+    given = {"kind": kind, "item_id": item_id}
+    filters = {name: value for name, value in given.items() if value is not None}
     found: list[Row] = []
     for owner, low, high in where:
         top = high if before is None else min(high, before - 1)
         if low <= top and len(found) < limit:
             found += yield from rows(
-                LIST,
+                LISTS[tuple(filters)],
                 low=owner * SHIFT + low,
                 high=owner * SHIFT + top,
-                kind=kind,
-                item_id=item_id,
                 limit=limit - len(found),
+                **filters,
             )
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..codec import Codec
 from ..errors import (
+    CorruptRecord,
     InvalidArgument,
     LeaseLost,
     SessionBusy,
@@ -52,18 +53,19 @@ INSERT INTO hf_checkpoints (
     key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
 )
 SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
-    CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), t.sequence, CAST(:manifest AS BLOB),
+    CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT),
+    (SELECT sequence FROM hf_trees t WHERE t.root_id = s.root_id), CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
-FROM hf_sessions s JOIN hf_trees t ON t.root_id = s.root_id
-WHERE s.number = :number AND s.head = :head
+FROM hf_sessions s WHERE s.number = :number AND s.head = :head
 RETURNING epoch, state_sequence, created_at
 """
 LOOK = """
 SELECT number, version, epoch, head, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
-FROM hf_sessions WHERE number = :number
+FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
 MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
+ID_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,13 @@ def draft(
 def id_of_item(item: object) -> str | None:
     """Return the id of a work item, given as itself or by its id."""
     item_id = getattr(item, "id", item)
-    if item_id is not None and not isinstance(item_id, str):
+    if item_id is None:
+        return None
+    if (
+        not isinstance(item_id, str)
+        or not 0 < len(item_id) <= ID_CHARACTERS_MAX
+        or not item_id.isprintable()
+    ):
         raise InvalidArgument(f"item must be a work item or its id, not {item!r}")
     return item_id
 
@@ -193,24 +201,32 @@ def require_writable(place: Place, found: list[Row]) -> Row:
             session_id=place.session_id,
             status=row["status"],
         )
-    if place.fence is None:
-        if row["holder"] is not None and row["is_leased"]:
-            raise SessionBusy(
-                f"session {place.session_id} is driven by {row['holder']!r}; only its driver may "
-                "write while the lease lives",
-                session_id=place.session_id,
-                holder=row["holder"],
-                expires_at=row["lease_expires_at"],
-            )
-    elif row["fence"] != place.fence or row["holder"] is None:
-        raise LeaseLost(
-            f"session {place.session_id}: this driver's fence {place.fence} is old, the current "
-            f"one is {row['fence']}; stop, nothing was written",
+    if place.fence is None and row["holder"] is not None and row["is_leased"]:
+        raise SessionBusy(
+            f"session {place.session_id} is driven by {row['holder']!r}; only its driver may "
+            "write while the lease lives",
             session_id=place.session_id,
-            fence=place.fence,
-            current_fence=row["fence"],
+            holder=row["holder"],
+            expires_at=row["lease_expires_at"],
         )
+    require_fence(place, row)
     return row
+
+
+def require_fence(place: Place, row: Row) -> None:
+    """Raise LeaseLost if this handle drove the session once and does no longer."""
+    if place.fence is None or (row["fence"] == place.fence and row["holder"] is not None):
+        return
+    why = f"is old, the current one is {row['fence']}"
+    if row["fence"] == place.fence:
+        why = "was given back"
+    raise LeaseLost(
+        f"session {place.session_id}: this driver's fence {place.fence} {why}; stop, nothing was "
+        "written",
+        session_id=place.session_id,
+        fence=place.fence,
+        current_fence=row["fence"],
+    )
 
 
 def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manifests.Entry]]:
@@ -219,7 +235,11 @@ def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manif
         return {}
     row = yield from one(MANIFEST, key=number * SHIFT + version)
     if row is None:
-        raise SessionNotFound(f"session number {number} has lost its version {version}")
+        raise CorruptRecord(
+            f"session number {number} has lost its version {version}, which is the newest; rewind "
+            "it to an older one to go on",
+            version=version,
+        )
     context = checkpoint_context(number, version, "manifest")
     return manifests.unpack(codec, row["manifest"], context)
 

@@ -11,15 +11,29 @@ import typer
 
 from .. import __version__
 from ..errors import HoldfastError
-from . import INTERRUPTED, backup, demo, doctor, migrate, output
+from . import (
+    INTERRUPTED,
+    backup,
+    checkpoints,
+    demo,
+    doctor,
+    migrate,
+    moving,
+    output,
+    prune,
+    sessions,
+)
 
 app = typer.Typer(
     name="holdfast",
     help="Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
     rich_markup_mode=None,
 )
-for command in (migrate.migrate, doctor.doctor, backup.backup, demo.demo):
+for command in (migrate.migrate, doctor.doctor, backup.backup, demo.demo, prune.prune):
     app.command()(command)
+app.command("import")(moving.import_file)
+app.add_typer(sessions.app, name="sessions")
+app.add_typer(checkpoints.app, name="checkpoints")
 
 
 def _show_version(wanted: bool) -> None:

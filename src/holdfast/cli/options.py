@@ -22,3 +22,12 @@ Namespace = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON, for scripts; errors too, on stderr.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+SessionId = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION", help="The session's id; 8 characters or more of it if no other has them."
+    ),
+]
+Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of a checkpoint.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.")]

@@ -1,5 +1,6 @@
 """Sessions: durable conversations or tasks, in trees, each with its status and lease."""
 
+from .finding import FindOps
 from .handles import AsyncDrivenSession, AsyncSession, DrivenSession, Session, TxSession
 from .ops import Identity, SessionsOps, current_session
 
@@ -7,6 +8,7 @@ __all__ = [
     "AsyncDrivenSession",
     "AsyncSession",
     "DrivenSession",
+    "FindOps",
     "Identity",
     "Session",
     "SessionsOps",

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..checkpoints import Heads, RewindOps, copy_fork_point
+from ..checkpoints.branching import find_and_hold
 from ..checkpoints.collecting import remove_all
-from ..checkpoints.ops import require_version
-from ..checkpoints.reading import find
+from ..checkpoints.ops import require_kind, require_limit, require_version
+from ..checkpoints.reading import HEADER, header
 from ..checkpoints.writing import LOOK, Place, draft, random_id, require_writable, write
 from ..codec import Codec
 from ..errors import (
     InvalidArgument,
-    LeaseHeld,
     SessionBusy,
     SessionEnded,
     SessionNotFound,
@@ -36,7 +36,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..leases import LeasedTable
-from ..records import STATUSES, Lease, SessionInfo, Status
+from ..records import KINDS, STATUSES, Checkpoint, Kind, Lease, SessionInfo, Status
 
 H = TypeVar("H")
 
@@ -75,6 +75,12 @@ WHERE number > :after
 ORDER BY number LIMIT :limit
 """  # noqa: S608
 CHILDREN = f"SELECT {COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
+NEWEST = f"""
+SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
+FROM hf_checkpoints c JOIN hf_sessions s ON s.number = c.key / 4294967296
+WHERE c.kind = :kind AND c.created_at >= :since
+ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
+"""  # noqa: S608
 DOOMED = """
 WITH RECURSIVE below (member) AS (
     SELECT CAST(:id AS TEXT)
@@ -102,10 +108,10 @@ INSERT INTO hf_sessions (
     origin_version, metadata, created_at, updated_at, last_resumed_at
 )
 SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
-    'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), number,
+    'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
     CAST(:version AS INTEGER), CAST(:metadata AS BLOB), :now, :now, :now
 FROM hf_sessions WHERE number = :number
-RETURNING number
+ON CONFLICT (id) DO NOTHING RETURNING number
 """
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -169,17 +175,17 @@ class SessionsOps(Generic[H]):
             parent_id = require_id(getattr(parent, "id", parent), "parent")
         session_id = require_id(id) if id is not None else (yield from fresh_id())
         context = ("hf_sessions", session_id)
+        given: dict[str, Any]
         given = {"id": session_id, "name": name, "agent": agent, "user_id": user}
         row = (yield from one(READ, id=session_id)) if id is not None else None
+        given["metadata"] = None if body is None else self.codec.seal(body, context=context)
         if row is None:
-            record = self.codec.seal(body or self.codec.encode({}), context=context)
-            row = yield from self._create({**given, "metadata": record}, parent_id)
+            row = yield from self._create(given, parent_id, reopen)
         else:
-            sealed = None if body is None else self.codec.seal(body, context=context)
-            row = yield from self._resume({**given, "metadata": sealed}, row["root_id"], reopen)
+            row = yield from self._resume(given, row["root_id"], reopen)
         return self._session(row["id"], row["number"], row["root_id"], row["name"])
 
-    def _create(self, given: dict[str, Any], parent_id: str | None) -> Op[Row]:
+    def _create(self, given: dict[str, Any], parent_id: str | None, reopen: bool) -> Op[Row]:
         root_id = given["id"]
         if parent_id is None:
             yield from plant_tree(root_id)
@@ -189,14 +195,18 @@ class SessionsOps(Generic[H]):
                 raise SessionNotFound(f"there is no parent session {parent_id!r}", id=parent_id)
             root_id = parent["root_id"]
         yield Lock(root_id)
+        if parent_id is not None and (yield from one(READ, id=parent_id)) is None:
+            raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
         head = random_id((yield from fresh_id()))
         place = {"parent_id": parent_id, "root_id": root_id, "head": head}
-        row = yield from one(CREATE, **given, **place)
+        empty = self.codec.pack({}, context=("hf_sessions", given["id"]))
+        metadata = given["metadata"] or empty
+        row = yield from one(CREATE, **{**given, **place, "metadata": metadata})
         if row is None:
             # Somebody started it between our look and our lock.
             row = yield from one(READ, id=given["id"])
             assert row is not None
-            return (yield from self._resume(given, row["root_id"], reopen=False))
+            return (yield from self._resume(given, row["root_id"], reopen))
         data = {"name": given["name"], "parent_id": parent_id, "agent": given["agent"]}
         yield from emit(self.codec, root_id, given["id"], "session_created", data)
         return row
@@ -237,13 +247,40 @@ class SessionsOps(Generic[H]):
         """
         if status is not None and status not in STATUSES:
             raise InvalidArgument(f"unknown status {status!r}; it is one of {', '.join(STATUSES)}")
-        if not isinstance(limit, int) or not 0 < limit <= SESSIONS_PER_PAGE_MAX:
-            raise InvalidArgument(f"limit must be 1 to {SESSIONS_PER_PAGE_MAX}, not {limit!r}")
+        require_limit(limit, SESSIONS_PER_PAGE_MAX)
+        require_text("agent", agent)
         root_id = getattr(root, "root_id", root)
+        require_text("root", root_id)
+        if type(after) is not int or not 0 <= after < 2**63:
+            raise InvalidArgument(f"after must be the number of a session, not {after!r}")
         found = yield from rows(
             LIST, status=status, agent=agent, root=root_id, after=after, limit=limit
         )
         return [info(self.codec, row) for row in found]
+
+    @query
+    def checkpoints(
+        self, *, kind: Kind | None = None, since: int = 0, limit: int = 100
+    ) -> Op[list[Checkpoint]]:
+        """Return the newest checkpoints of all sessions without their channels, newest first.
+
+        `since` is a time in milliseconds.
+        """
+        require_kind(kind)
+        require_limit(limit, SESSIONS_PER_PAGE_MAX)
+        if type(since) is not int or not 0 <= since < 2**63:
+            raise InvalidArgument(f"since must be a time in milliseconds, not {since!r}")
+        kinds = KINDS if kind is None else (kind,)
+        # One look per kind, each along the index; the newest of all are among them.
+        found = yield from batch(
+            *(Query(NEWEST, {"kind": each, "since": since, "limit": limit}) for each in kinds)
+        )
+        newest = sorted(
+            (row for rows_of_kind in found for row in rows_of_kind),
+            key=lambda row: (row["created_at"], row["key"]),
+            reverse=True,
+        )
+        return [header(self.codec, row["session_id"], row) for row in newest[:limit]]
 
 
 class SessionOps(RewindOps, Generic[H]):
@@ -286,7 +323,7 @@ class SessionOps(RewindOps, Generic[H]):
     @operation
     def cancel(self) -> Op[list[str]]:
         """Cancel the session and everything below it; drivers are fenced. Returns their ids."""
-        yield Lock(self.root_id)
+        yield from self._lock()
         yield from self._row()
         cancelled = []
         for row in (yield from rows(DESCENDANTS, id=self.id)):
@@ -305,7 +342,7 @@ class SessionOps(RewindOps, Generic[H]):
 
         Refused while one of them is leased, or active below this one, unless forced.
         """
-        yield Lock(self.root_id)
+        yield from self._lock()
         yield from self._row()
         doomed = yield from rows(DOOMED, id=self.id)
         for row in doomed:
@@ -333,11 +370,9 @@ class SessionOps(RewindOps, Generic[H]):
         require_version(version)
         require_text("name", name)
         new_id = require_id(id) if id is not None else (yield from fresh_id())
-        yield Lock(self.root_id)
+        yield from self._lock()
         origin = yield from self._row()
-        if (yield from one(READ, id=new_id)) is not None:
-            raise InvalidArgument(f"there is a session {new_id!r} already; choose another id")
-        owner, row = yield from find(self.number, self.id, version)
+        owner, row = yield from find_and_hold(self.number, self.id, version)
         root_id = self.root_id
         if origin["parent_id"] is None:
             root_id = new_id
@@ -353,8 +388,10 @@ class SessionOps(RewindOps, Generic[H]):
             head=random_id((yield from fresh_id())),
             metadata=self.codec.pack(metadata, context=("hf_sessions", new_id)),
             number=self.number,
+            owner=owner,
         )
-        assert created is not None
+        if created is None:
+            raise InvalidArgument(f"there is a session {new_id!r} already; choose another id")
         yield from copy_fork_point(self.codec, owner, row, created["number"])
         data = {"origin": self.id, "version": version}
         yield from emit(self.codec, root_id, new_id, "session_forked", data)
@@ -363,16 +400,9 @@ class SessionOps(RewindOps, Generic[H]):
     @operation
     def lease(self, holder: str, lease_seconds: float) -> Op[Lease]:
         """Take the session's lease. Raises SessionBusy while another's is alive."""
-        require_writable_status((yield from self._row()))
-        try:
-            return (yield from SESSIONS.acquire(self.id, holder, lease_seconds))
-        except LeaseHeld as held:
-            raise SessionBusy(
-                f"session {self.id} is driven by {held.holder!r}",
-                session_id=self.id,
-                holder=held.holder,
-                expires_at=held.expires_at,
-            ) from held
+        place = Place(self.id, self.number, self.root_id, None)
+        require_writable(place, (yield from rows(LOOK, number=self.number)))
+        return (yield from SESSIONS.acquire(self.id, holder, lease_seconds))
 
     @operation
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
@@ -411,16 +441,6 @@ def record_status(codec: Codec, heads: Heads, place: Place, before: str, after: 
     ready = draft(codec, "state_transition", {}, data, None, None, None)
     yield from write(codec, heads, place, ready)
     yield from emit(codec, place.root_id, place.session_id, "session_status_changed", data)
-
-
-def require_writable_status(row: Row) -> None:
-    """Refuse an ended session."""
-    if row["status"] not in {"active", "waiting"}:
-        raise SessionEnded(
-            f"session {row['id']} is {row['status']}; open it with reopen=True to go on",
-            session_id=row["id"],
-            status=row["status"],
-        )
 
 
 def info(codec: Codec, row: Row) -> SessionInfo:

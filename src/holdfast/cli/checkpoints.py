@@ -1,0 +1,193 @@
+"""`holdfast checkpoints`: look at versions, compare them, and go on from one of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import typer
+
+from .. import store
+from ..errors import NotFound
+from ..records import Kind
+from .groups import confirm, group
+from .moving import export_sessions, import_export
+from .options import AsJson, Limit, Namespace, SessionId, Url, Version, Yes
+from .output import console, print_json
+from .showing import checkpoint_data, say, show_fields, show_json, show_table
+
+app = group("Look at checkpoints, compare them, go on from one.")
+app.command("export")(export_sessions)
+app.command("import")(import_export)
+
+
+@app.command("list")
+def list_checkpoints(
+    session: SessionId,
+    url: Url = None,
+    namespace: Namespace = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="Only those of a kind.")
+    ] = None,
+    before: Annotated[
+        int | None, typer.Option("--before", metavar="VERSION", help="Go on below this version.")
+    ] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List a session's checkpoints, the newest first."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        wanted = cast("Kind | None", kind)
+        found = opened.find_session(session).history(kind=wanted, before=before, limit=limit)
+    next_before = found[-1].version if len(found) == limit else None
+    if as_json:
+        checkpoints = list(map(checkpoint_data, found))
+        print_json({"checkpoints": checkpoints, "next_before": next_before})
+        return
+    headings = ("version", "epoch", "kind", "created at", "data")
+    lines = (
+        (each.version, each.epoch, each.kind, checkpoint_data(each)["created_at"], each.data)
+        for each in found
+    )
+    show_table(headings, lines)
+    if next_before is not None and next_before > 1:
+        say(f"\nThere may be more: --before {next_before}")
+
+
+@app.command()
+def show(
+    session: SessionId,
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Without one, the latest.")
+    ] = None,
+    url: Url = None,
+    namespace: Namespace = None,
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", help="Only the last items of each list.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one checkpoint with its channels."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.find_session(session)
+        loaded = found.latest(last=last) if version is None else found.at(version, last=last)
+    if loaded is None:
+        raise NotFound(f"session {found.id} has no checkpoint yet", id=found.id)
+    fields = checkpoint_data(loaded)
+    if as_json:
+        print_json(fields)
+        return
+    channels: dict[str, Any] = fields.pop("channels")
+    left_out: dict[str, int] = fields.pop("left_out")
+    show_fields(fields)
+    out = console()
+    for name, value in channels.items():
+        hidden = f" (without its first {left_out[name]})" if name in left_out else ""
+        out.print(f"\n{name}{hidden}:", style="bold", markup=False)
+        show_json(value)
+
+
+@app.command()
+def diff(
+    session: SessionId,
+    before: Annotated[int, typer.Argument(metavar="BEFORE", help="The version to compare.")],
+    after: Annotated[int, typer.Argument(metavar="AFTER", help="The version to compare with.")],
+    url: Url = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the channels of two checkpoints."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.find_session(session).diff(before, after)
+    if as_json:
+        print_json({"before": before, "after": after, **found.to_dict()})
+        return
+    if not found.channels:
+        say(f"Versions {before} and {after} have the same channels.")
+    styles = {"+": "green", "-": "red", "~": "yellow", " ": "dim"}
+    out = console()
+    for line in found.lines():
+        out.print(line, style=styles.get(line[0], "bold"), markup=False)
+
+
+@app.command()
+def fork(
+    session: SessionId,
+    version: Version,
+    url: Url = None,
+    namespace: Namespace = None,
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The id of the new session.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The name of the new session.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a session that shares the history up to a checkpoint."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        origin = opened.find_session(session)
+        forked = origin.fork(version, id=id, name=name)
+    if as_json:
+        print_json({"session_id": forked.id, "origin": origin.id, "version": version})
+    else:
+        say(f"Session {forked.id} goes on from version {version} of {origin.id}.")
+
+
+@app.command()
+def rewind(
+    session: SessionId,
+    version: Version,
+    url: Url = None,
+    namespace: Namespace = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a session go on from an older checkpoint. Those after it stay, aside."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.find_session(session)
+        confirm(f"Let session {found.id} go on from version {version}?", yes=yes)
+        written = found.rewind(version)
+    if as_json:
+        print_json(checkpoint_data(written))
+    else:
+        say(
+            f"Session {found.id} goes on from version {version}, in epoch {written.epoch}; "
+            f"its newest version is {written.version}."
+        )
+
+
+@app.command()
+def pin(
+    session: SessionId,
+    version: Version,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it is kept.")],
+    url: Url = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a checkpoint from being pruned."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.find_session(session)
+        found.pin(version, reason)
+    if as_json:
+        print_json({"session_id": found.id, "version": version, "reason": reason})
+    else:
+        say(f"Version {version} of session {found.id} is pinned.")
+
+
+@app.command()
+def unpin(
+    session: SessionId,
+    version: Version,
+    url: Url = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a checkpoint be pruned again."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.find_session(session)
+        found.unpin(version)
+    if as_json:
+        print_json({"session_id": found.id, "version": version})
+    else:
+        say(f"Version {version} of session {found.id} is not pinned.")

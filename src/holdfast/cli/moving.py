@@ -1,0 +1,90 @@
+"""`holdfast checkpoints export` and `import`, and `holdfast import`, also of older formats."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import store
+from ..portable import Imported
+from .options import AsJson, Namespace, Url
+from .output import console, print_json
+from .showing import say
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")]
+AllowPlaintext = Annotated[
+    bool,
+    typer.Option("--allow-plaintext", help="Also if it is not encrypted and the store has a key."),
+]
+
+
+def export_sessions(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new file; it must not exist yet.")
+    ],
+    sessions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SESSION]...", help="Which sessions; without one, all."),
+    ] = None,
+    url: Url = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write sessions to one file. Each brings its tree, and the trees it was forked from."""
+    from rich.filesize import decimal
+
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = [opened.find_session(session) for session in sessions or ()]
+        exported = opened.export(file, found or None)
+    if as_json:
+        print_json(asdict(exported))
+        return
+    say(
+        f"Exported {exported.sessions:,} sessions with {exported.checkpoints:,} checkpoints to "
+        f"{exported.path} ({decimal(exported.bytes)})."
+    )
+
+
+def import_export(
+    file: File,
+    url: Url = None,
+    namespace: Namespace = None,
+    allow_plaintext: AllowPlaintext = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read an exported file. All of it or nothing; a session that exists is refused."""
+    with store.open(url, namespace=namespace) as opened:
+        imported = opened.import_sessions(file, allow_plaintext=allow_plaintext)
+    _tell(imported, as_json=as_json)
+
+
+def import_file(
+    file: File,
+    url: Url = None,
+    namespace: Namespace = None,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="The file is an SQLite database of an older format.")
+    ] = False,
+    allow_plaintext: AllowPlaintext = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read an exported file, or adopt an older database. All of it or nothing."""
+    if not legacy:
+        import_export(file, url, namespace, allow_plaintext, as_json)
+        return
+    with store.open(url, namespace=namespace) as opened:
+        imported = opened.import_legacy(file)
+    _tell(imported, as_json=as_json)
+
+
+def _tell(imported: Imported, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(imported))
+        return
+    out = console()
+    for note in imported.notes:
+        out.print(f"Note: {note}", style="yellow", markup=False)
+    say(f"Imported {imported.sessions:,} sessions with {imported.checkpoints:,} checkpoints.")

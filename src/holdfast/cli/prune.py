@@ -1,0 +1,73 @@
+"""`holdfast prune`: remove old checkpoints, except those that are needed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import store
+from ..errors import CorruptRecord
+from ..maintenance import Pruned
+from .groups import confirm
+from .options import AsJson, Namespace, Url, Yes
+from .output import console, print_json
+from .showing import say
+
+
+def prune(
+    url: Url = None,
+    namespace: Namespace = None,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", help="How many of each session to keep.")
+    ] = 100,
+    archive: Annotated[
+        Path | None,
+        typer.Option("--archive", metavar="FILE", help="Keep what is removed here, as JSON lines."),
+    ] = None,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Give the space back; on SQLite writers wait.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old checkpoints, except those that are needed.
+
+    The newest of each session, the resume point, pinned and attested versions, fork points and
+    approval points stay. A prune that is interrupted has lost nothing; run it again.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    errors = console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        gone = "They are archived." if archive is not None else "They cannot be brought back."
+        confirm(f"Remove all but {keep} checkpoints of each session? {gone}", yes=yes)
+        is_quiet = not errors.is_terminal
+        with Progress(*columns, console=errors, transient=True, disable=is_quiet) as shown:
+            task = shown.add_task("Pruning", total=None)
+
+            def progress(count: int) -> None:
+                shown.update(task, description=f"Pruning: {count:,} checkpoints removed")
+
+            pruned = opened.prune(keep=keep, archive=archive, vacuum=vacuum, progress=progress)
+    if as_json:
+        print_json(asdict(pruned))
+    else:
+        _tell(pruned, archive)
+    if pruned.damaged:
+        raise typer.Exit(CorruptRecord.exit_code)
+
+
+def _tell(pruned: Pruned, archive: Path | None) -> None:
+    for id in pruned.damaged:
+        say(f"Session {id} was left alone: a record of it is damaged.")
+    say(f"Removed {pruned.checkpoints:,} checkpoints of {pruned.sessions:,} sessions.")
+    if archive is not None:
+        say(f"Archived {pruned.archived:,} in {archive.resolve()}.")
+    if pruned.lines:
+        say(f"Removed {pruned.lines:,} lists and values that nothing used.")
+    if pruned.is_vacuumed:
+        say("Gave the free space back.")

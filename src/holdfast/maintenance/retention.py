@@ -1,0 +1,258 @@
+"""Retention: old checkpoints go, except those that somebody still needs.
+
+Each session is pruned in transactions of its own, so that others can write in between and a
+process that is killed loses nothing: what is left is done by the next prune.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.collecting import prunable, release, remove_versions
+from ..checkpoints.deltas import read_delta
+from ..checkpoints.lines import SHIFT
+from ..checkpoints.manifest import Manifest, unpack
+from ..checkpoints.reading import ONE, header, resume_row
+from ..checkpoints.writing import checkpoint_context
+from ..codec import Codec
+from ..errors import CorruptRecord, InvalidArgument
+from ..feed import emit
+from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.marks import MarkOps
+from ..kernel.operation import Lock, Op, Row, large_query, one, operation, query, rows
+from ..kernel.outside import require_own, vacuum_store
+from ..kernel.schema import read_store_id
+from ..kernel.url import Target
+from .archive import Archive, archive_line
+
+KEEP = 100
+SESSIONS_PER_PAGE = 200
+VERSIONS_PER_PASS = 1_000
+ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
+LINES_PER_PASS = 1_000
+
+# A session has at most as many checkpoints as versions, so most are left out here.
+LONG_SESSIONS = """
+SELECT number, id, root_id FROM hf_sessions
+WHERE number > :after AND version > :keep ORDER BY number LIMIT :limit
+"""
+FORKS = """
+WITH RECURSIVE forks (member) AS (
+    SELECT number FROM hf_sessions WHERE origin_number = :number
+    UNION SELECT s.number FROM hf_sessions s JOIN forks ON s.origin_number = forks.member
+)
+SELECT member FROM forks
+"""
+ORPHANS = """
+SELECT id FROM hf_lines WHERE id > :after
+    AND NOT EXISTS (SELECT 1 FROM hf_uses WHERE line_id = id)
+ORDER BY id LIMIT :limit
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What a prune removed, and the sessions it left alone because a record of them is damaged."""
+
+    sessions: int
+    checkpoints: int
+    archived: int
+    lines: int
+    writers: int
+    is_vacuumed: bool
+    damaged: tuple[str, ...]
+
+
+class MaintenanceOps:
+    """What keeps a store small."""
+
+    codec: Codec
+    driver: Any
+    _target: Target
+
+    @flow
+    def prune(
+        self,
+        *,
+        keep: int = KEEP,
+        archive: str | Path | None = None,
+        vacuum: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Flow[Pruned]:
+        """Remove all but the newest `keep` checkpoints of each session, in small transactions.
+
+        The latest, the resume point (of forks too), pinned and attested versions, fork points and
+        approval points are never removed. With `archive` each is durable in that file before it
+        goes. `vacuum` gives the space back; on SQLite other writers wait meanwhile. `progress` is
+        told how many were removed so far.
+        """
+        require_keep(keep)
+        if vacuum:
+            require_own(self.driver, "be vacuumed")
+        work = _Retention(self.codec)
+        book = None
+        if archive is not None:
+            store_id = yield from perform(_Retention.store_id, work)
+            book = yield from invoke(Archive, archive, store_id)
+        try:
+            counts, damaged = yield from _prune_sessions(work, keep, book, progress)
+        finally:
+            if book is not None:
+                book.close()
+        lines = yield from _collect(work)
+        writers = yield from perform(MarkOps.forget, MarkOps())
+        if vacuum:
+            yield from invoke(vacuum_store, self.driver, self._target)
+        rest = {"lines": lines, "writers": writers}
+        return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))
+
+
+def require_keep(keep: object) -> None:
+    """Refuse a number that would not keep the latest checkpoint."""
+    if type(keep) is not int or not 0 < keep < SHIFT:
+        raise InvalidArgument(f"keep must be a whole number from 1 up, not {keep!r}")
+
+
+def _prune_sessions(
+    work: _Retention, keep: int, book: Archive | None, progress: Callable[[int], None] | None
+) -> Flow[tuple[dict[str, int], list[str]]]:
+    counts = {"sessions": 0, "checkpoints": 0, "archived": 0}
+    damaged: list[str] = []
+    after = 0
+    while page := (yield from perform(_Retention.page, work, after, keep)):
+        for session in page:
+            try:
+                removed, archived = yield from _prune_session(work, session, keep, book)
+            except CorruptRecord:
+                damaged.append(session["id"])
+                continue
+            counts["sessions"] += removed > 0
+            counts["checkpoints"] += removed
+            counts["archived"] += archived
+            if removed and progress is not None:
+                yield from invoke(progress, counts["checkpoints"])
+        after = page[-1]["number"]
+    return counts, damaged
+
+
+def _prune_session(
+    work: _Retention, session: Row, keep: int, book: Archive | None
+) -> Flow[tuple[int, int]]:
+    removed = archived = 0
+    while True:
+        only: list[int] | None = None
+        if book is not None:
+            only, lines = yield from perform(_Retention.read, work, session, keep)
+            if not only:
+                return removed, archived
+            yield from invoke(book.append, lines)
+            archived += len(lines)
+        count = yield from perform(_Retention.remove, work, session, keep, only)
+        removed += count
+        if only is None and count < VERSIONS_PER_PASS:
+            return removed, archived
+
+
+def _collect(work: _Retention) -> Flow[int]:
+    """Remove lines without a use; a save that was overtaken leaves such lines behind."""
+    count = after = 0
+    while orphans := (yield from perform(_Retention.orphans, work, after)):
+        yield from perform(_Retention.remove_lines, work, orphans)
+        count += len(orphans)
+        after = orphans[-1]
+    return count
+
+
+class _Retention:
+    """The transactions of a prune."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @query
+    def store_id(self) -> Op[str]:
+        """Return the store's id."""
+        return (yield from read_store_id())
+
+    @query
+    def page(self, after: int, keep: int) -> Op[list[Row]]:
+        """Return the next sessions that may have something to remove."""
+        return (yield from rows(LONG_SESSIONS, after=after, keep=keep, limit=SESSIONS_PER_PAGE))
+
+    @large_query
+    def read(self, session: Row, keep: int) -> Op[tuple[list[int], list[str]]]:
+        """Return the next versions to remove, as keys and as lines of the archive."""
+        keys: list[int] = []
+        lines: list[str] = []
+        before: Manifest = {}
+        after: int | None = None
+        size = 0
+        for key in (yield from _doomed(session["number"], keep)):
+            row = yield from one(ONE, key=key)
+            if row is None or size > ARCHIVED_CHARACTERS_PER_PASS:
+                break
+            checkpoint = header(self.codec, session["id"], row)
+            context = checkpoint_context(session["number"], checkpoint.version, "manifest")
+            manifest = unpack(self.codec, row["manifest"], context)
+            delta = yield from read_delta(self.codec, before, manifest, with_before=False)
+            dropped = before.keys() - manifest.keys()
+            line = archive_line(self.codec, checkpoint, after, delta, sorted(dropped))
+            before, after = manifest, checkpoint.version
+            keys.append(key)
+            lines.append(line)
+            size += len(line)
+        return keys, lines
+
+    @operation
+    def remove(self, session: Row, keep: int, only: Collection[int] | None) -> Op[int]:
+        """Remove what may go now, of `only` these if given, and tell the feed."""
+        yield Lock(session["root_id"])
+        keys = yield from _doomed(session["number"], keep)
+        if only is not None:
+            # Since they were archived, one may have been pinned, attested or forked.
+            keys = sorted(set(keys) & set(only))
+        if keys:
+            yield from remove_versions(self.codec, session["number"], keys)
+            data = {"versions": _ranges([key % SHIFT for key in keys]), "count": len(keys)}
+            root_id, session_id = session["root_id"], session["id"]
+            yield from emit(self.codec, root_id, session_id, "checkpoints_pruned", data)
+        return len(keys)
+
+    @large_query
+    def orphans(self, after: int) -> Op[list[int]]:
+        """Return the next lines that no session uses; nothing can begin to use them."""
+        found = yield from rows(ORPHANS, after=after, limit=LINES_PER_PASS)
+        return [row["id"] for row in found]
+
+    @operation
+    def remove_lines(self, line_ids: list[int]) -> Op[None]:
+        """Remove lines, with their items, that still nobody uses."""
+        yield from release(0, line_ids)
+
+
+def _doomed(number: int, keep: int) -> Op[list[int]]:
+    """Return the keys of versions that may be removed, the oldest first, a bounded number."""
+    own = yield from resume_row(number)
+    protected = {own["key"]} if own is not None else set[int]()
+    for fork in (yield from rows(FORKS, number=number)):
+        # A fork may still resume from what lies before its fork point, in this session.
+        row = yield from resume_row(fork["member"])
+        if row is not None:
+            protected.add(row["key"])
+    protected = {key for key in protected if key // SHIFT == number}
+    limit = VERSIONS_PER_PASS + len(protected)
+    keys = yield from prunable(number, 0, keep, limit)
+    return [key for key in keys if key not in protected][:VERSIONS_PER_PASS]
+
+
+def _ranges(versions: list[int]) -> list[list[int]]:
+    """Return ascending numbers as ranges, both ends included."""
+    found = []
+    for _, group in groupby(enumerate(versions), key=lambda pair: pair[1] - pair[0]):
+        members = [version for _, version in group]
+        found.append([members[0], members[-1]])
+    return found

@@ -1,0 +1,273 @@
+"""Reading sessions out of a store, from one snapshot, frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Raw
+
+from ..checkpoints import manifest as manifests
+from ..checkpoints.lines import (
+    RANGE,
+    RUN_ITEMS,
+    SHIFT,
+    Piece,
+    Ref,
+    item_context,
+    pieces_of,
+)
+from ..checkpoints.writing import checkpoint_context
+from ..codec import Codec
+from ..errors import CorruptRecord, SessionNotFound
+from ..kernel.operation import Op, Query, Row, batch, large_query, one, rows
+from ..kernel.schema import read_store_id
+from .frames import (
+    NIL,
+    AttestationFrame,
+    CheckpointFrame,
+    EventFrame,
+    ExportWriter,
+    ItemsFrame,
+    LineFrame,
+    PinFrame,
+    SessionFrame,
+    TreeFrame,
+)
+
+ROWS_PER_PAGE = 500
+ITEMS_PER_READ = 100 * RUN_ITEMS
+
+ROOT = "SELECT root_id FROM hf_sessions WHERE id = :id"
+ROOTS = "SELECT DISTINCT root_id FROM hf_sessions"
+ORIGIN_ROOTS = """
+SELECT DISTINCT o.root_id FROM hf_sessions s JOIN hf_sessions o ON o.number = s.origin_number
+WHERE s.root_id = :root_id
+"""
+MEMBERS = "SELECT number FROM hf_sessions WHERE root_id = :root_id"
+TREE = "SELECT position, sequence FROM hf_trees WHERE root_id = :root_id"
+EVENTS = """
+SELECT position, session_id, kind, data, created_at FROM hf_events
+WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
+"""
+SESSION = """
+SELECT s.id, s.name, s.parent_id, s.root_id, s.agent, s.user_id, s.status, s.version, s.epoch,
+    s.fence, o.id AS origin_id, s.origin_version, s.metadata, s.created_at, s.updated_at,
+    s.last_resumed_at
+FROM hf_sessions s LEFT JOIN hf_sessions o ON o.number = s.origin_number WHERE s.number = :number
+"""
+EPOCHS = """
+SELECT epoch, first_version, target_version FROM hf_epochs
+WHERE session_number = :number ORDER BY epoch
+"""
+MANIFESTS = """
+SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
+ORDER BY key LIMIT :limit
+"""
+CHECKPOINTS = """
+SELECT key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+FROM hf_checkpoints WHERE key > :after AND key < :high ORDER BY key LIMIT :limit
+"""
+PINS = "SELECT key, reason, created_at FROM hf_pins WHERE key >= :low AND key < :high ORDER BY key"
+ATTESTATIONS = """
+SELECT key, evidence, created_at FROM hf_attestations
+WHERE key >= :low AND key < :high ORDER BY number
+"""
+
+
+@dataclass(slots=True)
+class _Needs:
+    """Which lines are needed, with their pieces, and up to which own item each."""
+
+    ends: dict[int, int] = field(default_factory=dict)
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Need what lies in some pieces."""
+        for line_id, start, length in pieces:
+            self.ends[line_id] = max(self.ends.get(line_id, 0), start + length)
+
+
+class Exporter:
+    """Writes the frames of sessions to a file."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @large_query
+    def write(self, writer: ExportWriter, ids: Sequence[str] | None) -> Op[dict[str, int]]:
+        """Write the trees of these sessions, or of all, and the trees they were forked from."""
+        writer.begin((yield from read_store_id()))
+        roots = yield from self._roots(ids)
+        numbers: list[int] = []
+        for root_id in roots:
+            yield from self._write_tree(writer, root_id)
+            members = yield from rows(MEMBERS, root_id=root_id)
+            numbers += [row["number"] for row in members]
+        # In the order of their creation parents and origins come first.
+        numbers.sort()
+        needs = yield from self._needs(numbers)
+        yield from self._write_lines(writer, needs)
+        checkpoints = 0
+        for number in numbers:
+            checkpoints += yield from self._write_session(writer, number)
+        return {"sessions": len(numbers), "checkpoints": checkpoints}
+
+    def _roots(self, ids: Sequence[str] | None) -> Op[list[str]]:
+        if ids is None:
+            return sorted(row["root_id"] for row in (yield from rows(ROOTS)))
+        found: set[str] = set()
+        waiting: list[str] = []
+        for id in ids:
+            row = yield from one(ROOT, id=id)
+            if row is None:
+                raise SessionNotFound(f"there is no session {id!r}", id=id)
+            waiting.append(row["root_id"])
+        while waiting:
+            root_id = waiting.pop()
+            if root_id not in found:
+                found.add(root_id)
+                origins = yield from rows(ORIGIN_ROOTS, root_id=root_id)
+                waiting += [row["root_id"] for row in origins]
+        return sorted(found)
+
+    def _write_tree(self, writer: ExportWriter, root_id: str) -> Op[None]:
+        tree = yield from one(TREE, root_id=root_id)
+        assert tree is not None
+        writer.write(TreeFrame(root_id, tree["position"], tree["sequence"]))
+        after = 0
+        while page := (yield from rows(EVENTS, root_id=root_id, after=after, limit=ROWS_PER_PAGE)):
+            for row in page:
+                data = Raw(self.codec.unseal(row["data"], context=("hf_events", root_id)))
+                frame = EventFrame(
+                    row["position"], row["session_id"], row["kind"], row["created_at"], data
+                )
+                writer.write(frame)
+            after = page[-1]["position"]
+
+    def _needs(self, numbers: Sequence[int]) -> Op[_Needs]:
+        """Read every manifest once, to know what of which line belongs to these sessions."""
+        needs = _Needs()
+        for number in numbers:
+            after, high = number * SHIFT, (number + 1) * SHIFT
+            while page := (yield from rows(MANIFESTS, after=after, high=high, limit=ROWS_PER_PAGE)):
+                for row in page:
+                    context = checkpoint_context(number, row["key"] % SHIFT, "manifest")
+                    manifest = manifests.unpack(self.codec, row["manifest"], context)
+                    yield from self._need(needs, manifest)
+                after = page[-1]["key"]
+        return needs
+
+    def _need(self, needs: _Needs, manifest: manifests.Manifest) -> Op[None]:
+        for entry in manifest.values():
+            match entry:
+                case manifests.Stored(line_id):
+                    needs.add([Piece(line_id, 0, 1)])
+                case Ref():
+                    if entry.base and entry.line_id not in needs.pieces:
+                        whole = Ref(entry.line_id, entry.base, entry.base)
+                        pieces = yield from pieces_of(self.codec, whole)
+                        needs.pieces[entry.line_id] = pieces
+                        needs.add(pieces)
+                    own = Piece(entry.line_id, entry.skip, entry.length - entry.base)
+                    needs.add([own])
+                case manifests.Inline():
+                    pass
+
+    def _write_lines(self, writer: ExportWriter, needs: _Needs) -> Op[None]:
+        for reads in _reads(needs.ends):
+            answers = yield from batch(
+                *(
+                    Query(RANGE, {"low": line_id * SHIFT + low, "high": line_id * SHIFT + high})
+                    for line_id, low, high in reads
+                )
+            )
+            for (line_id, low, high), found in zip(reads, answers, strict=True):
+                if low == 0:
+                    pieces = needs.pieces.get(line_id, [])
+                    writer.write(LineFrame(line_id, [_plain(line_id, piece) for piece in pieces]))
+                for frame in self._items(line_id, low, high, found):
+                    writer.write(frame)
+
+    def _items(
+        self, line_id: int, low: int, high: int, found: Sequence[Row]
+    ) -> Iterator[ItemsFrame]:
+        """Yield a line's items up to the last that is needed; of a packed run perhaps a part."""
+        expected = low
+        for row in found:
+            index, count = row["key"] % SHIFT, row["count"]
+            if index != expected:
+                break
+            body = self.codec.unseal(row["data"], context=item_context(row["key"]))
+            if count > 1 and index + count > high:
+                bodies = self.codec.split(body)[: high - index]
+                for place, part in enumerate(bodies, index):
+                    yield ItemsFrame(place, 1, Raw(part))
+                count = len(bodies)
+            else:
+                yield ItemsFrame(index, count, Raw(body))
+            expected = index + count
+        if expected < high:
+            raise CorruptRecord(
+                f"line {line_id} lacks items between {expected} and {high}", line_id=line_id
+            )
+
+    def _write_session(self, writer: ExportWriter, number: int) -> Op[int]:
+        row = yield from one(SESSION, number=number)
+        assert row is not None
+        epochs = yield from rows(EPOCHS, number=number)
+        fields: dict[str, Any] = dict(row)
+        fields["user"] = fields.pop("user_id")
+        metadata = self.codec.unseal(row["metadata"], context=("hf_sessions", row["id"]))
+        fields["metadata"] = Raw(metadata)
+        fields["epochs"] = [tuple(epoch.values()) for epoch in epochs]
+        writer.write(SessionFrame(**fields))
+        count = yield from self._write_checkpoints(writer, number)
+        bounds = {"low": number * SHIFT, "high": (number + 1) * SHIFT}
+        for pin in (yield from rows(PINS, **bounds)):
+            writer.write(PinFrame(pin["key"] % SHIFT, pin["reason"], pin["created_at"]))
+        for said in (yield from rows(ATTESTATIONS, **bounds)):
+            context = ("hf_attestations", str(said["key"]))
+            evidence = Raw(self.codec.unseal(said["evidence"], context=context))
+            writer.write(AttestationFrame(said["key"] % SHIFT, said["created_at"], evidence))
+        return count
+
+    def _write_checkpoints(self, writer: ExportWriter, number: int) -> Op[int]:
+        count, after, high = 0, number * SHIFT, (number + 1) * SHIFT
+        while page := (yield from rows(CHECKPOINTS, after=after, high=high, limit=ROWS_PER_PAGE)):
+            for row in page:
+                fields: dict[str, Any] = dict(row)
+                version = fields["version"] = fields.pop("key") % SHIFT
+                for part in ("manifest", "data", "metadata"):
+                    if row[part] is None:
+                        fields[part] = NIL
+                    else:
+                        context = checkpoint_context(number, version, part)
+                        fields[part] = Raw(self.codec.unseal(row[part], context=context))
+                writer.write(CheckpointFrame(**fields))
+            count += len(page)
+            after = page[-1]["key"]
+        return count
+
+
+def _plain(line_id: int, piece: Piece) -> tuple[int, int, int]:
+    """Return a piece as the file has it: 0 names the line that it is a piece of."""
+    return 0 if piece.line_id == line_id else piece.line_id, piece.start, piece.length
+
+
+def _reads(ends: dict[int, int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield what to read of which line, so much at a time; a long line is read in parts."""
+    reads: list[tuple[int, int, int]] = []
+    items = 0
+    for line_id in sorted(ends):
+        # A line without own items still has its pieces.
+        for low in range(0, max(ends[line_id], 1), ITEMS_PER_READ):
+            high = min(low + ITEMS_PER_READ, ends[line_id])
+            reads.append((line_id, low, high))
+            items += high - low
+            if items >= ITEMS_PER_READ or len(reads) >= RUN_ITEMS:
+                yield reads
+                reads, items = [], 0
+    if reads:
+        yield reads

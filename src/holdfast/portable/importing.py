@@ -1,0 +1,292 @@
+"""Writing sessions into a store: checked whole first, then all of them in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Raw
+
+from ..checkpoints import manifest as manifests
+from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
+from ..checkpoints.writing import checkpoint_context, random_id
+from ..codec import Codec
+from ..errors import InvalidArgument
+from ..feed import emit
+from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
+from .frames import (
+    NIL,
+    AttestationFrame,
+    CheckpointFrame,
+    EventFrame,
+    Frame,
+    ItemsFrame,
+    LineFrame,
+    PinFrame,
+    SessionFrame,
+    Source,
+    TreeFrame,
+)
+
+QUERIES_PER_BATCH = 200
+LINES_PER_BATCH = 200
+# A driver of the session as it was before must not be taken for one of it as it is now.
+FENCE_STEP = 2**32
+
+EXISTS = "SELECT id FROM hf_sessions WHERE id = :id"
+TREE = "SELECT position FROM hf_trees WHERE root_id = :root_id"
+PLANT = """
+INSERT INTO hf_trees (root_id, position, sequence) VALUES (:root_id, :position, :sequence)
+ON CONFLICT (root_id) DO UPDATE SET sequence = CASE
+    WHEN hf_trees.sequence > excluded.sequence THEN hf_trees.sequence ELSE excluded.sequence END
+"""
+ADD_EVENT = """
+INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
+VALUES (:root_id, :position, :session_id, :kind, :data, :created_at)
+"""
+OPEN = "INSERT INTO hf_lines (base, pieces) VALUES (:base, CAST(:pieces AS BLOB)) RETURNING id"
+ADD_ITEM = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
+USE = "INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number)"
+ADD_SESSION = """
+INSERT INTO hf_sessions (
+    id, name, parent_id, root_id, agent, user_id, status, version, epoch, head, origin_number,
+    origin_version, metadata, fence, created_at, updated_at, last_resumed_at
+) VALUES (
+    :id, :name, :parent_id, :root_id, :agent, :user, :status, :version, :epoch, :head,
+    :origin_number, :origin_version, :metadata, :fence, :created_at, :updated_at, :last_resumed_at
+) ON CONFLICT (id) DO NOTHING RETURNING number
+"""
+ADD_EPOCH = """
+INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
+VALUES (:number, :epoch, :first_version, :target_version)
+"""
+ADD_CHECKPOINT = """
+INSERT INTO hf_checkpoints (
+    key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+) VALUES (
+    :key, :epoch, :kind, :iteration, :item_id, :state_sequence, :manifest, :data, :metadata,
+    :created_at
+)
+"""
+ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
+ADD_ATTESTATION = """
+INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
+"""
+
+
+class Importer:
+    """Writes what a source yields, all of it or nothing."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @query
+    def existing(self, ids: Sequence[str]) -> Op[str | None]:
+        """Return the first of these sessions that the store has already."""
+        for start in range(0, len(ids), QUERIES_PER_BATCH):
+            some = ids[start : start + QUERIES_PER_BATCH]
+            answers = yield from batch(*(Query(EXISTS, {"id": id}) for id in some))
+            for found in answers:
+                if found:
+                    return str(found[0]["id"])
+        return None
+
+    @operation
+    def write(self, source: Source) -> Op[dict[str, int]]:
+        """Write every frame in one transaction; the source is read again if it is re-run."""
+        loader = _Loader(self.codec)
+        for frame in source.frames():
+            yield from loader.take(frame)
+        yield from loader.finish(source.label)
+        return {"sessions": len(loader.numbers), "checkpoints": loader.checkpoints}
+
+
+@dataclass(slots=True)
+class _Loader:
+    """What is known while frames are written: which number each line and session got."""
+
+    codec: Codec
+    numbers: dict[str, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    _lines: dict[int, int] = field(default_factory=dict)
+    _pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    _opening: list[int] = field(default_factory=list)
+    _held: list[tuple[int, ItemsFrame]] = field(default_factory=list)
+    _queries: list[Query] = field(default_factory=list)
+    _sessions_of: dict[str, int] = field(default_factory=dict)
+    _uses: set[int] = field(default_factory=set)
+    _root_id: str = ""
+    _has_feed: bool = False
+    _line_id: int = 0
+    _number: int = 0
+
+    def take(self, frame: Frame) -> Op[None]:
+        """Write one frame, now or with those that follow."""
+        match frame:
+            case TreeFrame():
+                yield from self._plant(frame)
+            case EventFrame():
+                if not self._has_feed:
+                    self._add_event(frame)
+            case LineFrame():
+                yield from self._open(frame)
+            case ItemsFrame():
+                self._held.append((self._line_id, frame))
+            case SessionFrame():
+                yield from self._add_session(frame)
+            case CheckpointFrame():
+                self._add_checkpoint(frame)
+            case PinFrame():
+                key = self._number * SHIFT + frame.version
+                self._later(ADD_PIN, key=key, reason=frame.reason, created_at=frame.created_at)
+            case AttestationFrame():
+                self._add_attestation(frame)
+        if len(self._held) >= QUERIES_PER_BATCH:
+            yield from self._open_lines()
+        if len(self._queries) >= QUERIES_PER_BATCH:
+            yield from self._flush()
+
+    def finish(self, label: str) -> Op[None]:
+        """Write what is left, and tell the feed of every tree."""
+        self._use_lines()
+        yield from self._flush()
+        for root_id, count in sorted(self._sessions_of.items()):
+            data = {"sessions": count, "source": label}
+            yield from emit(self.codec, root_id, root_id, "session_imported", data)
+
+    def _plant(self, frame: TreeFrame) -> Op[None]:
+        """Make the tree; one whose sessions were deleted here goes on counting where it was."""
+        self._root_id = frame.root_id
+        self._has_feed = (yield from one(TREE, root_id=frame.root_id)) is not None
+        position, sequence = frame.position, frame.sequence
+        yield from rows(PLANT, root_id=frame.root_id, position=position, sequence=sequence)
+        yield Lock(frame.root_id)
+
+    def _add_event(self, frame: EventFrame) -> None:
+        self._later(
+            ADD_EVENT,
+            root_id=self._root_id,
+            position=frame.position,
+            session_id=frame.session_id,
+            kind=frame.kind,
+            data=self._seal(frame.data, ("hf_events", self._root_id)),
+            created_at=frame.created_at,
+        )
+
+    def _open(self, frame: LineFrame) -> Op[None]:
+        """Remember a line; those without pieces are opened many at a time."""
+        if frame.pieces or len(self._opening) >= LINES_PER_BATCH:
+            yield from self._open_lines()
+        self._line_id = frame.line_id
+        if not frame.pieces:
+            self._opening.append(frame.line_id)
+            return
+        pieces = [
+            Piece(self._lines[line_id] if line_id else 0, start, length)
+            for line_id, start, length in frame.pieces
+        ]
+        sealed = self.codec.pack([list(piece) for piece in pieces])
+        row = yield from one(OPEN, base=sum(piece.length for piece in pieces), pieces=sealed)
+        assert row is not None
+        self._lines[frame.line_id] = row["id"]
+        self._pieces[row["id"]] = pieces
+
+    def _open_lines(self) -> Op[None]:
+        """Open the lines that wait, and let go of the items that waited for them."""
+        if self._opening:
+            opens = [Query(OPEN, {"base": 0, "pieces": None}) for _ in self._opening]
+            answers = yield from batch(*opens)
+            for line_id, found in zip(self._opening, answers, strict=True):
+                self._lines[line_id] = found[0]["id"]
+            self._opening = []
+        for line_id, frame in self._held:
+            key = self._lines[line_id] * SHIFT + frame.index
+            data = self._seal(frame.body, item_context(key))
+            self._later(ADD_ITEM, key=key, count=frame.count, data=data)
+        self._held = []
+
+    def _add_session(self, frame: SessionFrame) -> Op[None]:
+        self._use_lines()
+        yield from self._open_lines()
+        origin = self.numbers.get(frame.origin_id) if frame.origin_id is not None else None
+        fields = {name: getattr(frame, name) for name in frame.__struct_fields__}
+        fields["metadata"] = self._seal(frame.metadata, ("hf_sessions", frame.id))
+        fields["fence"] = min(frame.fence + FENCE_STEP, 2**63 - 1)
+        fields["head"] = random_id((yield from fresh_id()))
+        del fields["epochs"], fields["origin_id"]
+        row = yield from one(ADD_SESSION, **fields, origin_number=origin)
+        if row is None:
+            raise already_there(frame.id)
+        self.numbers[frame.id] = self._number = row["number"]
+        self._sessions_of[frame.root_id] = self._sessions_of.get(frame.root_id, 0) + 1
+        for epoch, first, target in frame.epochs:
+            self._later(
+                ADD_EPOCH,
+                number=self._number,
+                epoch=epoch,
+                first_version=first,
+                target_version=target,
+            )
+
+    def _add_checkpoint(self, frame: CheckpointFrame) -> None:
+        number, version = self._number, frame.version
+        manifest = {
+            channel: self._moved(entry)
+            for channel, entry in manifests.read(self.codec, bytes(frame.manifest)).items()
+        }
+        fields: dict[str, Any] = {
+            name: getattr(frame, name) for name in frame.__struct_fields__ if name != "version"
+        }
+        context = checkpoint_context(number, version, "manifest")
+        fields["manifest"] = manifests.pack(self.codec, manifest, context)
+        for part in ("data", "metadata"):
+            body = getattr(frame, part)
+            context = checkpoint_context(number, version, part)
+            fields[part] = None if body == NIL else self._seal(body, context)
+        self._later(ADD_CHECKPOINT, key=number * SHIFT + version, **fields)
+        self.checkpoints += 1
+
+    def _moved(self, entry: manifests.Entry) -> manifests.Entry:
+        """Return where a channel lies in this store, and note the lines it needs."""
+        match entry:
+            case manifests.Inline():
+                return entry
+            case manifests.Stored(line_id):
+                self._uses.add(self._lines[line_id])
+                return manifests.Stored(self._lines[line_id])
+            case Ref():
+                line_id = self._lines[entry.line_id]
+                self._uses.add(line_id)
+                self._uses |= {piece.line_id or line_id for piece in self._pieces.get(line_id, ())}
+                return Ref(line_id, entry.length, entry.base, entry.skip, entry.is_open)
+
+    def _use_lines(self) -> None:
+        """Say which lines the session before needs."""
+        for line_id in sorted(self._uses):
+            self._later(USE, line_id=line_id, number=self._number)
+        self._uses = set()
+
+    def _add_attestation(self, frame: AttestationFrame) -> None:
+        key = self._number * SHIFT + frame.version
+        evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
+        self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=frame.created_at)
+
+    def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
+        return self.codec.seal(bytes(body), context=context)
+
+    def _later(self, sql: str, **parameters: object) -> None:
+        self._queries.append(Query(sql, parameters))
+
+    def _flush(self) -> Op[None]:
+        yield from self._open_lines()
+        for start in range(0, len(self._queries), QUERIES_PER_BATCH):
+            yield from batch(*self._queries[start : start + QUERIES_PER_BATCH])
+        self._queries = []
+
+
+def already_there(id: str) -> InvalidArgument:
+    """Return the error for a session that would be written over."""
+    return InvalidArgument(
+        f"there is a session {id!r} already; nothing was imported", session_id=id
+    )
