@@ -6,6 +6,10 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES = $(wildcard src tests benchmarks)
 PYTEST_ARGS ?= -n logical
 
+# Peers have an environment of their own; only the kernel is measured without it.
+BENCH_KERNEL = $(if $(filter checkpoints,$(BENCH_ARGS)),,$(filter kernel,$(BENCH_ARGS)))
+BENCH_VENV = $(if $(BENCH_KERNEL),.venv/dev,.venv-peers/ready)
+
 # A name on the path is not enough: it may be a launcher without a Python behind it.
 SUPPORTED := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
@@ -36,8 +40,8 @@ faults: .venv/dev ## Run the long fault tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: .venv/dev ## Measure side by side with peers
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+bench: $(BENCH_VENV) ## Measure side by side with peers
+	$(dir $<)bin/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: docs
 docs: .venv/dev ## Check the links of the documentation and run its examples
@@ -49,7 +53,7 @@ lock: ## Write the locked versions in requirements/ (LOCK_ARGS=--upgrade renews 
 
 .PHONY: clean
 clean: ## Remove everything that was built
-	rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/core: requirements/core.txt pyproject.toml
@@ -63,4 +67,10 @@ clean: ## Remove everything that was built
 
 .venv/dev: .venv/core requirements/dev.txt
 	$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.venv-peers/ready: requirements/peers.txt .venv/core
+	test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r $<
+	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation -e .
 	@touch $@

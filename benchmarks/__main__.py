@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from . import kernel
+from . import checkpoints, kernel
 from .measure import Report
 
-BENCHMARKS: dict[str, Callable[..., Report]] = {"kernel": kernel.run}
+TABLE_WIDTH = 110
+BENCHMARKS: dict[str, Callable[..., Report]] = {
+    "kernel": kernel.run,
+    "checkpoints": checkpoints.run,
+}
 
 
 def main() -> None:
@@ -26,7 +31,7 @@ def main() -> None:
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
         )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     reports = []
     for name in arguments.names or BENCHMARKS:
         report = BENCHMARKS[name](console, quick=arguments.quick)

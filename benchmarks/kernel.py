@@ -75,14 +75,15 @@ class Plan:
     rounds: int
     write_seconds: float
     read_seconds: float
+    session_rounds: int
     session_seconds: float
     mixed_seconds: float
     process_rounds: int
     process_seconds: float
 
 
-FULL = Plan(7, 0.2, 0.05, 0.4, 2.0, 3, 3.0)
-QUICK = Plan(2, 0.05, 0.01, 0.15, 0.5, 1, 0.4)
+FULL = Plan(7, 0.2, 0.05, 5, 0.4, 2.0, 3, 3.0)
+QUICK = Plan(2, 0.05, 0.01, 1, 0.1, 0.4, 1, 0.4)
 
 
 def run(console: Console, *, quick: bool) -> Report:
@@ -157,7 +158,9 @@ class Bench:
             for count in SESSIONS:
                 title = f"{side.name}: {count} asyncio sessions in one process"
                 contestants = [*side.sessions(count, seconds), control]
-                found[side.name, count] = self._compare(title, contestants, RATE, note=note)
+                found[side.name, count] = self._compare(
+                    title, contestants, RATE, rounds=self.plan.session_rounds, note=note
+                )
         many = max(SESSIONS)
         times = found["SQLite", many].times_slower("aiosqlite + lock", HOLDFAST)
         self._target(f"SQLite, {many} sessions: rate of aiosqlite + lock", times, at_least=10)
@@ -175,10 +178,9 @@ class Bench:
 
         def both() -> Figures:
             nonlocal acknowledged
-            started = time.perf_counter()
-            latencies = self.runner.run(self._mixed(url))
+            latencies, seconds = self.runner.run(self._mixed(url))
             acknowledged += len(latencies)
-            return rates(latencies, time.perf_counter() - started)
+            return rates(latencies, seconds)
 
         title = f"SQLite: {THREADS} threads and {TASKS} tasks on one file in one process"
         rounds = self.plan.process_rounds
@@ -190,16 +192,18 @@ class Bench:
         self._target("threads and tasks: commits lost or doubled", lost, at_most=0, unit="")
         self._target("threads and tasks: longest wait", wait, at_most=1000, unit="ms")
 
-    async def _mixed(self, url: str) -> list[float]:
+    async def _mixed(self, url: str) -> tuple[list[float], float]:
         seconds = self.plan.mixed_seconds
         with holdfast.open(url) as store:
             async with await holdfast.aopen(url) as async_store:
                 threads = [Counter(store, root).add for root in MIXED_ROOTS[:THREADS]]
                 tasks = [AsyncCounter(async_store, root).add for root in MIXED_ROOTS[THREADS:]]
+                started = time.perf_counter()
                 of_threads, of_tasks = await asyncio.gather(
                     asyncio.to_thread(run_threads, threads, seconds), run_tasks(tasks, seconds)
                 )
-        return of_threads + of_tasks
+                spent = time.perf_counter() - started
+        return of_threads + of_tasks, spent
 
     def processes(self) -> None:
         """Compare processes that write one file or one schema, each to a tree of its own."""

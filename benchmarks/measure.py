@@ -89,7 +89,8 @@ class Table:
             cells = [_cell(self, name, figure) for figure in figures]
             beside = contestant.beside
             takes = f"{self.times_slower(name, beside):.2f} x {beside}" if beside else ""
-            table.add_row(name, *cells, f"{self.noise(name):.0%}", takes)
+            noise = self.noise(name)
+            table.add_row(name, *cells, "" if math.isnan(noise) else f"{noise:.0%}", takes)
         console.print(table)
 
     def data(self) -> dict[str, Any]:
@@ -135,8 +136,8 @@ class Target:
     def bound(self) -> str:
         """The bound in words."""
         if self.at_least is not None:
-            return f"at least {self.at_least:g} {self.unit}"
-        return f"at most {self.at_most:g} {self.unit}"
+            return f"at least {self.at_least:,.4g} {self.unit}".strip()
+        return f"at most {self.at_most:,.4g} {self.unit}".strip()
 
 
 @dataclass(slots=True)

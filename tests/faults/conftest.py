@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+import holdfast
 
 pytest.register_assert_rewrite("tests.faults.workload")
 
@@ -18,6 +21,23 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where there is one: thousands of files are written to it."""
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as path:
         yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that is ready and closed, to be copied: making one takes longer."""
+    from tests.faults.workload import prepare
+
+    path = tmp_path_factory.mktemp("template") / "live.db"
+    with holdfast.open(f"sqlite:///{path}") as store:
+        prepare(store, "root", "big")
+    return path
+
+
+@pytest.fixture
+def path(directory: Path, template: Path) -> Path:
+    """The database file of a store that is ready."""
+    return Path(shutil.copy(template, directory))
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,14 @@ def twice(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
 def whole(notes: Sequence[str]) -> list[str]:
     """Return the calls that the notes of a feed stand for; both halves of `twice` must be there."""
     calls: list[str] = []
-    halves: Tally[str] = Tally()
+    begun: str | None = None
     for note in notes:
         id, _, half = note.partition("/")
-        halves[id] += 1
+        assert begun == (id if half == "second" else None), f"{begun or id} is torn"
+        begun = id if half == "first" else None
         if half != "second":
             calls.append(id)
-        if half:
-            is_right = halves[id] == (2 if half == "second" else 1)
-            assert is_right, f"{id} is torn: {half} came as number {halves[id]}"
-    torn = [id for id in calls if f"{id}/first" in notes and halves[id] != 2]
-    assert torn == [], f"half of these transactions is missing: {torn}"
+    assert begun is None, f"the second half of {begun} is missing"
     return calls
 
 
@@ -141,31 +138,28 @@ def in_threads(functions: Sequence[Callable[[], object]]) -> None:
 def together(store: holdfast.Store, functions: Sequence[Callable[[], object]]) -> None:
     """Run functions that make one SQLite write each, so that all of them share one commit."""
     engine: Any = store.driver.engine  # type: ignore[attr-defined]
-    queued = threading.Semaphore(0)
+    queued, is_held = threading.Semaphore(0), threading.Event()
     enqueue = engine.enqueue
 
     def counting(job: Any) -> None:
         enqueue(job)
         queued.release()
 
-    def let_go() -> None:
-        try:
+    def hold() -> None:
+        with engine.writer.mutex:
+            is_held.set()
             for _ in functions:
                 assert queued.acquire(timeout=WAIT_SECONDS)
-        finally:
-            engine.writer.mutex.release()
 
-    engine.writer.mutex.acquire()
+    def behind(function: Callable[[], object]) -> None:
+        assert is_held.wait(WAIT_SECONDS)
+        function()
+
     engine.enqueue = counting
     try:
-        in_threads([*functions, let_go])
+        in_threads([hold, *(partial(behind, function) for function in functions)])
     finally:
         del engine.enqueue
-
-
-async def gather_async(count: int, task: Callable[[int], Any]) -> None:
-    """Run a task several times at once."""
-    await asyncio.gather(*(task(number) for number in range(count)))
 
 
 @contextmanager
@@ -202,7 +196,10 @@ def read_file(path: Path) -> list[str] | None:
         assert connection.execute(tree).fetchall() in ([(count,)], [] if count == 0 else None)
         assert connection.execute(counter).fetchall() == ([(count,)] if count else [])
         codec = Codec()
-        unpacked = [codec.unpack(data, context=("hf_events", "root")) for _, data in found]
+        unpacked: list[Any] = [
+            codec.unpack(data, context=("hf_events", "root"))  # type: ignore[arg-type]
+            for _, data in found
+        ]
         return whole([data["note"] for data in unpacked])
     finally:
         connection.close()

@@ -20,15 +20,18 @@ NEWEST = f"""
 SELECT {HEADER}, manifest FROM hf_checkpoints
 WHERE key = (SELECT number * 4294967296 + version FROM hf_sessions WHERE number = :number)
 """  # noqa: S608
-# One text for each set of filters: with a condition that may be absent no index can be used.
-LISTS = {
-    names: f"""
+# Written this way the kind cannot send the search along the index over all sessions' kinds.
+LIST = f"""
 SELECT {HEADER} FROM hf_checkpoints
-WHERE {" AND ".join(["key >= :low", "key <= :high", *(f"{name} = :{name}" for name in names)])}
+WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
 ORDER BY key DESC LIMIT :limit
 """  # noqa: S608
-    for names in ((), ("kind",), ("item_id",), ("kind", "item_id"))
-}
+LIST_OF_ITEM = f"""
+SELECT {HEADER} FROM hf_checkpoints
+WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
+    AND item_id = :item_id
+ORDER BY key DESC LIMIT :limit
+"""  # noqa: S608
 ITERATION = f"""
 SELECT {HEADER}, iteration FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
@@ -190,17 +193,18 @@ def listed(
     where: Sequence[Span], kind: str | None, item_id: str | None, before: int | None, limit: int
 ) -> Op[list[Row]]:
     """Return headers' rows of some spans, newest first."""
-    given = {"kind": kind, "item_id": item_id}
-    filters = {name: value for name, value in given.items() if value is not None}
     found: list[Row] = []
     for owner, low, high in where:
         top = high if before is None else min(high, before - 1)
         if low <= top and len(found) < limit:
-            found += yield from rows(
-                LISTS[tuple(filters)],
-                low=owner * SHIFT + low,
-                high=owner * SHIFT + top,
-                limit=limit - len(found),
-                **filters,
-            )
+            wanted = {
+                "low": owner * SHIFT + low,
+                "high": owner * SHIFT + top,
+                "kind": kind,
+                "limit": limit - len(found),
+            }
+            if item_id is None:
+                found += yield from rows(LIST, **wanted)
+            else:
+                found += yield from rows(LIST_OF_ITEM, **wanted, item_id=item_id)
     return found

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Any, TypeVar
 
-from ..errors import LeaseLost
+from ..errors import LeaseLost, NotFound
 from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, TxBound
 from ..leases import Heartbeat
 from ..records import Lease
@@ -53,7 +53,7 @@ class Session(_Named, SessionOps["Session"], SyncBound):
 
         Raises SessionBusy while another drives it.
         """
-        lease = self.lease(holder or default_holder(), lease_seconds)
+        lease = self.lease(default_holder() if holder is None else holder, lease_seconds)
         return DrivenSession(self, lease, lease_seconds)
 
 
@@ -69,7 +69,7 @@ class DrivenSession(Session):
     def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
         self.heartbeat.stop()
-        with contextlib.suppress(LeaseLost):
+        with contextlib.suppress(LeaseLost, NotFound):
             self.release(self._lease)
 
     def __enter__(self) -> DrivenSession:
@@ -98,7 +98,7 @@ class AsyncSession(_Named, SessionOps["AsyncSession"], AsyncBound):
 
         Raises SessionBusy while another drives it.
         """
-        lease = await self.lease(holder or default_holder(), lease_seconds)
+        lease = await self.lease(default_holder() if holder is None else holder, lease_seconds)
         return AsyncDrivenSession(self, lease, lease_seconds)
 
 
@@ -114,7 +114,7 @@ class AsyncDrivenSession(AsyncSession):
     async def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
         self.heartbeat.stop()
-        with contextlib.suppress(LeaseLost):
+        with contextlib.suppress(LeaseLost, NotFound):
             await self.release(self._lease)
 
     async def __aenter__(self) -> AsyncDrivenSession:

@@ -1,0 +1,357 @@
+"""Keeping a transcript: Holdfast beside LangGraph's savers, OpenAI's sessions and ADK's services.
+
+One message of 2.2 KB per turn. All keepers are built up in small steps, in turn, and measured in
+interleaved rounds: the save of the next turn, the bytes on disk, and then, by a keeper that was
+closed and opened again, loads, forks and compactions. Every keeper is equally durable: WAL and
+synchronous=FULL, or synchronous_commit=on, one commit at least for each turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from . import growth, peers, servers
+from .keepers import AsyncHoldfastKeeper, HoldfastKeeper, Keeper, Message, Place, messages
+from .keepers import payload_bytes as payload_bytes_of
+from .keepers_agents import AdkKeeper, OpenAiKeeper
+from .keepers_langgraph import DeltaKeeper, SaverKeeper
+from .measure import Contestant, Figures, Report, Table, Target, compare, environment
+
+HOLDFAST = "Holdfast append"
+HOLDFAST_ALL = "Holdfast save(full list)"
+HOLDFAST_ZSTD = "Holdfast append, zstd"
+HOLDFAST_ASYNC = "Holdfast append, async"
+SAVER, SAVER_LANGCHAIN = "LangGraph saver, dicts", "LangGraph saver, messages"
+DELTA = "LangGraph DeltaChannel"
+LAST_ITEMS = 50
+STEP_TURNS = 50
+SKIPPED_TURNS_MIN = 500
+
+SAVE, MEAN, BYTES, PAYLOAD = "save", "mean save", "bytes", "of payload"
+COLD, NOTHING, LAST = "load", "open+load", "last 50"
+VERSION, FORK, COMPACT = "version", "fork", "compact"
+FIGURES = (SAVE, MEAN, BYTES, PAYLOAD, COLD, NOTHING, LAST, VERSION, FORK, COMPACT)
+
+NOTE = (
+    "Milliseconds and megabytes. save: of turn {turns:,}. mean save: of "
+    "all turns, with every packing, snapshot and copy. of payload: bytes on disk against the "
+    "messages as JSON. load: all messages, by a new store object; open+load: with opening it. "
+    "version: load of turn {half:,}. fork: from there. compact: a summary for the first 90 %."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many turns, how many rounds, and how much of the growth is looked at."""
+
+    turns: tuple[int, ...]
+    rounds: int
+    saves_per_round: int
+    growth: growth.Plan
+
+
+FULL = Plan((200, 1_000), 7, 5, growth.FULL)
+QUICK = Plan((200,), 2, 3, growth.QUICK)
+
+
+def run(console: Console, *, quick: bool) -> Report:
+    """Measure everything, in a temporary directory and a server that are gone afterwards."""
+    plan = QUICK if quick else FULL
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
+        servers.postgres() as dsn,
+        asyncio.Runner() as runner,
+    ):
+        report = Report(
+            "checkpoints", environment() | peers.versions() | versions() | servers.settings(dsn)
+        )
+        bench = Bench(plan, console, report, runner, Path(directory), dsn)
+        for turns in plan.turns:
+            for database in ("SQLite", "PostgreSQL"):
+                bench.transcripts(database, turns)
+        growth.run(console, report, plan.growth, Path(directory), dsn)
+        report.environment["load after"] = f"{os.getloadavg()[0]:.2f}"
+    return report
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the peers that are installed, and name those that are not."""
+    found = {}
+    for name in (
+        "langgraph",
+        "langgraph-checkpoint-sqlite",
+        "langgraph-checkpoint-postgres",
+        "langchain-core",
+        "openai-agents",
+        "google-adk",
+    ):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed, left out; `make bench` installs it"
+    return found
+
+
+class Ratios(Table):
+    """A table whose every figure is compared with Holdfast's, not one alone."""
+
+    def ratio(self, name: str, figure: str, beside: str = HOLDFAST) -> float:
+        """Return how many times `beside` it takes, round by round."""
+        pairs = zip(self.values(name, figure), self.values(beside, figure), strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+    def show(self, console: Console) -> None:
+        """Print the figures, then the same as ratios."""
+        self._show(console, self.title, self.note, self._figure)
+        self._show(console, f"{self.title}: times {HOLDFAST}", "", self._ratio)
+
+    def _show(
+        self, console: Console, title: str, note: str, cell: Callable[[str, str], str]
+    ) -> None:
+        table = RichTable(title=title, title_justify="left", title_style="bold", padding=(0, 0))
+        table.caption, table.caption_justify = note or None, "left"
+        table.add_column("")
+        for figure in FIGURES:
+            table.add_column(figure, justify="right")
+        for contestant in self.contestants:
+            name = contestant.name
+            cells = (cell(name, figure) if self.values(name, figure) else "" for figure in FIGURES)
+            table.add_row(name, *cells)
+        console.print(table)
+
+    def _figure(self, name: str, figure: str) -> str:
+        value = self.median(name, figure)
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+    def _ratio(self, name: str, figure: str) -> str:
+        if name == HOLDFAST:
+            return "1"
+        value = self.ratio(name, figure)
+        return f"{value:,.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+
+    def data(self) -> dict[str, object]:
+        """Return the table for programs, with every ratio."""
+        found = super().data()
+        for row in found["rows"]:
+            name = row["name"]
+            row["ratios"] = {
+                figure: self.ratio(name, figure) for figure in FIGURES if self.values(name, figure)
+            }
+        return found
+
+
+@dataclass(slots=True)
+class Bench:
+    """The transcripts, on both databases."""
+
+    plan: Plan
+    console: Console
+    report: Report
+    runner: asyncio.Runner
+    directory: Path
+    dsn: str
+
+    def transcripts(self, database: str, turns: int) -> None:
+        """Build everybody's transcript, measure its next turns, its bytes and its loads."""
+        with contextlib.ExitStack() as stack:
+            places = self._places(stack, database)
+            keepers = [*_all_keepers(places, self.runner, database == "SQLite", turns)]
+            table = self._measure(keepers, f"{database}, {turns:,} turns", turns)
+        self.report.tables.append(table)
+        table.show(self.console)
+        if turns == max(FULL.turns):
+            self._targets(database, table)
+
+    def _measure(self, keepers: Sequence[Keeper], title: str, turns: int) -> Ratios:
+        rounds, saves = self.plan.rounds, self.plan.saves_per_round
+        conversation = messages(turns)
+        for keeper in keepers:
+            keeper.open()
+        # What was imported for the peers is not walked again by every collection of garbage.
+        gc.collect()
+        gc.freeze()
+        spent = _build(keepers, conversation[: turns - (rounds + 1) * saves], turns // 2)
+
+        def save(keeper: Keeper) -> Figures:
+            os.sync()
+            done = len(keeper.history)
+            seconds = [keeper.turn(message) for message in conversation[done : done + saves]]
+            spent[keeper.name] += sum(seconds)
+            return {SAVE: statistics.median(seconds) * 1e3}
+
+        saved = compare(title, _contestants(keepers, save), rounds=rounds, key=SAVE)
+        payload_bytes = payload_bytes_of(conversation)
+        fixed = {}
+        for keeper in keepers:
+            keeper.close()
+            size = keeper.place.size_bytes()
+            fixed[keeper.name] = {
+                MEAN: spent[keeper.name] / turns * 1e3,
+                BYTES: size / 1e6,
+                PAYLOAD: size / payload_bytes,
+            }
+            if keeper.skips_turns:
+                fixed[keeper.name] = {}
+            keeper.open()
+        loads = functools.partial(_load, turns=turns)
+        loaded = compare(title, _contestants(keepers, loads), rounds=rounds, key=COLD)
+        for keeper in keepers:
+            keeper.close()
+        merged = {
+            name: [
+                {**first, **fixed[name], **second}
+                for first, second in zip(saved.rounds[name], loaded.rounds[name], strict=True)
+            ]
+            for name in saved.rounds
+        }
+        note = NOTE.format(turns=turns, half=turns // 2)
+        return Ratios(title, SAVE, saved.contestants, merged, note)
+
+    def _places(self, stack: contextlib.ExitStack, database: str) -> Iterator[Place]:
+        """Yield a new place for every keeper; all are gone when the stack is closed."""
+        if database == "SQLite":
+            directory = tempfile.TemporaryDirectory(dir=self.directory)
+            path = Path(stack.enter_context(directory))
+            for number in range(100):
+                yield Place(path=path / f"{number}.db")
+        for _ in range(100):
+            (schema,) = stack.enter_context(servers.schemas(self.dsn, 1))
+            place = Place(dsn=self.dsn, schema=schema)
+            place.create()
+            yield place
+
+    def _targets(self, database: str, table: Ratios) -> None:
+        names = {contestant.name for contestant in table.contestants}
+
+        def target(
+            text: str,
+            name: str,
+            figure: str,
+            at_least: float | None = None,
+            at_most: float | None = None,
+            beside: str = HOLDFAST,
+        ) -> None:
+            if name in names:
+                ratio = table.ratio(name, figure, beside)
+                text = f"{database}: {text}"
+                self.report.targets.append(Target(text, ratio, at_least, at_most))
+
+        if database == "SQLite":
+            target("append, times faster than LangGraph with messages", SAVER_LANGCHAIN, SAVE, 25)
+            target("append, times faster than LangGraph with dicts", SAVER, SAVE, 15)
+            target("save(full list), the same", SAVER, SAVE, 8, beside=HOLDFAST_ALL)
+            target("bytes, times smaller than LangGraph's", SAVER, BYTES, 300)
+            target("load, times faster than LangGraph with dicts", SAVER, COLD, 1)
+            target("load, times faster than LangGraph with messages", SAVER_LANGCHAIN, COLD, 3)
+            self._target_last(table)
+            for name, bound in ((HOLDFAST, 1.35), (HOLDFAST_ZSTD, 0.45)):
+                text = f"SQLite: bytes of {name} against the payload"
+                figure = table.median(name, PAYLOAD)
+                self.report.targets.append(Target(text, figure, at_most=bound))
+        else:
+            target("append, times faster than LangGraph with dicts", SAVER, SAVE, 50)
+        target("append, times faster than DeltaChannel", DELTA, SAVE, 1.5)
+        target("bytes, times smaller than DeltaChannel's", DELTA, BYTES, 3)
+
+    def _target_last(self, table: Ratios) -> None:
+        if SAVER not in table.rounds:
+            return
+        pairs = zip(table.values(SAVER, COLD), table.values(HOLDFAST, LAST), strict=True)
+        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+        text = "SQLite: last 50, times faster than LangGraph's load"
+        self.report.targets.append(Target(text, ratio, at_least=10))
+
+
+def _all_keepers(
+    places: Iterator[Place], runner: asyncio.Runner, on_sqlite: bool, turns: int
+) -> Iterator[Keeper]:
+    """Yield everybody who is installed."""
+    yield HoldfastKeeper(HOLDFAST, next(places))
+    yield HoldfastKeeper(HOLDFAST_ALL, next(places), saves_all=True)
+    if _has("zstandard"):
+        yield HoldfastKeeper(HOLDFAST_ZSTD, next(places), compression="zstd")
+    yield AsyncHoldfastKeeper(HOLDFAST_ASYNC, next(places), runner)
+    if _has("langgraph"):
+        yield SaverKeeper(SAVER, next(places))
+        skips_turns = not on_sqlite and turns > SKIPPED_TURNS_MIN
+        yield SaverKeeper(SAVER_LANGCHAIN, next(places), langchain=True, skips_turns=skips_turns)
+    if _has("langgraph.channels.delta"):
+        yield DeltaKeeper(DELTA, next(places))
+    if _has("agents"):
+        if on_sqlite:
+            yield OpenAiKeeper("OpenAI SQLiteSession", next(places), runner, sqlalchemy=False)
+        yield OpenAiKeeper("OpenAI SQLAlchemySession", next(places), runner, sqlalchemy=True)
+    if _has("google.adk"):
+        if on_sqlite:
+            yield AdkKeeper("ADK SqliteSession…", next(places), runner, sqlalchemy=False)
+        yield AdkKeeper("ADK DatabaseSession…", next(places), runner, sqlalchemy=True)
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _contestants(keepers: Sequence[Keeper], work: Callable[[Keeper], Figures]) -> list[Contestant]:
+    return [
+        Contestant(keeper.name, functools.partial(work, keeper), HOLDFAST) for keeper in keepers
+    ]
+
+
+def _build(
+    keepers: Sequence[Keeper], conversation: Sequence[Message], needed_turn: int
+) -> dict[str, float]:
+    """Save a conversation with everybody, some turns each at a time; return the seconds."""
+    spent = {keeper.name: 0.0 for keeper in keepers}
+    for start in range(0, len(conversation), STEP_TURNS):
+        for keeper in keepers:
+            # What one keeper leaves to be written must not delay the next one's commits.
+            os.sync()
+            for message in conversation[start : start + STEP_TURNS]:
+                is_skipped = keeper.skips_turns and len(keeper.history) + 1 != needed_turn
+                if is_skipped:
+                    keeper.history.append(keeper.native(message))
+                else:
+                    spent[keeper.name] += keeper.turn(message)
+    return spent
+
+
+def _load(keeper: Keeper, *, turns: int) -> Figures:
+    """Open a keeper again and do once what it offers."""
+    keeper.close()
+    os.sync()
+    started = time.perf_counter()
+    keeper.open()
+    opening = time.perf_counter() - started
+    cold, loaded = keeper.timed(keeper.load)
+    assert len(loaded) == turns, f"{keeper.name} lost messages"
+    half = turns // 2
+    seconds = {COLD: cold, NOTHING: opening + cold}
+    if keeper.can_load_last:
+        seconds[LAST], loaded = keeper.timed(lambda: keeper.load_last(LAST_ITEMS))
+        assert len(loaded) == LAST_ITEMS, f"{keeper.name} loaded another end"
+    if keeper.can_load_version:
+        seconds[VERSION], loaded = keeper.timed(lambda: keeper.load_version(half))
+        assert len(loaded) == half, f"{keeper.name} loaded another version"
+    if keeper.can_fork:
+        seconds[FORK], _ = keeper.timed(lambda: keeper.fork(half))
+    if keeper.can_compact:
+        seconds[COMPACT], _ = keeper.timed(keeper.begin_compaction(keeper.history))
+    return {figure: value * 1e3 for figure, value in seconds.items()}

@@ -1,0 +1,497 @@
+"""Several processes on one session, and processes that do not know that they are dead."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.kernel.postgres  # Imported once, not in each child.
+from holdfast.checkpoints.lines import SHIFT
+from holdfast.kernel.attempt import Hooks, Point
+from tests.checkpoints import tables
+from tests.checkpoints.looking import Look
+from tests.crash.children import Child
+
+Say = Callable[[str], None]
+PROCESSES = 8
+SAVES = 200
+
+
+def database(place: dict[str, Any]) -> str:
+    return str(place["url"]).partition(":")[0]
+
+
+def together(count: int, work: Callable[[int, Say], None]) -> list[list[str]]:
+    """Run a function in several processes at once; return the lines of each."""
+    children = [
+        Child(lambda say, number=number: work(number, say))  # type: ignore[misc]
+        for number in range(count)
+    ]
+    outcomes = [child.wait() for child in children]
+    assert [status for status, _ in outcomes] == [0] * count
+    return [lines for _, lines in outcomes]
+
+
+def test_eight_processes_save_one_session_without_an_error_or_a_hole(
+    place: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Appends to a shared list, full saves of lists of their own, and records, all mixed."""
+    with holdfast.open(**place) as store:
+        store.session("shared")
+
+    def work(number: int, say: Say) -> None:
+        mine: list[Any] = []
+        with holdfast.open(**place) as store:
+            session = store.find_session("shared")
+            for turn in range(SAVES):
+                match turn % 4:
+                    case 0 | 1:
+                        saved = session.append("log", [[number, turn]])
+                    case 2:
+                        mine.append({"turn": turn, "text": "x" * 40})
+                        saved = session.save({f"mine {number}": mine, "last": number})
+                    case _:
+                        saved = session.record("tool_executed", [number, turn])
+                say(f"{saved.version} {turn}")
+
+    began = time.monotonic()
+    lines = together(PROCESSES, work)
+    seconds = time.monotonic() - began
+    by_version: dict[int, tuple[int, int]] = {}
+    for number, written in enumerate(lines):
+        versions = [int(line.split()[0]) for line in written]
+        assert versions == sorted(versions), "a process sees its own saves in order"
+        for line in written:
+            version, turn = map(int, line.split())
+            assert version not in by_version, "no version is given twice"
+            by_version[version] = (number, turn)
+    assert sorted(by_version) == list(range(1, PROCESSES * SAVES + 1))
+    with holdfast.open(**place) as store:
+        session = store.find_session("shared")
+        history = session.history(limit=10_000)
+        assert [checkpoint.version for checkpoint in history] == sorted(by_version, reverse=True)
+        log: list[list[int]] = []
+        mine: dict[int, list[Any]] = {}
+        for version in range(1, PROCESSES * SAVES + 1):
+            number, turn = by_version[version]
+            if turn % 4 < 2:
+                log.append([number, turn])
+            elif turn % 4 == 2:
+                mine.setdefault(number, []).append({"turn": turn, "text": "x" * 40})
+            if version % 97 == 0 or version == PROCESSES * SAVES:
+                channels = session.at(version).channels
+                assert channels["log"] == log
+                assert {name for name in channels if name.startswith("mine")} == {
+                    f"mine {number}" for number in mine
+                }
+                assert all(channels[f"mine {number}"] == mine[number] for number in mine)
+        tables.check(store)
+    with capsys.disabled():
+        rate = PROCESSES * SAVES / seconds
+        print(f"\n{database(place)}: {PROCESSES * SAVES} versions by 8 processes, {rate:.0f}/s")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def attempts(driven: holdfast.Session) -> dict[str, Callable[[], Any]]:
+    """Everything by which a driver changes its session."""
+    return {
+        "save": lambda: driven.save(plan="zombie"),
+        "append": lambda: driven.append("log", ["zombie"]),
+        "record": lambda: driven.record("turn", "zombie"),
+        "rewind": lambda: driven.rewind(1),
+        "fork": lambda: driven.fork(1),
+        "pin": lambda: driven.pin(1, "zombie"),
+        "unpin": lambda: driven.unpin(1),
+        "attest": lambda: driven.attest(1, "zombie"),
+        "end": lambda: driven.end("failed"),
+        "cancel": driven.cancel,
+        "delete": lambda: driven.delete(force=True),
+    }
+
+
+def test_a_driver_that_was_stopped_beyond_its_lease_can_write_nothing(
+    place: dict[str, Any], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    def zombie(say: Say) -> None:
+        with holdfast.open(**place) as store:
+            driven = store.session("s").drive("zombie", lease_seconds=1.5)
+            driven.append("log", ["alive"])
+            # Between two beats of the heart, so that it is not stopped with a lock in its hand.
+            renewed_at = driven.heartbeat._renewed_at
+            wait_for(lambda: driven.heartbeat._renewed_at != renewed_at)
+            say(f"stop me {driven.fence} {driven.heartbeat.is_lost}")
+            wait_for(go.exists)
+            say(str(driven.heartbeat.is_lost))
+            for name, attempt in attempts(driven).items():
+                try:
+                    attempt()
+                    say(f"{name} succeeded")
+                except holdfast.HoldfastError as error:
+                    say(f"{name} {type(error).__name__}")
+            driven.close()
+            say(str(driven.heartbeat.is_lost))
+
+    with holdfast.open(**place) as store:
+        store.session("s").save(log=[])
+    child = Child(zombie)
+    assert child.lines.readline() == "stop me 1 False\n"
+    os.kill(child.pid, signal.SIGSTOP)
+    with holdfast.open(**place) as store:
+        session = store.find_session("s")
+        with pytest.raises(holdfast.SessionBusy) as busy:
+            session.drive("heir")
+        assert busy.value.holder == "zombie"
+        wait_for(lambda: int(time.time() * 1000) > busy.value.expires_at + 50)
+        heir = session.drive("heir", lease_seconds=60)
+        assert heir.fence == 2
+        heir.append("log", ["heir"])
+        before = tables.dump(store)
+        go.touch()
+        os.kill(child.pid, signal.SIGCONT)
+        status, lines = child.wait()
+        assert status == 0
+        assert lines == ["True", *(f"{name} LeaseLost" for name in attempts(heir)), "True"]
+        assert tables.dump(store) == before, "the zombie wrote something"
+        heir.append("log", ["heir again"])
+        assert not heir.heartbeat.is_lost
+        heir.close()
+        latest = session.latest()
+        assert latest is not None
+        assert latest["log"] == ["alive", "heir", "heir again"]
+        tables.check(store)
+
+
+def test_a_driver_stopped_in_the_middle_of_a_save_loses_to_who_took_over(
+    postgres_dsn: str, namespace: str
+) -> None:
+    """On SQLite nobody can take over meanwhile: the one who writes holds the file's lock."""
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+
+    def zombie(say: Say) -> None:
+        stops: list[str] = []
+
+        def stop(point: Point) -> None:
+            if stops and "version = version + 1" in point.sql and point.moment == "before":
+                stops.clear()
+                say("stopped")
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        with holdfast.open(**place, hooks=Hooks(probe=stop)) as store:
+            session = store.session("s")
+            lease = session.lease("zombie", 0.3)
+            session.fence = lease.fence
+            session.save(log=["alive"])
+            stops.append("now")
+            try:
+                session.save(log=["alive", "zombie"])
+                say("saved")
+            except holdfast.LeaseLost as error:
+                say(f"lost {error.fence} {error.current_fence}")
+
+    child = Child(zombie)
+    assert child.lines.readline() == "stopped\n"
+    with holdfast.open(**place) as store:
+        session = store.find_session("s")
+        wait_for(lambda: bool(session.info().lease_expires_at or 0) and _is_expired(store))
+        heir = session.drive("heir")
+        os.kill(child.pid, signal.SIGCONT)
+        status, lines = child.wait()
+        assert (status, lines) == (0, ["lost 1 2"])
+        heir.save(log=["alive", "heir"])
+        assert [checkpoint.version for checkpoint in session.history()] == [2, 1]
+        heir.close()
+
+
+def _is_expired(store: holdfast.Store) -> bool:
+    sql = "SELECT 1 AS yes FROM hf_sessions WHERE lease_expires_at <= :now"
+    return bool(Look(store).rows(sql))
+
+
+def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[str, Any]) -> None:
+    items = list(range(130))
+
+    def fork_and_go_on(number: int, say: Say) -> None:
+        with holdfast.open(**place) as store:
+            fork = store.find_session("origin").fork(3, id=f"fork {number}")
+            for turn in range(20):
+                fork.append("log", [[number, turn]])
+            if number % 2:
+                fork.rewind(1)
+
+    with holdfast.open(**place) as store:
+        origin = store.session("origin")
+        origin.save(log=items[:70])
+        origin.save(memo="m" * 500)
+        origin.append("log", items[70:])
+        together(4, fork_and_go_on)
+        deleting = [threading.Thread(target=origin.delete)]
+        forks = [store.find_session(f"fork {number}") for number in range(4)]
+        deleting += [threading.Thread(target=forks[number].delete) for number in (2, 3)]
+        for thread in deleting:
+            thread.start()
+        for thread in deleting:
+            thread.join()
+        tables.check(store)
+    with holdfast.open(**place) as store:
+        kept, rewound = store.find_session("fork 0"), store.find_session("fork 1")
+        for turn in range(1, 21):
+            wanted = [*items, *([0, done] for done in range(turn))]
+            assert kept.at(3 + turn).channels == {"log": wanted, "memo": "m" * 500}
+        latest = rewound.latest()
+        assert latest is not None
+        assert latest.channels == {"log": items[:70]}
+        with pytest.raises(holdfast.CheckpointNotFound):
+            kept.at(2)
+        for fork in (kept, rewound):
+            fork.delete()
+        left = tables.check(store)
+        assert left["hf_lines"] == left["hf_items"] == left["hf_uses"] == []
+
+
+class Interruption:
+    """Lets another thread do something at one place of an operation, and waits a while for it."""
+
+    def __init__(self, sql: str, *, moment: str = "after", count: int = 1) -> None:
+        self.hooks = Hooks(probe=self._visit)
+        self._sql = sql
+        self._moment = moment
+        self._count = count
+        self._work: Callable[[], Any] | None = None
+        self._outcome: list[Any] = []
+        self.thread: threading.Thread | None = None
+
+    def arm(self, work: Callable[[], Any]) -> None:
+        self._work = work
+
+    def outcome(self) -> Any:
+        """Return what the other got, or the error it met."""
+        assert self.thread is not None, "the place was never passed"
+        self.thread.join(30)
+        return self._outcome[0]
+
+    def _visit(self, point: Point) -> None:
+        if self._work is None or point.moment != self._moment or self._sql not in point.sql:
+            return
+        self._count -= 1
+        if self._count:
+            return
+        work, self._work = self._work, None
+
+        def run() -> None:
+            try:
+                self._outcome.append(work())
+            except holdfast.HoldfastError as error:
+                self._outcome.append(error)
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+        # Where the other has to wait for us, waiting for it here would be for ever.
+        self.thread.join(0.5)
+
+
+@pytest.mark.parametrize("how", ["fork", "rewind"])
+@pytest.mark.parametrize("place_of_deletion", ["before the lock", "after the lock"])
+def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
+    place: dict[str, Any], how: str, place_of_deletion: str
+) -> None:
+    """A fork reaches for a version of its origin, in another tree, while that is deleted."""
+    # The fork's own tree is locked, the root of the origin is read, the origin's tree is locked.
+    interruption = Interruption(
+        "SELECT root_id FROM", count=2 if place_of_deletion == "before the lock" else 3
+    )
+    with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
+        origin = other.session("origin")
+        origin.save(log=list(range(100)))
+        origin.save(log=["new"])
+        origin.fork(2, id="fork")
+        fork = store.find_session("fork")
+        interruption.arm(origin.delete)
+        try:
+            fork.fork(1) if how == "fork" else fork.rewind(1)
+            found = "there"
+        except holdfast.CheckpointNotFound:
+            found = "gone"
+        assert interruption.outcome() == ["origin"]
+        # Only PostgreSQL lets the other in between, and only before the origin's tree is locked.
+        is_first = database(place) == "postgresql" and place_of_deletion == "before the lock"
+        assert found == ("gone" if is_first else "there")
+        tables.check(other)
+        for info in other.sessions():
+            latest = other.find_session(info.id).latest()
+            assert latest is not None
+            assert latest["log"] in (["new"], list(range(100)))
+
+
+@pytest.mark.parametrize("how", ["save", "rewind"])
+def test_a_lease_taken_in_the_middle_of_a_write_waits_for_it(
+    place: dict[str, Any], how: str
+) -> None:
+    interruption = Interruption("AS is_leased")
+    with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
+        session = store.session("s")
+        session.save(log=[1])
+        elsewhere = other.find_session("s")
+        elsewhere.save(log=[2])
+        interruption.arm(lambda: elsewhere.lease("driver", 60))
+        written = session.save(log=[3]) if how == "save" else session.rewind(1)
+        assert written.version == 3
+        assert interruption.outcome().fence == 1
+        with pytest.raises(holdfast.SessionBusy):
+            session.save(log=[4])
+
+
+def test_two_that_start_one_session_at_once_both_get_it(place: dict[str, Any]) -> None:
+    interruption = Interruption("SELECT number, id, name")
+    with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
+        interruption.arm(lambda: other.session("s", name="b", metadata={"title": "kept"}))
+        here = store.session("s", agent="a")
+        there = interruption.outcome()
+        assert here.number == there.number
+        info = here.info()
+        assert (info.metadata, info.agent, info.name) == ({"title": "kept"}, "a", "b")
+
+
+def test_many_that_start_one_session_at_once_all_get_it(place: dict[str, Any]) -> None:
+    def work(number: int, say: Say) -> None:
+        with holdfast.open(**place) as store:
+            for turn in range(10):
+                metadata = {"by": number} if number == 0 else None
+                session = store.session(f"s {turn}", metadata=metadata)
+                say(f"{turn} {session.append('log', [number]).version}")
+
+    lines = [line for written in together(4, work) for line in written]
+    assert len(set(lines)) == 40
+    with holdfast.open(**place) as store:
+        for turn in range(10):
+            latest = store.find_session(f"s {turn}").latest()
+            assert latest is not None
+            assert sorted(latest["log"]) == [0, 1, 2, 3]
+            assert store.find_session(f"s {turn}").info().metadata == {"by": 0}
+
+
+def test_a_parent_deleted_at_the_same_moment_is_not_found(place: dict[str, Any]) -> None:
+    interruption = Interruption("SELECT number, id, name", count=2)
+    with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
+        other.session("root")
+        parent = other.session("parent", parent="root")
+        interruption.arm(lambda: parent.delete(force=True))
+        if database(place) == "postgresql":
+            with pytest.raises(holdfast.SessionNotFound, match="parent session 'parent' was del"):
+                store.session("child", parent="parent")
+            assert interruption.outcome() == ["parent"]
+        else:
+            store.session("child", parent="parent")
+            assert interruption.outcome() == ["parent", "child"]
+        assert [info.id for info in other.sessions()] == ["root"]
+
+
+def test_cancelling_a_tree_stops_the_drivers_that_write_it(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        root = store.session("root")
+        for number in range(3):
+            store.session(f"child {number}", parent=root)
+
+    def drive(number: int, say: Say) -> None:
+        with holdfast.open(**place) as store:
+            driven = store.find_session(f"child {number}").drive(lease_seconds=2)
+            say("driving")
+            try:
+                while True:
+                    driven.append("log", [driven.info().version])
+            except (holdfast.SessionEnded, holdfast.LeaseLost) as error:
+                say(type(error).__name__)
+            wait_for(lambda: driven.heartbeat.is_lost)
+            driven.close()
+
+    children = [Child(lambda say, n=number: drive(n, say)) for number in range(3)]  # type: ignore[misc]
+    for child in children:
+        assert child.lines.readline() == "driving\n"
+    time.sleep(0.3)
+    with holdfast.open(**place) as store:
+        assert sorted(store.find_session("root").cancel()) == ["child 0", "child 1", "child 2",
+                                                                "root"]  # fmt: skip
+        at_once = {info.id: info.version for info in store.sessions()}
+        for child in children:
+            assert child.wait() == (0, ["SessionEnded"])
+        for info in store.sessions():
+            session = store.find_session(info.id)
+            assert info.status == "cancelled"
+            assert info.holder is None
+            assert info.version == at_once[info.id], "something was written after the cancellation"
+            history = session.history(limit=10_000)
+            assert [checkpoint.version for checkpoint in history] == list(
+                range(info.version, 0, -1)
+            )
+            assert history[0].data == {"from": "active", "to": "cancelled"}
+            latest = session.latest()
+            assert latest is not None
+            if info.id != "root":
+                assert latest["log"] == list(range(info.version - 1))
+        tables.check(store)
+
+
+def test_processes_killed_at_random_lose_nothing_and_leave_nothing(
+    place: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each life appends, saves, forks, rewinds and deletes until it is killed."""
+    chance = random.Random(5)
+
+    def work(life: int, say: Say) -> None:
+        with holdfast.open(**place) as store:
+            session = store.session("s")
+            latest = session.latest()
+            log = [] if latest is None else latest["log"]
+            for turn in range(10_000):
+                log.append([life, turn])
+                saved = session.append("log", log[-1:]) if turn % 2 else session.save(log=log)
+                say(f"{saved.version} {life} {turn}")
+                if turn % 7 == 6:
+                    fork = session.fork(saved.version)
+                    fork.append("log", ["fork"])
+                    fork.rewind(max(1, saved.version - 2))
+                    fork.delete()
+
+    acknowledged: list[tuple[int, int, int]] = []
+    for life in range(8):
+        child = Child(lambda say: work(life, say))  # noqa: B023
+        # The first life has to make the store.
+        time.sleep(chance.uniform(0.2, 0.6))
+        child.kill()
+        _, lines = child.wait()
+        acknowledged += [tuple(map(int, line.split())) for line in lines]  # type: ignore[misc]
+    with holdfast.open(**place) as store:
+        tables.check(store)
+        session = store.session("s")
+        latest = session.latest()
+        assert latest is not None
+        log = latest["log"]
+        assert latest.version == len(log), "one version per item"
+        for version, life, turn in acknowledged:
+            assert log[version - 1] == [life, turn]
+            assert session.at(version)["log"] == log[:version]
+        assert len(log) - len(acknowledged) <= 8, "at most one unanswered save per life"
+        for fork in store.sessions():
+            if fork.id != "s":
+                store.find_session(fork.id).delete()
+        left = tables.check(store)
+        needed = {row["line_id"] for row in left["hf_uses"]}
+        assert {row["key"] // SHIFT for row in left["hf_items"]} <= needed
+    with capsys.disabled():
+        print(f"\n{database(place)}: 8 kills, {len(acknowledged)} saves judged")

@@ -1,0 +1,243 @@
+"""A COMMIT whose connection breaks is settled: never lost, never doubled, never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.nouns import AsyncCounter, Counter
+from holdfast.testing.proxy import Cut, Moment, PostgresProxy
+from tests.faults.workload import Clients, found_in, in_threads, prepare
+
+Report = Callable[[str], None]
+Place = dict[str, Any]
+
+MOMENTS: tuple[Moment, ...] = ("before", "after", "before-late")
+CLIENTS = 4
+BUSY_SECONDS = 0.5
+
+
+@pytest.fixture
+def proxy(postgres_dsn: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy(postgres_dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def direct(postgres_dsn: str, namespace: str) -> Place:
+    """The way around the proxy, to a store that is ready."""
+    place: Place = {"url": postgres_dsn, "namespace": namespace}
+    with holdfast.open(**place) as store:
+        prepare(store)
+    return place
+
+
+@pytest.fixture
+def through(proxy: PostgresProxy, postgres_dsn: str, direct: Place) -> Place:
+    """The way through the proxy."""
+    return {**direct, "url": f"{proxy.dsn(postgres_dsn)}&listen=off"}
+
+
+def order_cuts(proxy: PostgresProxy, chance: random.Random, number: int) -> list[Cut]:
+    """Cut the next COMMIT, and every fifth time also the one that settles it."""
+    delay = chance.choice((0.0, 0.02, 0.1))
+    cuts = [proxy.cut_next_commit(MOMENTS[number % 3], delay_seconds=delay)]
+    if number % 5 == 0:
+        cuts.append(proxy.cut_next_commit(chance.choice(MOMENTS), delay_seconds=delay))
+    return cuts
+
+
+def judge(clients: Clients, through: Place, direct: Place) -> None:
+    """Judge from another store, and by another connection."""
+    for place in (direct, through):
+        with holdfast.open(**place) as store:
+            clients.judge(store)
+
+
+def count_answers(cuts: list[Cut]) -> dict[str, int]:
+    """Wait for the cuts and count how many commits the server made and did not make."""
+    answers = [cut.wait() for cut in cuts]
+    return {
+        "cut": len(answers),
+        "made": answers.count("COMMIT"),
+        "not made": answers.count(None),
+    }
+
+
+@pytest.mark.parametrize("threads", [1, CLIENTS])
+def test_a_cut_commit_is_settled_rightly_a_hundred_times(
+    threads: int, proxy: PostgresProxy, through: Place, direct: Place, tmp_path: Path,
+    report: Report,
+) -> None:  # fmt: skip
+    clients, chance, cuts = Clients(tmp_path / "history"), random.Random(threads), []
+    with holdfast.open(**through) as store:
+        for number in range(100):
+            cuts += order_cuts(proxy, chance, number)
+            calls = [partial(chance.choice((clients.add, clients.add_twice)), store)]
+            in_threads(calls * threads)
+            proxy.cancel_cuts()
+        clients.judge(store)
+    judge(clients, through, direct)
+    struck = [cut for cut in cuts if cut.finished.is_set()]
+    report(f"{threads} threads: {count_answers(struck)}, callers saw {dict(clients.outcomes)}")
+    assert len(struck) >= 100
+    assert set(clients.outcomes) == {"returned"}
+
+
+def test_a_cut_commit_is_settled_rightly_a_hundred_times_in_an_event_loop(
+    proxy: PostgresProxy, through: Place, direct: Place, tmp_path: Path, report: Report
+) -> None:
+    clients, chance, cuts = Clients(tmp_path / "history"), random.Random(7), []
+
+    async def run() -> None:
+        async with await holdfast.aopen(**through) as store:
+            for number in range(100):
+                cuts.extend(order_cuts(proxy, chance, number))
+                call = chance.choice((clients.add_async, clients.add_twice_async))
+                await asyncio.gather(*(call(store) for _ in range(CLIENTS)))
+                proxy.cancel_cuts()
+
+    asyncio.run(run())
+    judge(clients, through, direct)
+    struck = [cut for cut in cuts if cut.finished.is_set()]
+    report(f"event loop: {count_answers(struck)}, callers saw {dict(clients.outcomes)}")
+    assert len(struck) >= 100
+    assert set(clients.outcomes) == {"returned"}
+
+
+def is_calm(store: Any) -> bool:
+    """Tell whether no connection is in use or being made."""
+    stats = store.driver.pool.get_stats()
+    return bool(stats["pool_available"] == stats["pool_size"])
+
+
+def strand(store: Any, proxy: PostgresProxy, moment: Moment, seconds: float) -> Cut:
+    """Leave the store one connection, to be cut at its COMMIT, and no way to make another."""
+    proxy.refuse(seconds)
+    *spare, _ = store.driver.pool._pool
+    for connection in spare:
+        connection.pgconn.finish()
+    return proxy.cut_next_commit(moment)
+
+
+def wait_for_calm(store: holdfast.Store | holdfast.AsyncStore) -> None:
+    while not is_calm(store):
+        time.sleep(0.01)
+
+
+def add_until_it_works(store: holdfast.Store, seconds: float) -> float:
+    """Return how long the store took to work again by itself."""
+    started = time.monotonic()
+    while True:
+        try:
+            Counter(store).add(1, note="after")
+            return time.monotonic() - started
+        except holdfast.StoreUnavailable:
+            assert time.monotonic() - started < seconds, "the store does not recover"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_while_the_server_is_unreachable_a_commit_is_unknown_and_settled_later(
+    moment: Moment, proxy: PostgresProxy, through: Place, direct: Place, report: Report
+) -> None:
+    with (
+        holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store,
+        holdfast.open(**direct) as other,
+    ):
+        Counter(store).add(1, note="first")
+        wait_for_calm(store)
+        cut = strand(store, proxy, moment, 3 * BUSY_SECONDS)
+        started = time.monotonic()
+        with pytest.raises(holdfast.CommitUnknown, match=r"ask store\.settle") as caught:
+            Counter(store).add(1, note="unknown")
+        waited = time.monotonic() - started
+        assert BUSY_SECONDS * 0.5 < waited < BUSY_SECONDS * 1.5
+        with pytest.raises(holdfast.StoreUnavailable):
+            Counter(store).add(1, note="refused")
+        with pytest.raises(holdfast.StoreUnavailable):
+            store.settle(caught.value.id)
+        is_made = cut.wait() == "COMMIT"
+        assert is_made is (moment == "after")
+        recovery = add_until_it_works(store, 10)
+        assert [store.settle(caught.value.id), other.settle(caught.value.id)] == 2 * [is_made]
+        expected = ["first", *(["unknown"] if is_made else []), "after"]
+        assert found_in(other) == expected
+        assert found_in(store) == expected
+    report(f"unknown after {waited:.2f} s, worked again {recovery:.2f} s after it was asked")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_async_commit_is_unknown_while_the_server_is_unreachable(
+    moment: Moment, proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    async def run() -> tuple[str, float]:
+        async with await holdfast.aopen(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+            counter = AsyncCounter(store)
+            await counter.add(1, note="first")
+            await asyncio.to_thread(wait_for_calm, store)
+            strand(store, proxy, moment, 3 * BUSY_SECONDS)
+            started = time.monotonic()
+            with pytest.raises(holdfast.CommitUnknown) as caught:
+                await counter.add(1, note="unknown")
+            waited = time.monotonic() - started
+            while True:
+                try:
+                    return caught.value.id, waited * (await store.settle(caught.value.id) or -1)
+                except holdfast.StoreUnavailable:
+                    assert time.monotonic() - started < 10
+
+    id, answer = asyncio.run(run())
+    assert BUSY_SECONDS * 0.5 < abs(answer) < BUSY_SECONDS * 1.5
+    with holdfast.open(**direct) as other:
+        assert found_in(other) == ["first", *(["unknown"] if moment == "after" else [])]
+        assert other.settle(id) is (answer > 0) is (moment == "after")
+
+
+def test_the_question_waits_for_a_commit_that_is_still_on_its_way(
+    proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    """The old transaction holds the row that the answer needs, until it is over."""
+    with (
+        holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store,
+        holdfast.open(**direct) as other,
+    ):
+        Counter(store).add(1, note="first")
+        cut = proxy.cut_next_commit("before-late", delay_seconds=4 * BUSY_SECONDS)
+        with pytest.raises(holdfast.CommitUnknown) as caught:
+            Counter(store).add(1, note="late")
+        with pytest.raises(holdfast.StoreBusy):
+            store.settle(caught.value.id)
+        assert not cut.finished.is_set()
+        assert other.settle(caught.value.id) is True
+        assert cut.finished.wait(1)
+        assert store.settle(caught.value.id) is True
+        assert found_in(store) == ["first", "late"]
+
+
+def test_a_commit_settled_as_not_made_is_never_made_later(
+    proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    """A transaction that dies with its connection stays dead; the answer says so for good."""
+    ids: list[str] = []
+    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+        Counter(store).add(1, note="first")
+        wait_for_calm(store)
+        strand(store, proxy, "before", 2 * BUSY_SECONDS)
+        with pytest.raises(holdfast.CommitUnknown) as caught:
+            Counter(store).add(1, note="dead")
+        ids.append(caught.value.id)
+        add_until_it_works(store, 10)
+    for _ in range(3):
+        with holdfast.open(**direct) as other:
+            assert [other.settle(id) for id in ids] == [False]
+            Counter(other).add(1, note="later")
+    with holdfast.open(**direct) as other:
+        assert "dead" not in found_in(other)

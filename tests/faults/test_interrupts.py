@@ -1,0 +1,198 @@
+"""Ctrl-C at any moment of a write leaves the whole change or nothing, and a store that works."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.kernel.sqlite.writer import SideLock
+from holdfast.testing.nouns import Counter
+from tests.faults.workload import found_in, in_threads, together
+
+Report = Callable[[str], None]
+
+# Python drops an interrupt that hits while it clears an object away.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CALLS = {number for name, number in dis.opmap.items() if name.startswith("CALL")}
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the nth place where CPython itself can raise it.
+
+    Python looks for signals when a function begins, when a loop goes back, and after a call of a
+    function written in C; nowhere else. Tracing every instruction finds these places.
+    """
+
+    def __init__(self, nth: int) -> None:
+        self.remaining = nth
+        self._last: dict[FrameType, int] = {}
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is type(self).armed.__wrapped__.__code__:  # type: ignore[attr-defined]
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call":
+            self._pass()
+        elif event == "return" and frame.f_back is not None:
+            self._last[frame.f_back] = -1
+        elif event == "opcode":
+            instruction = frame.f_code.co_code[frame.f_lasti]
+            if self._last.get(frame) in CALLS or instruction == dis.opmap["JUMP_BACKWARD"]:
+                self._pass()
+            self._last[frame] = instruction
+        return self._trace
+
+    def _pass(self) -> None:
+        self.remaining -= 1
+        if self.remaining == 0:
+            raise KeyboardInterrupt
+
+
+def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
+    """Make sure that no lock is held and nothing is open, and write from another thread."""
+    engine: Any = store.driver.engine  # type: ignore[attr-defined]
+    connection = engine.writer._connection
+    assert connection is None or not connection.in_transaction, "a transaction is open"
+    other = SideLock(path.with_name(path.name + "-lock"))
+    assert other.try_acquire(), "the lock between processes is held"
+    other.close()
+
+    def take() -> None:
+        assert engine.writer.mutex.acquire(blocking=False), "the lock between threads is held"
+        engine.writer.mutex.release()
+
+    in_threads([take])
+    in_threads([lambda: Counter(store).add(1, note=note)])
+
+
+def judge(store: holdfast.Store, asked: list[str], after: list[str]) -> int:
+    """Make sure that nothing is there twice or half; return how many were whole."""
+    found = found_in(store)
+    assert len(found) == len(set(found))
+    assert [note for note in found if note in set(after)] == after
+    assert set(found) <= {*asked, *after}
+    return len(found) - len(after)
+
+
+def test_an_interrupt_at_any_place_leaves_the_whole_or_nothing_and_a_usable_store(
+    path: Path, report: Report
+) -> None:
+    asked: list[str] = []
+    after: list[str] = []
+    with holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2) as store:
+        Counter(store).add(1, note="first")
+        after.append("first")
+        for nth in range(1, 5_000):
+            interrupt = Interrupt(nth)
+            asked.append(f"asked {nth}")
+            try:
+                with interrupt.armed():
+                    Counter(store).add(1, note=asked[-1])
+            except KeyboardInterrupt:
+                pass
+            after.append(f"after {nth}")
+            check_usable(store, path, after[-1])
+            if interrupt.remaining > 0:
+                break
+        whole = judge(store, asked, after)
+    with holdfast.open(f"sqlite:///{path}") as store:
+        assert judge(store, asked, after) == whole
+    report(f"interrupted at {nth - 1} places: {whole - 1} whole, {nth - whole} absent")
+    assert nth > 50
+    assert 1 < whole < nth
+
+
+def test_interrupts_by_a_real_signal_leave_the_whole_or_nothing_and_a_usable_store(
+    path: Path, report: Report
+) -> None:
+    chance = random.Random(5)
+    is_armed, interrupted = False, 0
+    asked: list[str] = []
+    after: list[str] = []
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2) as store:
+            for turn in range(1_000):
+                asked.append(f"asked {turn}")
+                try:
+                    is_armed = True
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 4e-4))
+                    Counter(store).add(1, note=asked[-1])
+                    is_armed = False
+                except KeyboardInterrupt:
+                    interrupted += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                if turn % 10 == 0:
+                    after.append(f"after {turn}")
+                    check_usable(store, path, after[-1])
+            whole = judge(store, asked, after)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    report(f"{interrupted} of 1,000 writes interrupted, {whole} whole")
+    assert interrupted > 100
+    assert whole > 1_000 - interrupted - 1
+
+
+def test_a_call_interrupted_while_it_waits_in_the_queue_is_never_run(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        together(store, 2 * [lambda: Counter(store).add(1, note="group")])
+        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            with engine_held(engine):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with pytest.raises(KeyboardInterrupt):
+                    Counter(store).add(1, note="interrupted")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        Counter(store).add(1, note="after")
+        assert found_in(store) == ["group", "group", "after"]
+
+
+@contextlib.contextmanager
+def engine_held(engine: Any) -> Iterator[None]:
+    """Another thread holds the writer."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with engine.writer.mutex:
+            held.set()
+            free.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        free.set()
+        thread.join()
