@@ -153,7 +153,7 @@ class Report:
         """Print every target beside its figure, and what the figures depend on."""
         for name, value in self.environment.items():
             console.print(f"{name}: {value}", highlight=False)
-        table = RichTable(title="Targets", title_justify="left", title_style="bold")
+        table = RichTable(title="Holdfast's targets", title_justify="left", title_style="bold")
         for heading in ("", "target", "measured", ""):
             table.add_column(heading)
         for target in self.targets:

@@ -36,7 +36,7 @@ LENGTH_MAX = 260
 
 # Half of the time the session that was used last is used again.
 picks = st.sampled_from([None, None, None, None, None, None, 0, 1, 2, 3, 4, 5])
-wheres = st.integers(0, 1)
+wheres = st.sampled_from([0, 0, 1])
 channels = st.sampled_from(["transcript", "transcript", "transcript", "plan", "budget"])
 cuts = st.sampled_from([0, 1, 2, 31, 62, 63, 64, 65, 127, 128, -1, -2, -5, -63, -64, -65])
 sizes = st.sampled_from([0, 1, 2, 3, 5, 30, 62, 63, 64, 65, 126, 127, 128, 129])
@@ -62,15 +62,12 @@ class Bulk:
         return [f"message {cls.count + index}" for index in range(size)]
 
 
-values = st.one_of(
-    st.sampled_from(ATOMS),
-    st.builds(Bulk.make, sizes, flavours),
-    st.builds(lambda size, flavour: {"nested": Bulk.make(size, flavour)}, sizes, flavours),
-)
 changes = st.one_of(
-    st.tuples(st.just("set"), values),
+    st.tuples(st.just("set"), st.sampled_from(ATOMS)),
+    st.tuples(st.sampled_from(["replace", "nest"]), sizes, flavours),
     # Replaces the items between two places: growth, edit, compaction, truncation and all others.
     st.tuples(st.just("splice"), cuts, cuts, sizes, flavours),
+    st.tuples(st.just("edit"), cuts, st.integers(0, 3), flavours),
     st.tuples(st.just("grow"), sizes, flavours),
     # As a process does whose own copy is old: its list, and more.
     st.tuples(st.just("grow old"), backs, sizes, flavours),
@@ -79,7 +76,7 @@ changes = st.one_of(
     st.tuples(st.just("empty")),
     st.tuples(st.just("again")),
 )
-saves = st.dictionaries(channels, changes, max_size=2)
+saves = st.dictionaries(channels, changes, min_size=1, max_size=2)
 plain_kinds = st.sampled_from([kind for kind in KINDS if not kind.startswith("iteration_")])
 own = st.one_of(st.none(), st.sampled_from(ATOMS))
 metadata = st.sampled_from([None, {}, {"title": "é"}])
@@ -92,8 +89,13 @@ def place_in(cut: int, length: int) -> int:
 
 def changed(twin: Twin, channel: str, change: tuple[Any, ...], held: Any = None) -> Any:
     """Return what a channel becomes; `held` are the channels, if not those of the newest."""
-    if change[0] == "set":
-        return change[1]
+    match change:
+        case ("set", value):
+            return value
+        case ("replace", size, flavour):
+            return Bulk.make(size, flavour)
+        case ("nest", size, flavour):
+            return {"nested": Bulk.make(size, flavour)}
     old = (twin.channels if held is None else held).get(channel)
     if change[0] == "grow old":
         node = twin.seen(twin.version - change[1])
@@ -105,6 +107,9 @@ def changed(twin: Twin, channel: str, change: tuple[Any, ...], held: Any = None)
         case ("splice", low, high, size, flavour):
             low, high = sorted((place_in(low, len(old)), place_in(high, len(old))))
             new = [*old[:low], *Bulk.make(size, flavour), *old[high:]]
+        case ("edit", cut, size, flavour):
+            low = place_in(cut, len(old))
+            new = [*old[:low], *Bulk.make(size, flavour), *old[low + 1 :]]
         case ("grow", size, flavour):
             new = [*old, *Bulk.make(size, flavour)]
         case ("compact", cut):
@@ -129,6 +134,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         tables.wipe(self.stores[0])
+        Bulk.count = 0
         self.living: list[Twin] = []
         self.handles: dict[tuple[int, str], holdfast.Session] = {}
         self.touched: Twin | None = None

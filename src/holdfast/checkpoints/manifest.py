@@ -95,7 +95,9 @@ def _body(codec: Codec, entry: Entry) -> bytes:
 def _entry(codec: Codec, fields: list[Any]) -> Entry:
     match fields:
         case [0, value]:
-            return Inline(codec.encode(value))
+            # It was within the limits when it was saved; those of today may be narrower.
+            body = codec.encode_unchecked(value)
+            return Inline(codec.encode(value) if body is None else body)
         case [1, line_id]:
             return Stored(line_id)
         case [(2 | 3) as mark, line_id, length, *rest]:

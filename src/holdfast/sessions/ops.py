@@ -66,14 +66,7 @@ UPDATE hf_sessions SET
     status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
 WHERE id = :id RETURNING {COLUMNS}
 """  # noqa: S608
-LIST = f"""
-SELECT {COLUMNS} FROM hf_sessions
-WHERE number > :after
-    AND (CAST(:status AS TEXT) IS NULL OR status = :status)
-    AND (CAST(:agent AS TEXT) IS NULL OR agent = :agent)
-    AND (CAST(:root AS TEXT) IS NULL OR root_id = :root)
-ORDER BY number LIMIT :limit
-"""  # noqa: S608
+LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
 CHILDREN = f"SELECT {COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
 NEWEST = f"""
 SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
@@ -253,9 +246,12 @@ class SessionsOps(Generic[H]):
         require_text("root", root_id)
         if type(after) is not int or not 0 <= after < 2**63:
             raise InvalidArgument(f"after must be the number of a session, not {after!r}")
-        found = yield from rows(
-            LIST, status=status, agent=agent, root=root_id, after=after, limit=limit
-        )
+        wanted = {"status": status, "agent": agent, "root_id": root_id}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        # Only what is given stands in the text: then each has its index.
+        conditions = "".join(f" AND {column} = :{column}" for column in given)
+        page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+        found = yield from rows(page, **given, after=after, limit=limit)
         return [info(self.codec, row) for row in found]
 
     @query
