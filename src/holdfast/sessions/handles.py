@@ -48,12 +48,16 @@ class Session(_Named, SessionOps["Session"], SyncBound):
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
         return Session(self.owner, id, number, root_id, name)
 
-    def drive(self, holder: str | None = None, lease_seconds: float = 60) -> DrivenSession:
+    def drive(
+        self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
+    ) -> DrivenSession:
         """Take the session's lease and keep it until closed: one process advances a session.
 
-        Raises SessionBusy while another drives it.
+        Raises SessionBusy while another drives it; `instance` names this one over restarts, and
+        fences what an earlier boot of that name still holds.
         """
-        lease = self.lease(default_holder() if holder is None else holder, lease_seconds)
+        name = default_holder() if holder is None else holder
+        lease = self.lease(name, lease_seconds, instance=instance)
         return DrivenSession(self, lease, lease_seconds)
 
 
@@ -92,13 +96,15 @@ class AsyncSession(_Named, SessionOps["AsyncSession"], AsyncBound):
         return AsyncSession(self.owner, id, number, root_id, name)
 
     async def drive(
-        self, holder: str | None = None, lease_seconds: float = 60
+        self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
     ) -> AsyncDrivenSession:
         """Take the session's lease and keep it until closed: one process advances a session.
 
-        Raises SessionBusy while another drives it.
+        Raises SessionBusy while another drives it; `instance` names this one over restarts, and
+        fences what an earlier boot of that name still holds.
         """
-        lease = await self.lease(default_holder() if holder is None else holder, lease_seconds)
+        name = default_holder() if holder is None else holder
+        lease = await self.lease(name, lease_seconds, instance=instance)
         return AsyncDrivenSession(self, lease, lease_seconds)
 
 

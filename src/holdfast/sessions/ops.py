@@ -106,6 +106,13 @@ SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT)
 FROM hf_sessions WHERE number = :number
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
+# What stands between an instance's name and the boot that holds a lease in its name.
+BOOT_MARK = " @ "
+FENCE_INSTANCE = """
+UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
+WHERE number = :number AND holder <> :holder
+    AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots
+"""
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
 
@@ -394,8 +401,17 @@ class SessionOps(RewindOps, Generic[H]):
         return self._session(new_id, created["number"], root_id, name or origin["name"])
 
     @operation
-    def lease(self, holder: str, lease_seconds: float) -> Op[Lease]:
-        """Take the session's lease. Raises SessionBusy while another's is alive."""
+    def lease(self, holder: str, lease_seconds: float, *, instance: str | None = None) -> Op[Lease]:
+        """Take the session's lease. Raises SessionBusy while another's is alive.
+
+        With `instance`, the lease of an earlier boot of that name is taken over at once.
+        """
+        if instance is not None:
+            require_text("instance", instance)
+            holder = f"{instance}{BOOT_MARK}{holder}"
+            yield from rows(
+                FENCE_INSTANCE, number=self.number, holder=holder, boots=f"{instance}{BOOT_MARK}"
+            )
         place = Place(self.id, self.number, self.root_id, None)
         require_writable(place, (yield from rows(LOOK, number=self.number)))
         return (yield from SESSIONS.acquire(self.id, holder, lease_seconds))

@@ -23,11 +23,20 @@ from ..signals import Signals
 from ..url import PostgresTarget
 from .doorbell import Doorbell
 from .exchange import Link, wait_async
-from .protocol import Acquire, Message, Protocol, Release, Reply, Send, Sleep, Step
+from .protocol import (
+    POOL_CONNECTIONS_MAX,
+    Acquire,
+    Message,
+    Protocol,
+    Release,
+    Reply,
+    Send,
+    Sleep,
+    Step,
+)
 
 R = TypeVar("R")
 
-POOL_CONNECTIONS_MAX = 16
 CANCEL_SECONDS_MAX = 5.0
 KEEPALIVES = {
     "keepalives_idle": 10,

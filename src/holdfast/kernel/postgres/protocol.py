@@ -35,6 +35,7 @@ from ..sql import Dialect
 R = TypeVar("R")
 Run: TypeAlias = Generator["Step", Any, R]
 
+POOL_CONNECTIONS_MAX = 16
 BACKOFF_SECONDS = 0.005
 BACKOFF_SECONDS_MAX = 0.5
 SERIALIZATION_RETRIES_MAX = 50
@@ -138,7 +139,10 @@ class Protocol:
                 if not is_connection_lost(error) or time.monotonic() > deadline:
                     self._trace(attempt, tries, error)
                     raise translate(error) from error
-                yield from self._back_off(error, min(tries, SERIALIZATION_RETRIES_MAX - 1), call)
+                # A server that was restarted leaves a pool of dead connections: each try takes
+                # one out, and waits inside the pool when there is none left.
+                if tries > POOL_CONNECTIONS_MAX:
+                    yield Sleep(BACKOFF_SECONDS_MAX)
             except BaseException as error:
                 self._trace(attempt, tries, error)
                 raise

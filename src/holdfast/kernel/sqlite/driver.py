@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
+from ...errors import StoreBusy, StoreClosed, StoreError, StoreForked, StoreUnavailable
 from ..attempt import Attempt
 from ..flow import finish, require_loop
 from ..operation import Call, SyncDriver
@@ -322,12 +322,18 @@ class SqliteEngine:
 
     def _poll(self) -> None:
         """Ring all topics when another connection has committed; started by the first wait."""
-        with self._reader() as connection:
-            seen = connection.pragma("data_version")
-            while not self._stop_polling.wait(POLL_SECONDS):
-                if (version := connection.pragma("data_version")) != seen:
-                    seen = version
-                    self.signals.ring_here(None)
+        while not self._stop_polling.wait(POLL_SECONDS):
+            with contextlib.suppress(apsw.Error, StoreError), self._reader() as connection:
+                # Something may have been missed while there was no connection.
+                self.signals.ring_here(None)
+                self._watch(connection)
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        seen = connection.pragma("data_version")
+        while not self._stop_polling.wait(POLL_SECONDS):
+            if (version := connection.pragma("data_version")) != seen:
+                seen = version
+                self.signals.ring_here(None)
 
 
 class SqliteDriver:
