@@ -227,7 +227,7 @@ def _is_expired(store: holdfast.Store) -> bool:
 
 
 def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[str, Any]) -> None:
-    items = list(range(130))
+    items, first = list(range(130)), ["first"] * 100
 
     def fork_and_go_on(number: int, say: Say) -> None:
         with holdfast.open(**place) as store:
@@ -239,8 +239,8 @@ def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[
 
     with holdfast.open(**place) as store:
         origin = store.session("origin")
-        origin.save(log=items[:70])
-        origin.save(memo="m" * 500)
+        origin.save(log=first, memo="first" * 100)
+        origin.save(log=items[:70], memo="m" * 500)
         origin.append("log", items[70:])
         together(4, fork_and_go_on)
         deleting = [threading.Thread(target=origin.delete)]
@@ -258,7 +258,7 @@ def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[
             assert kept.at(3 + turn).channels == {"log": wanted, "memo": "m" * 500}
         latest = rewound.latest()
         assert latest is not None
-        assert latest.channels == {"log": items[:70]}
+        assert latest.channels == {"log": first, "memo": "first" * 100}
         with pytest.raises(holdfast.CheckpointNotFound):
             kept.at(2)
         for fork in (kept, rewound):
@@ -268,13 +268,17 @@ def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[
 
 
 class Interruption:
-    """Lets another thread do something at one place of an operation, and waits a while for it."""
+    """Lets another thread do something after a statement of an operation.
 
-    def __init__(self, sql: str, *, moment: str = "after", count: int = 1) -> None:
+    If the other can come in between, it is waited for; if it has to wait itself, it is only given
+    the time to begin.
+    """
+
+    def __init__(self, sql: str, *, count: int = 1, comes_between: bool) -> None:
         self.hooks = Hooks(probe=self._visit)
         self._sql = sql
-        self._moment = moment
         self._count = count
+        self._wait_seconds = 30 if comes_between else 0.3
         self._work: Callable[[], Any] | None = None
         self._outcome: list[Any] = []
         self.thread: threading.Thread | None = None
@@ -289,7 +293,7 @@ class Interruption:
         return self._outcome[0]
 
     def _visit(self, point: Point) -> None:
-        if self._work is None or point.moment != self._moment or self._sql not in point.sql:
+        if self._work is None or point.moment != "after" or self._sql not in point.sql:
             return
         self._count -= 1
         if self._count:
@@ -304,8 +308,7 @@ class Interruption:
 
         self.thread = threading.Thread(target=run)
         self.thread.start()
-        # Where the other has to wait for us, waiting for it here would be for ever.
-        self.thread.join(0.5)
+        self.thread.join(self._wait_seconds)
 
 
 @pytest.mark.parametrize("how", ["fork", "rewind"])
@@ -314,10 +317,11 @@ def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
     place: dict[str, Any], how: str, place_of_deletion: str
 ) -> None:
     """A fork reaches for a version of its origin, in another tree, while that is deleted."""
+    # Only PostgreSQL lets the other in between, and only before the origin's tree is locked.
+    is_first = database(place) == "postgresql" and place_of_deletion == "before the lock"
     # The fork's own tree is locked, the root of the origin is read, the origin's tree is locked.
-    interruption = Interruption(
-        "SELECT root_id FROM", count=2 if place_of_deletion == "before the lock" else 3
-    )
+    count = 2 if place_of_deletion == "before the lock" else 3
+    interruption = Interruption("SELECT root_id FROM", count=count, comes_between=is_first)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         origin = other.session("origin")
         origin.save(log=list(range(100)))
@@ -331,8 +335,6 @@ def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
         except holdfast.CheckpointNotFound:
             found = "gone"
         assert interruption.outcome() == ["origin"]
-        # Only PostgreSQL lets the other in between, and only before the origin's tree is locked.
-        is_first = database(place) == "postgresql" and place_of_deletion == "before the lock"
         assert found == ("gone" if is_first else "there")
         tables.check(other)
         for info in other.sessions():
@@ -345,7 +347,7 @@ def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
 def test_a_lease_taken_in_the_middle_of_a_write_waits_for_it(
     place: dict[str, Any], how: str
 ) -> None:
-    interruption = Interruption("AS is_leased")
+    interruption = Interruption("AS is_leased", comes_between=False)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         session = store.session("s")
         session.save(log=[1])
@@ -360,7 +362,8 @@ def test_a_lease_taken_in_the_middle_of_a_write_waits_for_it(
 
 
 def test_two_that_start_one_session_at_once_both_get_it(place: dict[str, Any]) -> None:
-    interruption = Interruption("SELECT number, id, name")
+    comes_between = database(place) == "postgresql"
+    interruption = Interruption("SELECT number, id, name", comes_between=comes_between)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         interruption.arm(lambda: other.session("s", name="b", metadata={"title": "kept"}))
         here = store.session("s", agent="a")
@@ -389,12 +392,13 @@ def test_many_that_start_one_session_at_once_all_get_it(place: dict[str, Any]) -
 
 
 def test_a_parent_deleted_at_the_same_moment_is_not_found(place: dict[str, Any]) -> None:
-    interruption = Interruption("SELECT number, id, name", count=2)
+    comes_between = database(place) == "postgresql"
+    interruption = Interruption("SELECT number, id, name", count=2, comes_between=comes_between)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         other.session("root")
         parent = other.session("parent", parent="root")
         interruption.arm(lambda: parent.delete(force=True))
-        if database(place) == "postgresql":
+        if comes_between:
             with pytest.raises(holdfast.SessionNotFound, match="parent session 'parent' was del"):
                 store.session("child", parent="parent")
             assert interruption.outcome() == ["parent"]
@@ -478,6 +482,7 @@ def test_processes_killed_at_random_lose_nothing_and_leave_nothing(
         child.kill()
         _, lines = child.wait()
         acknowledged += [tuple(map(int, line.split())) for line in lines]  # type: ignore[misc]
+    assert acknowledged
     with holdfast.open(**place) as store:
         tables.check(store)
         session = store.session("s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.nouns import AsyncCounter, Counter
-from holdfast.testing.proxy import Cut, Moment, PostgresProxy
+from holdfast.testing.nouns import AsyncCounter, Counter, TxCounter
+from holdfast.testing.proxy import COMMIT, Cut, Moment, PostgresProxy
 from tests.faults.workload import Clients, found_in, in_threads, prepare
 
 Report = Callable[[str], None]
@@ -220,6 +221,44 @@ def test_the_question_waits_for_a_commit_that_is_still_on_its_way(
         assert cut.finished.wait(1)
         assert store.settle(caught.value.id) is True
         assert found_in(store) == ["first", "late"]
+
+
+@pytest.mark.parametrize("statement", [COMMIT, ".*CREATE TABLE .*hf_events.*"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_opening_goes_on_when_its_connection_is_cut(
+    moment: Moment, statement: str, proxy: PostgresProxy, postgres_dsn: str, namespace: str
+) -> None:
+    place: Place = {"url": f"{proxy.dsn(postgres_dsn)}&listen=off", "namespace": namespace}
+    cut = proxy.cut_next_commit(moment, statement=statement, delay_seconds=0.1)
+    with holdfast.open(**place) as store:
+        prepare(store)
+        assert Counter(store).add() == 1
+    assert cut.finished.is_set()
+
+
+def test_when_all_connections_are_in_use_a_call_says_so(through: Place) -> None:
+    """That is another thing than a server which cannot be reached."""
+    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+        count = store.driver.pool.max_size  # type: ignore[attr-defined]
+        roots = [f"root-{number}" for number in range(count + 1)]
+        prepare(store, *roots)
+        is_over = threading.Event()
+
+        def hold(tx: holdfast.Transaction, root_id: str) -> holdfast.Op[None]:
+            yield from TxCounter(tx, root_id).add()
+            held.release()
+            is_over.wait(0.9)
+
+        def ask() -> None:
+            for _ in range(count):
+                assert held.acquire(timeout=10)
+            with pytest.raises(holdfast.StoreBusy, match="connections were in use"):
+                Counter(store, roots[-1]).add()
+            is_over.set()
+
+        held = threading.Semaphore(0)
+        in_threads([ask, *(partial(store.run, hold, root_id) for root_id in roots[:-1])])
+        assert Counter(store, roots[-1]).add() == 1
 
 
 def test_a_commit_settled_as_not_made_is_never_made_later(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -195,6 +196,29 @@ def forget_pages(store: holdfast.Store, *, keep: bool) -> None:
         connection.pragma("shrink_memory")
     while engine._idle_readers and not keep:
         engine._idle_readers.pop().close()
+
+
+def test_who_waits_for_other_processes_goes_on_waiting_after_a_read_error(
+    path: Path, disk: FaultyDisk
+) -> None:
+    with (
+        holdfast.open(f"sqlite:///{path}?vfs={disk.vfs_name}") as store,
+        holdfast.open(f"sqlite:///{path}") as other,
+    ):
+        signals = store.driver.signals
+        assert not signals.wait("topic", signals.count("topic"), 0.2)
+        fault = disk.fail_on("read", persistent=True)
+        Counter(other).add()
+        until = time.monotonic() + 10
+        while fault.fired < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        seen = signals.count("topic")
+        disk.reset()
+        assert signals.wait("topic", seen, 10), "what was missed must be looked for"
+        seen = signals.count("topic")
+        Counter(other).add()
+        assert signals.wait("topic", seen, 10)
 
 
 def test_a_write_that_cannot_read_says_that_nothing_was_written(

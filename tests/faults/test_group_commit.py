@@ -232,6 +232,51 @@ def test_behind_a_stopped_writer_a_store_is_opened_and_closed_in_time(path: Path
         assert Counter(again).value() == 1
 
 
+class Slow(Counter):
+    """An operation that takes its time before its first statement, on the caller's thread."""
+
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    @operation
+    def think_and_add(self) -> Op[int]:
+        """Add, once it may go on."""
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return (yield from CounterOps.add(self, 1, note="late"))
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+@pytest.mark.parametrize("is_writer_free", [True, False])
+def test_a_call_that_comes_after_the_closing_is_refused_at_once(
+    path: Path, has_thread: bool, is_writer_free: bool
+) -> None:
+    store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=5)
+    if has_thread:
+        together(store, 2 * [lambda: Counter(store).add(1, note="early")])
+    writer = store.driver.engine.writer  # type: ignore[attr-defined]
+    slow = Slow(store)
+    slow.begun.clear()
+    slow.go_on.clear()
+
+    def call() -> None:
+        with pytest.raises(holdfast.StoreClosed):
+            slow.think_and_add()
+
+    def close() -> None:
+        assert slow.begun.wait(10)
+        store.close()
+        with contextlib.nullcontext() if is_writer_free else writer.mutex:
+            slow.go_on.set()
+            time.sleep(0.05)
+
+    started = time.monotonic()
+    in_threads([call, close])
+    assert time.monotonic() - started < 3
+    with holdfast.open(f"sqlite:///{path}") as again:
+        assert "late" not in [event.data["note"] for event in again.events("root")]
+
+
 def closing(path: Path, clients: Clients, turn: int) -> float:
     """Close a store under the hands of its threads; return how long the longest call took."""
     store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=5)

@@ -206,6 +206,22 @@ def test_a_server_killed_thirty_times_under_load_loses_and_doubles_nothing(
     assert set(clients.outcomes) <= {"returned", "CommitUnknown"}
 
 
+def test_a_pool_of_dead_connections_costs_the_next_call_no_time(
+    server: Server, place: Place
+) -> None:
+    """The server was restarted while nobody looked."""
+    with holdfast.open(**place, busy_timeout_seconds=BUSY_SECONDS) as store:
+        pool: Any = store.driver.pool  # type: ignore[attr-defined]
+        connections = [pool.getconn() for _ in range(pool.max_size)]
+        for connection in connections:
+            pool.putconn(connection)
+        assert Counter(store).add() == 1
+        server.kill()
+        server.start()
+        assert Counter(store).add() == 2
+        assert Counter(store).value() == 2
+
+
 def test_while_the_server_is_down_calls_fail_clearly_and_work_again_when_it_is_back(
     server: Server, place: Place, tmp_path: Path, report: Report
 ) -> None:

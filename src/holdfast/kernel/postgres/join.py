@@ -80,9 +80,10 @@ class SingleDriver:
 
     dialect = "postgres"
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, settings: Settings):
+    def __init__(self, dsn: str, schema: str, settings: Settings) -> None:
         self.signals = Signals()
-        self._connection = connection
+        self._dsn = dsn
+        self._connection = self._connect()
         self._protocol = Protocol(schema, settings)
 
     def run(self, call: Call[R]) -> R:
@@ -94,11 +95,19 @@ class SingleDriver:
         return self
 
     def close(self) -> None:
-        """Leave the connection to who opened it."""
+        """Close the connection."""
+        self._connection.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            self._dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
+        )
 
     def _perform(self, step: Step) -> Any:
         match step:
             case Acquire():
+                if self._connection.closed:
+                    self._connection = self._connect()
                 return self._connection
             case Send(connection, messages):
                 return send(connection, messages)
@@ -107,18 +116,18 @@ class SingleDriver:
 
 @contextmanager
 def single(dsn: str, schema: str, settings: Settings) -> Iterator[SingleDriver]:
-    """Connect once, for as long as the block lasts."""
+    """Have a connection for as long as the block lasts; a lost one is made again."""
     try:
-        connection = psycopg.connect(
-            dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
-        )
+        driver = SingleDriver(dsn, schema, settings)
     except psycopg.ProgrammingError as error:
         reason = redact(_line(error))
         raise InvalidArgument(f"the PostgreSQL URL is not usable: {reason}") from error
     except psycopg.OperationalError as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {_line(error)}") from error
-    with connection:
-        yield SingleDriver(connection, schema, settings)
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 def require_transaction(connection: Any, wanted: type[Any]) -> None:

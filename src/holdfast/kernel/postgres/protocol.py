@@ -217,7 +217,8 @@ class Protocol:
         try:
             yield from self._send(connection, commit, attempt, is_commit=True)
         except psycopg.Error as error:
-            if not is_connection_lost(error):
+            # Without a mark it cannot be settled: a migration, which may be run again.
+            if not is_connection_lost(error) or not self.is_marking:
                 raise
             raise CommitLost(connection.writer_id, connection.batch) from error
 

@@ -322,11 +322,16 @@ class SqliteEngine:
 
     def _poll(self) -> None:
         """Ring all topics when another connection has committed; started by the first wait."""
-        while not self._stop_polling.wait(POLL_SECONDS):
-            with contextlib.suppress(apsw.Error, StoreError), self._reader() as connection:
-                # Something may have been missed while there was no connection.
-                self.signals.ring_here(None)
-                self._watch(connection)
+        has_missed = False
+        while not self._stop_polling.is_set():
+            try:
+                with self._reader() as connection:
+                    if has_missed:
+                        self.signals.ring_here(None)
+                    self._watch(connection)
+            except (apsw.Error, StoreError):
+                has_missed = True
+                self._stop_polling.wait(POLL_SECONDS)
 
     def _watch(self, connection: apsw.Connection) -> None:
         seen = connection.pragma("data_version")
