@@ -45,16 +45,17 @@ SKIPPED_TURNS_MIN = 500
 CALM_SECONDS_MAX = 0.3
 CALM_TIMES = 1.5
 
-SAVE, MEAN, BYTES, PAYLOAD = "save", "mean save", "bytes", "of payload"
+SAVE, MEAN, WRITTEN, BYTES, PAYLOAD = "save", "mean", "written", "bytes", "payload"
 COLD, NOTHING, LAST = "load", "open+load", "last 50"
 VERSION, FORK, COMPACT = "version", "fork", "compact"
-FIGURES = (SAVE, MEAN, BYTES, PAYLOAD, COLD, NOTHING, LAST, VERSION, FORK, COMPACT)
+FIGURES = (SAVE, MEAN, WRITTEN, BYTES, PAYLOAD, COLD, NOTHING, LAST, VERSION, FORK, COMPACT)
 
 NOTE = (
-    "Milliseconds and megabytes. save: of turn {turns:,}. mean save: of "
-    "all turns, with every packing, snapshot and copy. of payload: bytes on disk against the "
-    "messages as JSON. load: all messages, by a new store object; open+load: with opening it. "
-    "version: load of turn {half:,}. fork: from there. compact: a summary for the first 90 %."
+    "Milliseconds and megabytes. save: of turn {turns:,}; mean: of all turns, with every packing, "
+    "snapshot and copy. written: kilobytes handed to the disk for a turn (SQLite on Linux). "
+    "payload: bytes on disk against the messages as JSON. load: all messages, by a new store "
+    "object; open+load: with opening it. version: load of turn {half:,}; fork: from there. "
+    "compact: a summary for the first 90 %."
 )
 
 
@@ -110,6 +111,35 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed, left out; `make bench` installs it"
     return found
+
+
+@dataclass(slots=True)
+class Spent:
+    """What the turns of one keeper took so far."""
+
+    seconds: float = 0.0
+    written_bytes: int = 0
+
+    def add(self, seconds: float, written_bytes: int) -> None:
+        """Count some turns."""
+        self.seconds += seconds
+        self.written_bytes += written_bytes
+
+    def per_turn(self, turns: int, place: Place) -> Figures:
+        """Return the means; what a server writes is not known."""
+        found = {MEAN: self.seconds / turns * 1e3}
+        if place.path is not None and self.written_bytes:
+            found[WRITTEN] = self.written_bytes / turns / 1e3
+        return found
+
+
+def _written_bytes() -> int:
+    """Return what this process has handed to the kernel to write, or 0 where that is not told."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
 class Calm:
@@ -231,23 +261,20 @@ class Bench:
         def save(keeper: Keeper) -> Figures:
             self.calm.wait()
             done = len(keeper.history)
+            before = _written_bytes()
             seconds = [keeper.turn(message) for message in conversation[done : done + saves]]
-            spent[keeper.name] += sum(seconds)
+            spent[keeper.name].add(sum(seconds), _written_bytes() - before)
             return {SAVE: statistics.median(seconds) * 1e3}
 
         saved = compare(title, _contestants(keepers, save), rounds=rounds, key=SAVE)
         payload_bytes = payload_bytes_of(conversation)
-        fixed = {}
+        fixed: dict[str, Figures] = {keeper.name: {} for keeper in keepers}
         for keeper in keepers:
             keeper.close()
             size = keeper.place.size_bytes()
-            fixed[keeper.name] = {
-                MEAN: spent[keeper.name] / turns * 1e3,
-                BYTES: size / 1e6,
-                PAYLOAD: size / payload_bytes,
-            }
-            if keeper.skips_turns:
-                fixed[keeper.name] = {}
+            if not keeper.skips_turns:
+                fixed[keeper.name] |= spent[keeper.name].per_turn(turns, keeper.place)
+                fixed[keeper.name] |= {BYTES: size / 1e6, PAYLOAD: size / payload_bytes}
             keeper.open()
         loads = functools.partial(_load, calm=self.calm, turns=turns)
         loaded = compare(title, _contestants(keepers, loads), rounds=rounds, key=COLD)
@@ -265,18 +292,19 @@ class Bench:
 
     def _build(
         self, keepers: Sequence[Keeper], conversation: Sequence[Message], needed_turn: int
-    ) -> dict[str, float]:
-        """Save a conversation with everybody, some turns each at a time; return the seconds."""
-        spent = {keeper.name: 0.0 for keeper in keepers}
+    ) -> dict[str, Spent]:
+        """Save a conversation with everybody, some turns each at a time; return what it took."""
+        spent = {keeper.name: Spent() for keeper in keepers}
         for start in range(0, len(conversation), STEP_TURNS):
             for keeper in keepers:
                 self.calm.wait()
+                seconds, before = 0.0, _written_bytes()
                 for message in conversation[start : start + STEP_TURNS]:
-                    is_skipped = keeper.skips_turns and len(keeper.history) + 1 != needed_turn
-                    if is_skipped:
+                    if keeper.skips_turns and len(keeper.history) + 1 != needed_turn:
                         keeper.history.append(keeper.native(message))
                     else:
-                        spent[keeper.name] += keeper.turn(message)
+                        seconds += keeper.turn(message)
+                spent[keeper.name].add(seconds, _written_bytes() - before)
         return spent
 
     def _places(self, stack: contextlib.ExitStack, database: str) -> Iterator[Place]:

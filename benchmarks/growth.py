@@ -16,7 +16,7 @@ from rich.console import Console
 import holdfast
 
 from . import servers
-from .keepers import messages
+from .keepers import Message, messages
 from .measure import TIME, Contestant, Figures, Report, Table, Target, compare
 
 RUN_TURNS = 64
@@ -85,9 +85,8 @@ class Growth:
         first = names[min(names)]
 
         def work(session: holdfast.Session) -> Figures:
-            appends = [
-                _timed(lambda: session.append("messages", [message])) for _ in range(RUN_TURNS)
-            ]
+            append = functools.partial(_append, session, message)
+            appends = [_timed(append) for _ in range(RUN_TURNS)]
             last = _timed(lambda: session.latest(last=50))
             return {
                 TIME: statistics.median(appends) * 1e6,
@@ -107,27 +106,32 @@ class Growth:
         self._flat(f"append {longest} against {first}", table.times_slower(longest, first))
 
     def singles(self) -> None:
-        """Append message by message, a version each, and compare the end with the beginning."""
-        if not self.plan.single_turns:
+        """Append message by message, a version each, beside sessions that are new each time."""
+        count = self.plan.single_turns
+        if not count:
             return
-        session = self.store.session("singles")
+        long, new = self.store.session("singles"), self.store.session()
         pool = messages(200)
-        seconds = [
-            _timed(lambda: session.append("messages", [pool[number % len(pool)]]))  # noqa: B023
-            for number in range(self.plan.single_turns)
-        ]
-        tenth = self.plan.single_turns // 10
-        parts = {"first": seconds[:tenth], "last": seconds[-tenth:]}
-        names = {name: f"{name} {tenth:,} of {len(seconds):,} turns" for name in parts}
+        seconds: dict[str, list[float]] = {"long": [], "new": []}
+        for number in range(count):
+            message = pool[number % len(pool)]
+            if number % RUN_TURNS == 0:
+                new = self.store.session()
+            pair = {"long": long, "new": new} if number >= count * 9 // 10 else {"long": long}
+            for name, session in pair.items():
+                seconds[name].append(_timed(functools.partial(_append, session, message)))
+        last = f"turns {count * 9 // 10:,} to {count:,}"
+        parts = {"new sessions": seconds["new"], last: seconds["long"][-count // 10 :]}
         rounds = {
-            names[name]: [{TIME: statistics.median(part) * 1e6, MEAN: statistics.mean(part) * 1e6}]
+            name: [{TIME: statistics.median(part) * 1e6, MEAN: statistics.mean(part) * 1e6}]
             for name, part in parts.items()
         }
-        contestants = [Contestant(name, dict, names["first"]) for name in rounds]
-        table = Table(f"{self.database}: a long session, turn by turn", TIME, contestants, rounds)
+        contestants = [Contestant(name, dict, "new sessions") for name in rounds]
+        title = f"{self.database}: a long session, turn by turn, and new sessions at the same time"
+        table = Table(title, TIME, contestants, rounds)
         self._add(table)
-        times = table.times_slower(names["last"], names["first"])
-        self._flat(f"{names['last']} against the first", times)
+        times = table.times_slower(last, "new sessions")
+        self._flat(f"{last} against new sessions", times)
 
     def pages(self, dsn: str, schema: str) -> None:
         """Compare pages of sessions: the first, one from the middle, the last, and rare ones."""
@@ -176,6 +180,10 @@ class Growth:
 
     def _flat(self, text: str, times: float) -> None:
         self.report.targets.append(Target(f"{self.database}: {text}", times, at_most=FLAT))
+
+
+def _append(session: holdfast.Session, message: Message) -> None:
+    session.append("messages", [message])
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -48,6 +48,7 @@ async def test_every_operation_costs_the_statements_it_should(subject: Subject) 
     store = await subject.open(hooks=Hooks(trace=traces.append), durability="normal")
     session = await done(store.session("s"))
     await done(session.save(log=["a"], plan={"n": 0}))
+    await done(session.record("iteration_start", {"iteration": 1}))
     for length in (1, 300):
         await done(session.append("log", ["x"] * length))
         await done(session.append("log", ["y"]))

@@ -235,8 +235,12 @@ async def test_deleting_is_refused_while_something_lives(subject: Subject) -> No
     clock.advance(10)
     assert await done(child.delete()) == ["child"]
     assert (await done(fork.latest()))["log"] == [1] * 70
-    for call in (child.info, child.delete, child.cancel, lambda: child.fork(1), child.drive):
-        await raises(SessionNotFound, call)
+    calls = (child.info, child.delete, child.cancel, lambda: child.fork(1), child.drive)
+    # A session that is gone is not one that has only begun.
+    reads = (child.latest, child.history, child.counts, child.resume_point, lambda: child.at(1))
+    for call in (*calls, *reads, lambda: child.latest(kind="turn"), lambda: child.pin(1, "x")):
+        error = await raises(SessionNotFound, call)
+        assert str(error) == "there is no session 'child'"
     again = await done(store.session("child", parent=root))
     assert await done(again.latest()) is None
     assert (await done(again.save(x=2))).version == 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.kernel.operation import rows
 from holdfast.testing.nouns import AsyncCounter, Counter, TxCounter
 from holdfast.testing.proxy import COMMIT, Cut, Moment, PostgresProxy
 from tests.faults.workload import Clients, found_in, in_threads, prepare
@@ -242,23 +243,54 @@ def test_when_all_connections_are_in_use_a_call_says_so(through: Place) -> None:
         count = store.driver.pool.max_size  # type: ignore[attr-defined]
         roots = [f"root-{number}" for number in range(count + 1)]
         prepare(store, *roots)
-        is_over = threading.Event()
+        held = threading.Semaphore(0)
 
         def hold(tx: holdfast.Transaction, root_id: str) -> holdfast.Op[None]:
             yield from TxCounter(tx, root_id).add()
             held.release()
-            is_over.wait(0.9)
+            yield from rows("SELECT 1 AS slept FROM pg_sleep(1.5)")
 
         def ask() -> None:
             for _ in range(count):
                 assert held.acquire(timeout=10)
             with pytest.raises(holdfast.StoreBusy, match="connections were in use"):
                 Counter(store, roots[-1]).add()
-            is_over.set()
 
-        held = threading.Semaphore(0)
         in_threads([ask, *(partial(store.run, hold, root_id) for root_id in roots[:-1])])
         assert Counter(store, roots[-1]).add() == 1
+
+
+def test_while_every_commit_is_cut_a_call_ends_in_time(
+    proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    """Those that would settle it are cut as well."""
+    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+        Counter(store).add(1, note="first")
+        for _ in range(2_000):
+            proxy.cut_next_commit("before")
+        started = time.monotonic()
+        with pytest.raises(holdfast.CommitUnknown) as caught:
+            Counter(store).add(1, note="dead")
+        assert time.monotonic() - started < 4 * BUSY_SECONDS
+        proxy.cancel_cuts()
+        assert store.settle(caught.value.id) is False
+        assert found_in(store) == ["first"]
+
+
+def test_a_transaction_that_the_server_ends_again_and_again_is_given_up(through: Place) -> None:
+    """It thinks for longer than the server allows a transaction to be idle."""
+    runs: list[str] = []
+
+    def think(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        runs.append("run")
+        yield from TxCounter(tx).add(1, note="never")
+        time.sleep(1.6 * BUSY_SECONDS)
+
+    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+        with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
+            store.run(think)
+        assert len(runs) < 4
+        assert found_in(store) == []
 
 
 def test_a_commit_settled_as_not_made_is_never_made_later(

@@ -15,7 +15,7 @@ from .diffing import Diff, compare
 from .heads import Head, Heads
 from .lines import RUN_ITEMS, SHIFT, Ref, list_header
 from .planning import Change, Extend, Grown, SetList, SetValue
-from .reading import find, header, listed, load, newest, resume_row, spans
+from .reading import find, header, listed, load, newest, require_session, resume_row, spans
 from .writing import LOOK, Place, draft, id_of_item, require_fence, write
 
 CHANNEL_CHARACTERS_MAX = 256
@@ -118,6 +118,7 @@ class CheckpointOps:
         where = yield from spans(self.number, on_path=True)
         found = yield from listed(where, kind, None, None, 1)
         if not found:
+            yield from require_session(self.number, self.id)
             return None
         return (yield from self._load(found[0]["key"] % SHIFT, last))
 
@@ -154,6 +155,8 @@ class CheckpointOps:
             require_version(before)
         where = yield from spans(self.number, on_path=False)
         found = yield from listed(where, kind, id_of_item(item), before, limit)
+        if not found:
+            yield from require_session(self.number, self.id)
         return [header(self.codec, self.id, row) for row in found]
 
     @query
@@ -161,6 +164,8 @@ class CheckpointOps:
         """Return how many checkpoints the session has of each kind."""
         low = self.number * SHIFT
         found = yield from rows(COUNTS, low=low, high=low + SHIFT - 1)
+        if not found:
+            yield from require_session(self.number, self.id)
         return {row["kind"]: int(row["checkpoints"]) for row in found}
 
     @query
@@ -168,6 +173,7 @@ class CheckpointOps:
         """Return the iteration to run next and the record that says so; (1, None) at first."""
         row = yield from resume_row(self.number)
         if row is None:
+            yield from require_session(self.number, self.id)
             return ResumePoint(iteration=1, checkpoint=None)
         step = 1 if row["kind"] == "iteration_end" else 0
         checkpoint = header(self.codec, self.id, row)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..codec import Codec
-from ..errors import CheckpointNotFound
+from ..errors import CheckpointNotFound, SessionNotFound
 from ..kernel.operation import Op, Row, one, rows
 from ..records import Checkpoint, LoadedCheckpoint
 from . import manifest as manifests
@@ -109,11 +109,18 @@ def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
             row = yield from one(ONE, key=owner * SHIFT + version)
             if row is not None:
                 return owner, row
+    yield from require_session(number, session_id)
     raise CheckpointNotFound(
         f"session {session_id} has no version {version}: never written, or pruned",
         session_id=session_id,
         version=version,
     )
+
+
+def require_session(number: int, session_id: str) -> Op[None]:
+    """Nothing was found: raise SessionNotFound if that is because the session is gone."""
+    if (yield from one(WHERE_FROM, number=number)) is None:
+        raise SessionNotFound(f"there is no session {session_id!r}", id=session_id)
 
 
 def newest(number: int) -> Op[Row | None]:

@@ -95,6 +95,12 @@ class Reply:
 class CommitLost(Exception):
     """The connection broke while COMMIT was under way."""
 
+    def __init__(self, writer_id: str, batch: int, error: psycopg.Error) -> None:
+        super().__init__(writer_id, batch)
+        self.writer_id = writer_id
+        self.batch = batch
+        self.error = error
+
 
 class Protocol:
     """Runs calls as generators of steps."""
@@ -116,8 +122,11 @@ class Protocol:
         self._opening = f"{MARK} RETURNING {made}"
         self._takes_several: set[str] = set()
 
-    def run(self, call: Call[R]) -> Run[R]:
-        """Run a call in one transaction; re-run it while the server asks for that."""
+    def run(self, call: Call[R], *, repeats: bool = False) -> Run[R]:
+        """Run a call in one transaction; re-run it while the server asks for that.
+
+        One that `repeats` may be committed twice: a lost COMMIT of it is not asked for.
+        """
         deadline = time.monotonic() + self.settings.busy_timeout_seconds
         runs = self._write if call.mode == "write" else self._read
         tries = 0
@@ -129,16 +138,15 @@ class Protocol:
                 yield from self._once(attempt, runs, deadline)
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
                 yield from self._back_off(error, tries, call)
-            except CommitLost as error:
-                if (yield from self._settle(error)):
+            except CommitLost as lost:
+                if not repeats and (yield from self._settle(lost)):
                     break
+                self._check_time(lost.error, deadline, attempt, tries)
             except psycopg.Error as error:
                 if isinstance(error, pg.LockNotAvailable) and attempt.is_lock_immediate:
                     lock_first.update(attempt.locked)
                     continue
-                if not is_connection_lost(error) or time.monotonic() > deadline:
-                    self._trace(attempt, tries, error)
-                    raise translate(error) from error
+                self._check_time(error, deadline, attempt, tries)
                 # A server that was restarted leaves a pool of dead connections: each try takes
                 # one out, and waits inside the pool when there is none left.
                 if tries > POOL_CONNECTIONS_MAX:
@@ -220,7 +228,7 @@ class Protocol:
             # Without a mark it cannot be settled: a migration, which may be run again.
             if not is_connection_lost(error) or not self.is_marking:
                 raise
-            raise CommitLost(connection.writer_id, connection.batch) from error
+            raise CommitLost(connection.writer_id, connection.batch, error) from error
 
     def _read(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
@@ -277,20 +285,19 @@ class Protocol:
 
     def _settle(self, lost: CommitLost) -> Run[bool]:
         """Ask on a new connection whether the lost COMMIT happened."""
-        writer_id, batch = lost.args
         try:
-            return (yield from self.is_committed(writer_id, batch))
+            return (yield from self.is_committed(lost.writer_id, lost.batch))
         except StoreError as error:
             raise CommitUnknown(
                 "the connection broke during COMMIT and the server cannot be asked whether the "
                 "change was committed; ask store.settle(id)",
-                id=commit_id(writer_id, batch),
+                id=commit_id(lost.writer_id, lost.batch),
             ) from error
 
     def is_committed(self, writer_id: str, batch: int) -> Run[bool]:
         """Tell whether a batch was committed; the row's lock waits for one still in flight."""
         call = Call(MarkOps.is_committed, MarkOps(), (writer_id, batch))
-        return (yield from self.run(call))
+        return (yield from self.run(call, repeats=True))
 
     def message(self, query: Query) -> Message:
         """Return a query as the server takes it."""
@@ -317,6 +324,14 @@ class Protocol:
             return []
         calls = ", ".join(f"set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1))
         return [Message(f"SELECT {calls}", list(settings.values()))]
+
+    def _check_time(
+        self, error: psycopg.Error, deadline: float, attempt: Attempt[Any], tries: int
+    ) -> None:
+        """Raise an error that another connection would not help against, or that came too late."""
+        if not is_connection_lost(error) or time.monotonic() > deadline:
+            self._trace(attempt, tries, error)
+            raise translate(error) from error
 
     def _back_off(self, error: psycopg.Error, tries: int, call: Call[Any]) -> Run[None]:
         if tries > SERIALIZATION_RETRIES_MAX:
