@@ -120,6 +120,65 @@ class LeaseHeld(HoldfastError):
     exit_code = 4
 
 
+class RequestMismatch(HoldfastError):
+    """This key or call id belongs to another request; nothing was run."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class InProgress(HoldfastError):
+    """Another caller is doing this effect and has not finished; nothing was run here."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class Unresolved(HoldfastError):
+    """Nobody can tell whether this effect happened; decide with store.resolve(effect_id, …)."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class EffectFailed(HoldfastError):
+    """This effect failed before, and its failure is what an equal call gets."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class NotDone(HoldfastError):
+    """A tool raises this to say for certain: nothing happened."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class WorkFailed(HoldfastError):
+    """A handler raises this to end its attempt: for good, or with retry=True to be tried again."""
+
+    http_status = 409
+    exit_code = 4
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry: bool = False,
+        delay_seconds: float | None = None,
+        **fields: object,
+    ) -> None:
+        super().__init__(message, retry=retry, delay_seconds=delay_seconds, **fields)
+
+
+class WorkCancelled(HoldfastError):
+    """This work item was cancelled; its handler should stop."""
+
+    http_status = 409
+    exit_code = 4
+
+
 class CorruptRecord(HoldfastError):
     """A stored record is damaged: its digest does not match its bytes."""
 
@@ -193,3 +252,35 @@ class OperationNotRun(HoldfastError):
 
     http_status = 400
     exit_code = 2
+
+
+class UnknownBlock(InvalidValue):
+    """A transcript holds a kind of block that this version of Holdfast does not know."""
+
+
+class BudgetExceeded(HoldfastError):
+    """The next model call could cost more than the budget has left; it was not made."""
+
+    http_status = 402
+    exit_code = 4
+
+
+class LoopDetected(HoldfastError):
+    """The model made the same call again and again, also after it was told; the agent stopped."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class ApprovalNeeded(HoldfastError):
+    """A tool call waits for a person's decision; it was not made."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class ModelFailed(HoldfastError):
+    """The model gave no answer, also after retries; every attempt is in the ledger of spend."""
+
+    http_status = 502
+    exit_code = 5

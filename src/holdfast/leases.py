@@ -7,13 +7,17 @@ right fence until another takes it. Every protected write checks the fence in it
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .errors import HoldfastError, InvalidArgument, LeaseHeld, LeaseLost, NotFound
-from .kernel.operation import Op, Row, one
+from .kernel.operation import Op, Query, Row, one
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -56,8 +60,8 @@ class LeasedTable:
 
     def acquire(self, id: str, holder: str, lease_seconds: float) -> Op[Lease]:
         """Take the lease and raise its fence. Raises LeaseHeld while another's is alive."""
-        lease_ms = _milliseconds(lease_seconds)
-        _require_holder(holder)
+        lease_ms = lease_milliseconds(lease_seconds)
+        require_holder(holder)
         row = yield from one(self._acquire, id=id, holder=holder, lease_ms=lease_ms)
         if row is not None:
             return _lease(row)
@@ -71,7 +75,7 @@ class LeasedTable:
 
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
         """Prolong the lease, never shorten it. Raises LeaseLost under an old fence."""
-        lease_ms = _milliseconds(lease_seconds)
+        lease_ms = lease_milliseconds(lease_seconds)
         row = yield from one(self._renew, id=lease.id, fence=lease.fence, lease_ms=lease_ms)
         if row is None:
             raise (yield from self._lost(lease))
@@ -108,6 +112,35 @@ class LeasedTable:
             fence=lease.fence,
             current_fence=current["fence"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A lease that every write through a handle needs.
+
+    `look` locks its row and finds nothing once the fence is old; it goes out with the first
+    statements of the write, in the same transaction. `is_lost` is what the holder itself knows.
+    """
+
+    noun: str
+    id: str
+    fence: int
+    look: Query
+    is_lost: Callable[[], bool] | None = None
+
+    def require(self, found: Sequence[Row]) -> None:
+        """Raise LeaseLost unless the look found the row."""
+        if not found or (self.is_lost is not None and self.is_lost()):
+            raise LeaseLost(
+                f"{self.noun} {self.id}: the lease with fence {self.fence} is lost; stop this "
+                "attempt, nothing was written",
+                id=self.id,
+                fence=self.fence,
+            )
+
+    def check(self) -> Op[None]:
+        """Lock the row and make sure that the lease still lives, or raise LeaseLost."""
+        self.require((yield self.look))
 
 
 class Heartbeat:
@@ -151,6 +184,123 @@ class Heartbeat:
                 self._renewed_at = began
 
 
+class Kept:
+    """One of the leases that a Keeper keeps alive."""
+
+    __slots__ = ("_is_lost", "fence", "lease_seconds", "number", "renewed_at")
+
+    def __init__(self, number: int, fence: int, lease_seconds: float, renewed_at: float) -> None:
+        self.number = number
+        self.fence = fence
+        self.lease_seconds = lease_seconds
+        self.renewed_at = renewed_at
+        self._is_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease must be taken for lost: another has it, or it is about to expire."""
+        margin = self.lease_seconds * (1 - SELF_FENCE_SHARE)
+        return self._is_lost or uptime_seconds() - self.renewed_at > margin
+
+    @property
+    def due_at(self) -> float:
+        """When it is to be renewed."""
+        return self.renewed_at + self.lease_seconds / 3
+
+    def lose(self) -> None:
+        """Another holder has it."""
+        self._is_lost = True
+
+
+class Keeper:
+    """One thread that renews many leases, those that are due in one call.
+
+    `renew` is given leases and returns those that it could renew. The thread starts with the
+    first lease and ends when the keeper is closed.
+    """
+
+    def __init__(self, renew: Callable[[Sequence[Kept]], Sequence[Kept]]) -> None:
+        self._renew = renew
+        self._kept: set[Kept] = set()
+        self._changed = threading.Condition()
+        self._wakes_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def keep(self, number: int, fence: int, lease_seconds: float, taken_at: float) -> Kept:
+        """Keep a lease alive that was asked for at `taken_at`, until it is dropped."""
+        kept = Kept(number, fence, lease_seconds, taken_at)
+        with self._changed:
+            self._kept.add(kept)
+            if self._thread is None and not self._is_closed:
+                self._wakes_at = kept.due_at
+                self._thread = threading.Thread(
+                    target=self._run, name="holdfast-keeper", daemon=True
+                )
+                self._thread.start()
+            elif kept.due_at < self._wakes_at:
+                self._changed.notify()
+        return kept
+
+    def drop(self, kept: Kept) -> None:
+        """Renew a lease no longer."""
+        with self._changed:
+            self._kept.discard(kept)
+
+    def close(self) -> None:
+        """End the thread; what was kept expires by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while due := self._wait():
+            began = uptime_seconds()
+            try:
+                renewed = set(self._renew(due))
+            except Exception:
+                log.warning("leases could not be renewed; trying again", exc_info=True)
+                time.sleep(min(1.0, min(kept.lease_seconds for kept in due) / 10))
+                continue
+            for kept in due:
+                if kept in renewed:
+                    kept.renewed_at = began
+                else:
+                    kept.lose()
+                    self.drop(kept)
+
+    def _wait(self) -> list[Kept]:
+        """Return the leases that are due, once there are some; none when the keeper is closed."""
+        with self._changed:
+            while not self._is_closed:
+                now = uptime_seconds()
+                due = [kept for kept in self._kept if kept.due_at <= now]
+                if due:
+                    return due
+                self._wakes_at = min((kept.due_at for kept in self._kept), default=now + 60)
+                self._changed.wait(self._wakes_at - now)
+        return []
+
+
+def uptime_seconds() -> float:
+    """Return the seconds since the machine booted, those spent asleep included where it tells."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def default_holder() -> str:
+    """Return this process's name, which no other process, on this machine or another, has."""
+    return _name_of_process(os.getpid())
+
+
+@functools.cache
+def _name_of_process(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{os.urandom(4).hex()}"
+
+
 def _lease(row: Row) -> Lease:
     return Lease(
         id=row["id"],
@@ -160,7 +310,8 @@ def _lease(row: Row) -> Lease:
     )
 
 
-def _milliseconds(lease_seconds: float) -> int:
+def lease_milliseconds(lease_seconds: float) -> int:
+    """Return a lease's length in milliseconds, or refuse it."""
     is_number = type(lease_seconds) in (int, float)
     if not is_number or not 0 < lease_seconds <= LEASE_SECONDS_MAX:
         raise InvalidArgument(
@@ -169,7 +320,8 @@ def _milliseconds(lease_seconds: float) -> int:
     return max(1, round(lease_seconds * 1000))
 
 
-def _require_holder(holder: str) -> None:
+def require_holder(holder: str) -> None:
+    """Refuse what cannot name who holds a lease."""
     is_text = isinstance(holder, str) and 0 < len(holder) <= HOLDER_CHARACTERS_MAX
     if not is_text or not holder.isprintable():
         raise InvalidArgument(

@@ -136,6 +136,51 @@ class ResumePoint:
     checkpoint: Checkpoint | None
 
 
+EffectKind = Literal["read", "write", "mutate"]
+EffectStatus = Literal["issued", "completed", "failed", "unknown"]
+EFFECT_STATUSES: tuple[EffectStatus, ...] = get_args(EffectStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One row of the ledger: an attempt of an effect, and what is known of it.
+
+    `arguments`, `result` and `error` are stored without the secrets that they held. `late` is
+    what an owner reported after it had lost its lease. `takeover_at` is when another may step in
+    for an owner that gives no sign of life.
+    """
+
+    id: str
+    number: int
+    session_id: str | None
+    item_id: str | None
+    tool: str
+    effect: EffectKind
+    call_id: str | None
+    key: str
+    idempotency_key: str
+    status: EffectStatus
+    reason: str | None
+    arguments: Any
+    result: Any
+    error: str | None
+    attempt: int
+    holder: str | None
+    fence: int
+    issued_version: int
+    is_irreversible: bool
+    undoes: str | None
+    undone_by: str | None
+    decided_by: str | None
+    note: str | None
+    late: Any
+    issued_at: int
+    ended_at: int | None
+    lease_expires_at: int | None
+    takeover_at: int | None
+    expires_at: int | None
+
+
 class IdSource:
     """Makes sortable ids in the form of UUIDv7; within one source each is greater than the last."""
 

@@ -11,11 +11,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from .checkpoints import Heads
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
+from .effects import Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import event_statements, lock_statement, read_events
 from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.backup import back_up
+from .kernel.flow import finish
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
 from .kernel.operation import (
@@ -32,10 +34,13 @@ from .kernel.operation import (
 from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse, redact
-from .maintenance import MaintenanceOps
+from .leases import default_holder
+from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
+from .redaction import Redaction, Redactor
 from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
+from .work import AsyncWork, ItemsOfSessions, TxWork, Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,19 +66,28 @@ class StoreOps:
         return (yield from read_events(self.codec, root_id, after, limit))
 
 
-class Transaction(StoreOps, SessionsOps[TxSession], FindOps[TxSession], TxBound):
+class Transaction(StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects, TxBound):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
     def __init__(self, store: _Handle) -> None:
         self.codec = store.codec
         self.heads = store.heads
         self.url = store.url
+        self.signals = store.signals
+        self.ledger = store.ledger
+        self.attached = store.attached
         self.composition = Composition()
+
+    @property
+    def work(self) -> TxWork[TxSession]:
+        """Work items, inside this transaction."""
+        return TxWork(self)
 
     def within(self, session: Session | AsyncSession) -> TxSession:
         """Return a session's handle for this transaction, with the session's fence."""
         inside = TxSession(self, session.id, session.number, session.root_id, session.name)
         inside.fence = session.fence
+        inside.guard = session.guard
         return inside
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> TxSession:
@@ -134,11 +148,30 @@ def _within_time(body: Op[R], name: str) -> Op[R]:
 class _Handle:
     """What both colours of a store keep."""
 
-    def __init__(self, driver: Any, target: Target, settings: Settings, codec: Codec) -> None:
+    def __init__(
+        self,
+        driver: Any,
+        target: Target,
+        settings: Settings,
+        codec: Codec,
+        redaction: Redaction,
+        *,
+        is_joined: bool = False,
+    ) -> None:
         self.driver = driver
         self.codec = codec
+        self.ledger = Ledger(
+            codec=codec,
+            redactor=redaction,
+            signals=driver.signals,
+            holder=default_holder(),
+            run=lambda call: driver.twin().run(call),
+            is_joined=is_joined,
+        )
         self.heads = Heads()
         self.url = target.url
+        self.signals = driver.signals
+        self.attached = (ItemsOfSessions(driver.signals),)
         self._target = target
         self._settings = settings
 
@@ -153,6 +186,9 @@ class _Handle:
             )
         return Call(_Compose.run, _Compose(self), (function, args, kwargs))
 
+    def _joined(self, driver: Any) -> tuple[Any, Target, Settings, Codec, Redaction]:
+        return driver, self._target, self._settings, self.codec, self.ledger.redactor
+
     def _settle(self, id: str) -> Call[bool]:
         return Call(MarkOps.is_committed, MarkOps(), parse_commit_id(id))
 
@@ -161,8 +197,10 @@ class Store(
     StoreOps,
     SessionsOps[Session],
     FindOps[Session],
+    StoreEffects,
     SyncBound,
     MaintenanceOps,
+    RecoveryOps,
     PortableOps,
     _Handle,
 ):
@@ -170,6 +208,11 @@ class Store(
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
         return Session(self, id, number, root_id, name)
+
+    @property
+    def work(self) -> Work[Session]:
+        """Work items."""
+        return Work(self)
 
     def run(
         self,
@@ -185,7 +228,7 @@ class Store(
     def within(self, connection: object) -> Store:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
         driver = join(self._target, self._settings, connection, is_async=False)
-        return Store(driver, self._target, self._settings, self.codec)
+        return Store(*self._joined(driver), is_joined=True)
 
     def settle(self, id: str) -> bool:
         """Tell whether the commit that CommitUnknown named was made; the answer is final."""
@@ -197,6 +240,7 @@ class Store(
 
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
+        self.ledger.keeper.close()
         self.driver.close()
 
     def __enter__(self) -> Store:
@@ -210,8 +254,10 @@ class AsyncStore(
     StoreOps,
     SessionsOps[AsyncSession],
     FindOps[AsyncSession],
+    StoreEffects,
     AsyncBound,
     MaintenanceOps,
+    RecoveryOps,
     PortableOps,
     _Handle,
 ):
@@ -219,6 +265,11 @@ class AsyncStore(
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
         return AsyncSession(self, id, number, root_id, name)
+
+    @property
+    def work(self) -> AsyncWork[AsyncSession]:
+        """Work items."""
+        return AsyncWork(self)
 
     async def run(
         self,
@@ -234,7 +285,7 @@ class AsyncStore(
     def within(self, connection: object) -> AsyncStore:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
         driver = join(self._target, self._settings, connection, is_async=True)
-        return AsyncStore(driver, self._target, self._settings, self.codec)
+        return AsyncStore(*self._joined(driver), is_joined=True)
 
     async def settle(self, id: str) -> bool:
         """Tell whether the commit that CommitUnknown named was made; the answer is final."""
@@ -249,6 +300,7 @@ class AsyncStore(
 
     async def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
+        await finish(asyncio.to_thread(self.ledger.keeper.close))
         await self.driver.close()
 
     async def __aenter__(self) -> AsyncStore:
@@ -267,6 +319,7 @@ def open(
     cipher: Cipher | None = None,
     limits: Limits | None = None,
     compression: Compression = "none",
+    redaction: Redaction | None = None,
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
@@ -276,13 +329,15 @@ def open(
     The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, or `postgresql://…`; without
     one, `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives the death of
     the process, not a power loss. `compression="zstd"` needs `holdfast[compress]`; records of
-    both kinds can be read whatever it is. With `migrate=False` an older or missing store is
-    refused.
+    both kinds can be read whatever it is. `redaction` takes secrets out of what tools are given
+    and return before it is stored; common shapes are known by default. With `migrate=False` an
+    older or missing store is refused.
     """
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = _codec(limits, cipher, compression)
-    return Store(open_driver(target, settings, migrate=migrate), target, settings, codec)
+    codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
+    driver = open_driver(target, settings, migrate=migrate)
+    return Store(driver, target, settings, codec, redaction)
 
 
 async def aopen(
@@ -294,6 +349,7 @@ async def aopen(
     cipher: Cipher | None = None,
     limits: Limits | None = None,
     compression: Compression = "none",
+    redaction: Redaction | None = None,
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
@@ -301,9 +357,9 @@ async def aopen(
     """Open a store in this event loop; the arguments are those of `open`."""
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec = _codec(limits, cipher, compression)
+    codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
     driver = await open_async_driver(target, settings, migrate=migrate)
-    return AsyncStore(driver, target, settings, codec)
+    return AsyncStore(driver, target, settings, codec, redaction)
 
 
 def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:
@@ -355,6 +411,19 @@ def _codec(limits: Limits | None, cipher: Cipher | None, compression: Compressio
         if cipher is not None and not callable(getattr(cipher, method, None)):
             raise InvalidArgument(f"cipher must have {method}(), {type(cipher).__name__} has not")
     return Codec(limits, compression=compression, cipher=cipher)
+
+
+def _redaction(redaction: Redaction | None) -> Redaction:
+    """Check what takes secrets out, before anything is touched."""
+    if redaction is None:
+        return Redactor()
+    for method in ("redact", "fingerprint", "with_key"):
+        if not callable(getattr(redaction, method, None)):
+            raise InvalidArgument(
+                f"redaction must have {method}(), {type(redaction).__name__} has not; "
+                "holdfast.NoRedaction() stores secrets as they are"
+            )
+    return redaction
 
 
 def _name(function: object) -> str:

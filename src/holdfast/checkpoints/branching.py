@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..feed import emit
-from ..kernel.operation import Lock, Op, Query, Row, batch, one, operation, rows
+from ..kernel.operation import Lock, Op, Query, Row, batch, one, rows
 from ..records import Checkpoint
 from . import manifest as manifests
 from .heads import Head
@@ -12,7 +12,7 @@ from .lines import SHIFT, Ref, pieces_of
 from .manifest import Manifest
 from .ops import CheckpointOps, require_version
 from .reading import find
-from .writing import LOOK, Draft, checkpoint_context, require_writable, write_after
+from .writing import Draft, checkpoint_context, lock_and_look, require_writable, write_after
 
 COPY_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
@@ -92,8 +92,7 @@ def lines_of(codec: Codec, manifest: Manifest) -> Op[set[int]]:
 class RewindOps(CheckpointOps):
     """Going back inside a session."""
 
-    @operation
-    def rewind(self, version: int) -> Op[Checkpoint]:
+    def go_back(self, version: int) -> Op[Checkpoint]:
         """Go on from an older version, in a new epoch; what came after it stays, aside.
 
         Versions go on counting: the rewind itself is a `state_transition` record.
@@ -103,8 +102,7 @@ class RewindOps(CheckpointOps):
         data = self.codec.encode({"rewound_to": version})
         wanted = Draft("state_transition", {}, data, None, opens_epoch=True)
         # The newest version itself is not read: a damaged one is left behind in this way.
-        _, found = yield from batch(Lock(place.root_id), Query(LOOK, {"number": place.number}))
-        now = require_writable(place, found)
+        now = require_writable(place, (yield from lock_and_look(place)))
         owner, row = yield from find_and_hold(self.number, self.id, version)
         manifest = read_row(self.codec, owner, row)
         target = Head(now["head"], now["version"], manifests.closed(manifest))

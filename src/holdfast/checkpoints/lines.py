@@ -139,17 +139,18 @@ def values_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[Any]]:
 
 
 def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
-    """Return the items of a row; in place of those outside the piece stands None."""
+    """Return the items of a row; in place of those before the piece stands None."""
+    index, count = row["key"] % SHIFT, row["count"]
+    if index + count <= piece.start:
+        return [None] * count
     context = item_context(row["key"])
-    if row["count"] == 1:
+    if count == 1:
         return [codec.unpack(row["data"], context=context)]
-    index = row["key"] % SHIFT
-    low, high = piece.start - index, piece.start + piece.length - index
-    if low <= 0 and high >= row["count"]:
+    low, high = max(0, piece.start - index), piece.start + piece.length - index
+    if low == 0 and high >= count:
         values: list[Any] = codec.unpack(row["data"], context=context)
         return values
-    bodies = codec.split(codec.unseal(row["data"], context=context))
-    return [codec.decode(body) if low <= i < high else None for i, body in enumerate(bodies)]
+    return [None] * low + codec.unpack_items(row["data"], low, high, context=context)
 
 
 def _range(piece: Piece) -> Query:

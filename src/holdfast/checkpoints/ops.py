@@ -9,6 +9,7 @@ from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, large_query, operation, query, rows
+from ..leases import Guard
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from .deltas import manifest_at, read_delta
 from .diffing import Diff, compare
@@ -43,6 +44,7 @@ class CheckpointOps:
     number: int
     root_id: str
     fence: int | None
+    guard: Guard | None = None
 
     @operation
     def save(
@@ -216,11 +218,13 @@ class CheckpointOps:
         )
 
     def _place(self) -> Place:
-        return Place(self.id, self.number, self.root_id, self.fence)
+        return Place(self.id, self.number, self.root_id, self.fence, self.guard)
 
     def _lock(self) -> Op[None]:
         """Lock the tree; a driver that has lost its lease goes no further."""
         yield Lock(self.root_id)
+        if self.guard is not None:
+            yield from self.guard.check()
         if self.fence is not None:
             for row in (yield from rows(LOOK, number=self.number)):
                 require_fence(self._place(), row)
@@ -255,16 +259,16 @@ class CheckpointOps:
         if not joined or not isinstance(entry, Ref) or len(value) < entry.length:
             return None
         size_bytes = 0
+        buffer = bytearray()
         # A run at a time: what was just encoded is compared while the processor still has it.
         for start in range(0, entry.length, RUN_ITEMS):
             run = value[start : min(start + RUN_ITEMS, entry.length)]
-            body = self.codec.encode_unchecked(run)
-            if body is None:
+            if not self.codec.encode_into(run, buffer):
                 return None
-            items = memoryview(body)[len(list_header(len(run))) :]
-            if not joined.startswith(items, size_bytes):
-                return None
-            size_bytes += len(items)
+            with memoryview(buffer)[len(list_header(len(run))) :] as items:
+                if not joined.startswith(items, size_bytes):
+                    return None
+                size_bytes += len(items)
         new = self.codec.encode_each(value[entry.length :], name=channel)
         return Grown(head.id, new, joined, size_bytes, entry.length)
 

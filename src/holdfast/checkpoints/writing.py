@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..feed import emit
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, fresh_id, one
+from ..leases import Guard
 from ..records import KINDS, Checkpoint, Kind
 from . import manifest as manifests
 from .heads import Head, Heads
@@ -60,7 +61,7 @@ FROM hf_sessions s WHERE s.number = :number AND s.head = :head
 RETURNING epoch, state_sequence, created_at
 """
 LOOK = """
-SELECT number, version, epoch, head, status, holder, fence, lease_expires_at,
+SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
@@ -76,6 +77,18 @@ class Place:
     number: int
     root_id: str
     fence: int | None
+    guard: Guard | None = None
+
+    def guards(self) -> list[Query]:
+        """Return the looks that must find something for this write to be allowed."""
+        return [] if self.guard is None else [self.guard.look]
+
+    def require_guards(self, answers: list[list[Row]]) -> list[list[Row]]:
+        """Raise LeaseLost if a look found nothing; return the answers behind the looks."""
+        if self.guard is None:
+            return answers
+        self.guard.require(answers[0])
+        return answers[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +186,7 @@ def write(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Checkpo
 
 def current_head(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Head]:
     """Lock the tree and return the session's head, or say why it cannot be written."""
-    _, found = yield from batch(Lock(place.root_id), Query(LOOK, {"number": place.number}))
-    row = require_writable(place, found)
+    row = require_writable(place, (yield from lock_and_look(place)))
     if wanted.expected_version not in {None, row["version"]}:
         raise VersionConflict(
             f"session {place.session_id} is at version {row['version']}, "
@@ -190,8 +202,15 @@ def current_head(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[
     return Head(row["head"], row["version"], manifest)
 
 
-def require_writable(place: Place, found: list[Row]) -> Row:
-    """Return the session's row, or raise what keeps this handle from writing."""
+def lock_and_look(place: Place) -> Op[list[Row]]:
+    """Lock the tree and return the session's row; a handle that lost its lease goes no further."""
+    look = Query(LOOK, {"number": place.number})
+    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), look)
+    return place.require_guards(answers)[0]
+
+
+def require_open(place: Place, found: list[Row]) -> Row:
+    """Return the row of a session that exists and has not ended, or raise."""
     if not found:
         raise SessionNotFound(f"there is no session {place.session_id!r}", id=place.session_id)
     row = found[0]
@@ -201,6 +220,12 @@ def require_writable(place: Place, found: list[Row]) -> Row:
             session_id=place.session_id,
             status=row["status"],
         )
+    return row
+
+
+def require_writable(place: Place, found: list[Row]) -> Row:
+    """Return the session's row, or raise what keeps this handle from writing."""
+    row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
         raise SessionBusy(
             f"session {place.session_id} is driven by {row['holder']!r}; only its driver may "
@@ -270,8 +295,9 @@ def write_after(
         ]
     queries += [Query(USE, {**here, "line_id": line_id}) for line_id in plan.opened]
     queries.append(Query(ADD_CHECKPOINT, {**here, **_row(codec, place, version, wanted, plan)}))
-    answers = yield from batch(Lock(place.root_id), *queries)
-    if not answers[1]:
+    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), *queries)
+    answers = place.require_guards(answers)
+    if not answers[0]:
         return None
     data = {"version": version, "kind": wanted.kind}
     yield from emit(codec, place.root_id, place.session_id, "checkpoint_saved", data)

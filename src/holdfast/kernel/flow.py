@@ -8,10 +8,13 @@ must and raise again. Never `yield` inside `finally`: a closed generator cannot 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -33,11 +36,12 @@ class Perform:
 
 @dataclass(slots=True)
 class Invoke:
-    """Call the user's code, a function or a coroutine function."""
+    """Call the user's code, a function or a coroutine function, and wait so long for it."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
+    timeout_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +57,22 @@ Step: TypeAlias = Perform | Invoke | Wait
 Flow: TypeAlias = Generator[Step, Any, R]
 
 
+class StillRunning(TimeoutError):
+    """A function took longer than it may and cannot be stopped; `ended` tells what it came to."""
+
+    def __init__(self, message: str, ended: Future[Any]) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
+class CancelledAfterwards(asyncio.CancelledError):
+    """The caller was cancelled while a function ran in a thread; `ended` tells what it came to."""
+
+    def __init__(self, ended: Future[Any]) -> None:
+        super().__init__()
+        self.ended = ended
+
+
 def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
     """Run an operation in its own transaction and return its result."""
     return cast("R", (yield Perform(Call(op, instance, args, kwargs))))
@@ -61,6 +81,13 @@ def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P
 def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Flow[Any]:
     """Call user code and return its result; both colours of function work in an async store."""
     return (yield Invoke(function, args, kwargs))
+
+
+def invoke_within(
+    timeout_seconds: float | None, function: Callable[..., Any], /, **kwargs: Any
+) -> Flow[Any]:
+    """Call user code that must end in time, or raise TimeoutError; StillRunning if it goes on."""
+    return (yield Invoke(function, (), kwargs, timeout_seconds))
 
 
 def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
@@ -90,21 +117,35 @@ class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
         if instance is None:
             return self
         if isinstance(instance, SyncBound):
-            runner: Callable[..., Any] = functools.partial(run_flow, instance.driver)
-        elif isinstance(instance, AsyncBound):
-            runner = functools.partial(run_flow_async, instance.driver)
-        else:
-            raise InvalidArgument(
-                f"{self.function.__qualname__} runs user code or waits between transactions, "
-                "so it cannot be part of one"
-            )
+            return BoundFlow(self, instance, run_flow)
+        if isinstance(instance, AsyncBound):
+            return BoundFlow(self, instance, run_flow_async)
+        raise InvalidArgument(
+            f"{self.function.__qualname__} runs user code or waits between transactions, "
+            "so it cannot be part of one"
+        )
 
-        @functools.wraps(self.function)
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            return runner(self.function(instance, *args, **kwargs))
 
-        bound.__signature__ = _without_self(self.function)  # type: ignore[attr-defined]
-        return bound
+class BoundFlow:
+    """A flow of one instance; looks like a method to help(), inspect and editors."""
+
+    def __init__(self, bound: flow[..., Any], instance: Any, runner: Callable[..., Any]) -> None:
+        self._flow = bound
+        self._runner = runner
+        self.__self__ = instance
+        self.__doc__ = bound.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the flow in the colour of its instance."""
+        steps = self._flow.function(self.__self__, *args, **kwargs)
+        return self._runner(self.__self__.driver, steps)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"__name__", "__qualname__", "__module__"}:
+            return getattr(self._flow, name)
+        if name == "__signature__":
+            return _without_self(self._flow.function)
+        raise AttributeError(name)
 
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
@@ -179,8 +220,12 @@ def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
         match step:
             case Perform(call):
                 return driver.run(call)
-            case Invoke(function, arguments, keywords):
-                result = contextvars.copy_context().run(function, *arguments, **keywords)
+            case Invoke(function, arguments, keywords, timeout_seconds):
+                if timeout_seconds is None:
+                    result = contextvars.copy_context().run(function, *arguments, **keywords)
+                else:
+                    ended = in_thread(functools.partial(function, *arguments, **keywords))
+                    result = _result_within(timeout_seconds, function, ended)
                 if inspect.isawaitable(result):
                     _discard(result)
                     raise InvalidArgument(
@@ -200,15 +245,72 @@ async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
         match step:
             case Perform(call):
                 return await driver.run(call)
-            case Invoke(function, arguments, keywords):
+            case Invoke(function, arguments, keywords, timeout_seconds):
+                called = functools.partial(function, *arguments, **keywords)
                 if inspect.iscoroutinefunction(function):
-                    return await function(*arguments, **keywords)
-                result = await finish(asyncio.to_thread(function, *arguments, **keywords))
+                    async with asyncio.timeout(timeout_seconds):
+                        return await called()
+                result = await _await_thread(called, function, timeout_seconds)
                 return await result if inspect.isawaitable(result) else result
             case Wait(seconds, topic, seen):
                 return await driver.signals.wait_async(topic, seen, seconds)
 
     return await drive_async(steps, perform_step)
+
+
+def in_thread(function: Callable[[], R]) -> Future[R]:
+    """Run a function in a thread of its own, in a copy of this context."""
+    ended: Future[R] = Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(function)
+        except StopIteration as error:
+            # Neither a generator nor an event loop can be given one.
+            stopped = RuntimeError(f"{_name(function)} raised StopIteration")
+            stopped.__cause__ = error
+            ended.set_exception(stopped)
+        except BaseException as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)
+
+    threading.Thread(target=run, name="holdfast-call", daemon=True).start()
+    return ended
+
+
+def _result_within(timeout_seconds: float, function: Callable[..., Any], ended: Future[Any]) -> Any:
+    try:
+        return ended.result(timeout_seconds)
+    except TimeoutError:
+        if ended.done():
+            raise
+        raise _still_running(function, timeout_seconds, ended) from None
+
+
+async def _await_thread(
+    called: Callable[[], Any], function: Callable[..., Any], timeout_seconds: float | None
+) -> Any:
+    """Wait for a function in a thread; a cancelled caller waits as well, and learns the end."""
+    ended = in_thread(called)
+    waiting = asyncio.wrap_future(ended)
+    try:
+        await asyncio.wait([waiting], timeout=timeout_seconds)
+    except asyncio.CancelledError as cancelled:
+        with contextlib.suppress(BaseException):
+            await finish(waiting)
+        raise CancelledAfterwards(ended) from cancelled
+    if not ended.done():
+        waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
+        raise _still_running(function, timeout_seconds or 0, ended)
+    return await waiting
+
+
+def _still_running(
+    function: Callable[..., Any], timeout_seconds: float, ended: Future[Any]
+) -> StillRunning:
+    return StillRunning(f"{_name(function)} runs for more than {timeout_seconds:g} s", ended)
 
 
 def _discard(result: Any) -> None:

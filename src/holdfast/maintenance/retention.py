@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints import Heads
 from ..checkpoints.collecting import prunable, release, remove_versions
 from ..checkpoints.deltas import read_delta
 from ..checkpoints.lines import SHIFT
@@ -26,10 +27,18 @@ from ..kernel.marks import MarkOps
 from ..kernel.operation import Lock, Op, Row, large_query, one, operation, query, rows
 from ..kernel.outside import require_own, vacuum_store
 from ..kernel.schema import read_store_id
+from ..kernel.signals import Signals
 from ..kernel.url import Target
+from ..work import Watchdog
+from ..work import prune as prune_items
 from .archive import Archive, archive_line
+from .forgetting import forget_effects
 
 KEEP = 100
+WORK_DAYS = 30
+KEY_DAYS = 7
+EFFECT_DAYS = 90
+DAYS_MAX = 36_525
 SESSIONS_PER_PAGE = 200
 VERSIONS_PER_PASS = 1_000
 ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
@@ -63,6 +72,8 @@ class Pruned:
     archived: int
     lines: int
     writers: int
+    items: int = 0
+    effects: int = 0
     is_vacuumed: bool
     damaged: tuple[str, ...]
 
@@ -71,6 +82,8 @@ class MaintenanceOps:
     """What keeps a store small."""
 
     codec: Codec
+    heads: Heads
+    signals: Signals
     driver: Any
     _target: Target
 
@@ -79,11 +92,17 @@ class MaintenanceOps:
         self,
         *,
         keep: int = KEEP,
+        work_days: float = WORK_DAYS,
+        key_days: float = KEY_DAYS,
+        effect_days: float = EFFECT_DAYS,
         archive: str | Path | None = None,
         vacuum: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Flow[Pruned]:
-        """Remove all but the newest `keep` checkpoints of each session, in small transactions.
+        """Remove all but the newest `keep` checkpoints of each session, and work items that were
+        finished longer than `work_days` ago, in small transactions. Effects go too: those whose
+        key has expired `key_days` after they ended, those of deleted sessions after `effect_days`,
+        never one that is under way or in doubt.
 
         The latest, the resume point (of forks too), pinned and attested versions, fork points and
         approval points are never removed. With `archive` each is durable in that file before it
@@ -91,6 +110,8 @@ class MaintenanceOps:
         told how many were removed so far.
         """
         require_keep(keep)
+        work_ms = require_days(work_days)
+        key_ms, effect_ms = require_days(key_days), require_days(effect_days)
         if vacuum:
             require_own(self.driver, "be vacuumed")
         work = _Retention(self.codec)
@@ -105,9 +126,11 @@ class MaintenanceOps:
                 book.close()
         lines = yield from _collect(work)
         writers = yield from perform(MarkOps.forget, MarkOps())
+        items = yield from prune_items(Watchdog(self.codec, self.heads, self.signals), work_ms)
+        effects = yield from forget_effects(key_ms, effect_ms)
         if vacuum:
             yield from invoke(vacuum_store, self.driver, self._target)
-        rest = {"lines": lines, "writers": writers}
+        rest = {"lines": lines, "writers": writers, "items": items, "effects": effects}
         return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))
 
 
@@ -115,6 +138,13 @@ def require_keep(keep: object) -> None:
     """Refuse a number that would not keep the latest checkpoint."""
     if type(keep) is not int or not 0 < keep < SHIFT:
         raise InvalidArgument(f"keep must be a whole number from 1 up, not {keep!r}")
+
+
+def require_days(days: object) -> int:
+    """Return an age in days as milliseconds."""
+    if type(days) not in (int, float) or not 0 <= days <= DAYS_MAX:  # type: ignore[operator]
+        raise InvalidArgument(f"days must be 0 to {DAYS_MAX}, not {days!r}")
+    return round(days * 86_400_000)  # type: ignore[operator]
 
 
 def _prune_sessions(

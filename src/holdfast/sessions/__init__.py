@@ -2,7 +2,8 @@
 
 from .finding import FindOps
 from .handles import AsyncDrivenSession, AsyncSession, DrivenSession, Session, TxSession
-from .ops import Identity, SessionsOps, current_session
+from .identity import Identity, current_session
+from .starting import SessionsOps
 
 __all__ = [
     "AsyncDrivenSession",

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from ..errors import InvalidArgument, SessionNotFound
 from ..kernel.operation import Op, one, query, rows
-from .ops import require_id
+from .rows import require_id
 
 H = TypeVar("H")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from typing import Any, TypeVar
 
+from ..effects import AsyncIssued, Issued, Ticket
 from ..errors import LeaseLost, NotFound
 from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, TxBound
-from ..leases import Heartbeat
+from ..leases import Guard, Heartbeat, Kept, default_holder
 from ..records import Lease
-from .ops import SessionOps
+from .ops import Rewinding, SessionOps
 
 S = TypeVar("S")
 
@@ -31,12 +30,16 @@ class _Named:
         self.root_id = root_id
         self.name = name
         self.fence: int | None = None
+        self.guard: Guard | None = None
+        self.holder: str | None = None
+        self.ledger = owner.ledger
+        self.attached = owner.attached
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
 
-class Session(_Named, SessionOps["Session"], SyncBound):
+class Session(_Named, Rewinding, SessionOps["Session", Issued], SyncBound):
     """A session; each call returns once its change is durable."""
 
     def __init__(
@@ -47,6 +50,9 @@ class Session(_Named, SessionOps["Session"], SyncBound):
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
         return Session(self.owner, id, number, root_id, name)
+
+    def _issued(self, ticket: Ticket, kept: Kept) -> Issued:
+        return Issued(self.ledger, ticket, kept, self.driver)
 
     def drive(
         self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
@@ -67,6 +73,8 @@ class DrivenSession(Session):
     def __init__(self, session: Session, lease: Lease, lease_seconds: float) -> None:
         super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
         self.fence = lease.fence
+        self.guard = session.guard
+        self.holder = lease.holder
         self._lease = lease
         self.heartbeat = keep(self, session.driver, lease, lease_seconds)
 
@@ -83,7 +91,7 @@ class DrivenSession(Session):
         self.close()
 
 
-class AsyncSession(_Named, SessionOps["AsyncSession"], AsyncBound):
+class AsyncSession(_Named, Rewinding, SessionOps["AsyncSession", AsyncIssued], AsyncBound):
     """A session in one event loop; each awaited call is durable when it returns."""
 
     def __init__(
@@ -94,6 +102,9 @@ class AsyncSession(_Named, SessionOps["AsyncSession"], AsyncBound):
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
         return AsyncSession(self.owner, id, number, root_id, name)
+
+    def _issued(self, ticket: Ticket, kept: Kept) -> AsyncIssued:
+        return AsyncIssued(self.ledger, ticket, kept, self.driver)
 
     async def drive(
         self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
@@ -114,6 +125,8 @@ class AsyncDrivenSession(AsyncSession):
     def __init__(self, session: AsyncSession, lease: Lease, lease_seconds: float) -> None:
         super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
         self.fence = lease.fence
+        self.guard = session.guard
+        self.holder = lease.holder
         self._lease = lease
         self.heartbeat = keep(self, session.driver, lease, lease_seconds)
 
@@ -130,10 +143,11 @@ class AsyncDrivenSession(AsyncSession):
         await self.close()
 
 
-class TxSession(_Named, SessionOps["TxSession"], TxBound):
+class TxSession(_Named, SessionOps["TxSession", Any], TxBound):
     """A session inside `store.run`: every operation is a generator to `yield from`."""
 
     composition: Composition
+    rewind = SessionOps.move_back
 
     def __init__(
         self, owner: Any, id: str, number: int, root_id: str, name: str | None = None
@@ -149,8 +163,3 @@ def keep(session: Any, driver: Any, lease: Lease, lease_seconds: float) -> Heart
     """Renew a session's lease from a thread, which neither the loop nor a handler can block."""
     renew = Call(SessionOps.renew, session, (lease, lease_seconds))
     return Heartbeat(lambda: driver.twin().run(renew), lease_seconds)
-
-
-def default_holder() -> str:
-    """Return a name that no other process, on this machine or another, has."""
-    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"

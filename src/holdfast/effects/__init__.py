@@ -1,0 +1,26 @@
+"""Effects: tool calls that happen once, with their intent durable before and outcome after."""
+
+from .calls import Result
+from .ledger import Ledger
+from .ops import AsyncIssued, Issued, Replay, SessionEffects, StoreEffects
+from .rows import Ticket
+from .tools import Landed, NotLanded, Tool, Unknown, tool
+from .undoing import Compensation, Rewound
+
+__all__ = [
+    "AsyncIssued",
+    "Compensation",
+    "Issued",
+    "Landed",
+    "Ledger",
+    "NotLanded",
+    "Replay",
+    "Result",
+    "Rewound",
+    "SessionEffects",
+    "StoreEffects",
+    "Ticket",
+    "Tool",
+    "Unknown",
+    "tool",
+]

@@ -1,0 +1,460 @@
+"""Calling tools through the ledger: intent, run, outcome; and what to do when one is in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from ..checkpoints.writing import Place, id_of_item
+from ..errors import (
+    EffectFailed,
+    HoldfastError,
+    InProgress,
+    InvalidArgument,
+    InvalidValue,
+    NotDone,
+    Unresolved,
+)
+from ..kernel.flow import (
+    CancelledAfterwards,
+    Flow,
+    StillRunning,
+    invoke,
+    invoke_within,
+    perform,
+    wait,
+)
+from ..kernel.operation import Call
+from ..leases import Guard, Kept, uptime_seconds
+from ..records import Effect
+from .ledger import Ledger, log
+from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic
+from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_seconds
+
+V = TypeVar("V")
+CALL_ID_CHARACTERS_MAX = 256
+RENEWALS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[V]):
+    """What a tool returned, now or before.
+
+    `replay_of` is the effect whose stored result this is; None when the tool has just run.
+    """
+
+    value: V
+    effect_id: str
+    replay_of: str | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the tool was not run for this call."""
+        return self.replay_of is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calling:
+    """One call on its way: which tool, with what, and for which session."""
+
+    ledger: Ledger
+    place: Place | None
+    tool: Tool[..., Any]
+    arguments: dict[str, Any]
+    request: Request
+    wait_seconds: float
+
+    def asking(self, **changes: Any) -> Calling:
+        """Return the same call with another request."""
+        return replace(self, request=replace(self.request, **changes))
+
+    def run(self) -> Flow[Result[Any]]:
+        """Return the effect's result: run it if nobody has, wait if somebody does."""
+        if self.tool.effect == "read":
+            return (yield from self._read())
+        taken = yield from self.take()
+        if isinstance(taken, Result):
+            return taken
+        return (yield from self._execute(*taken))
+
+    def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
+        """Return the result that there is, or the right to run and when it was asked for."""
+        deadline = uptime_seconds() + self.wait_seconds
+        watched: tuple[str, int] = ("", 0)
+        while True:
+            asked_at = uptime_seconds()
+            taken = yield from perform(Ledger.take, self.ledger, self.place, self.request)
+            match taken:
+                case Run(ticket):
+                    return ticket, asked_at
+                case Known(effect):
+                    return self._known(effect)
+                case InDoubt(ticket, effect):
+                    settled = yield from self._settle(ticket, effect, asked_at)
+                    if settled is not None:
+                        return settled
+                case Busy(effect, wait_ms):
+                    rung = topic(effect.id)
+                    if watched[0] != rung:
+                        # Looked at once more after the watch began, no ring can be missed.
+                        watched = (rung, self.ledger.signals.count(rung))
+                        continue
+                    left = deadline - uptime_seconds()
+                    if left <= 0:
+                        raise self._in_progress(effect)
+                    yield from wait(min(left, wait_ms / 1000 + 0.001), *watched)
+                    watched = ("", 0)
+
+    def _read(self) -> Flow[Result[Any]]:
+        """Run a tool without effects; a completed read of the same call id is returned."""
+        if self.request.policy == "call":
+            found = yield from perform(Ledger.find_read, self.ledger, self.place, self.request)
+            if found is not None:
+                return Result(found.result, found.id, found.id)
+        try:
+            value = yield from self._invoke("")
+        except Exception as error:
+            failed = Outcome("failed", "raised", error=describe(error))
+            yield from perform(Ledger.log, self.ledger, self.place, self.request, failed)
+            raise
+        outcome = self.ledger.storable(value)
+        if outcome.error is not None:
+            outcome = Outcome("failed", "not_storable", error=outcome.error)
+        effect, counts = yield from perform(
+            Ledger.log, self.ledger, self.place, self.request, outcome
+        )
+        if not counts:
+            return Result(effect.result, effect.id, effect.id)
+        if outcome.error is not None:
+            raise _not_storable(self.tool, outcome.error)
+        return Result(value, effect.id)
+
+    def _execute(self, ticket: Ticket, asked_at: float) -> Flow[Result[Any]]:
+        """Run the tool under a lease that is kept alive, and record what became of it."""
+        kept = self.keep(ticket, asked_at)
+        yield from self.make_sure(kept, ticket)
+        is_watched_by_thread = False
+        try:
+            value = yield from self._invoke(ticket.idempotency_key)
+        except CancelledAfterwards as cancelled:
+            yield from self._record_end(ticket, cancelled.ended)
+            raise asyncio.CancelledError from cancelled
+        except StillRunning as late:
+            is_watched_by_thread = True
+            late.ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
+            return (yield from self._timed_out(ticket, late))
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return (yield from self._raised(ticket, error))
+        finally:
+            if not is_watched_by_thread:
+                self.ledger.keeper.drop(kept)
+        outcome = self.ledger.storable(value)
+        yield from self._finish(ticket, outcome)
+        if outcome.error is not None:
+            raise _not_storable(self.tool, outcome.error)
+        return Result(value, ticket.id)
+
+    def keep(self, ticket: Ticket, asked_at: float) -> Kept:
+        """Keep the ownership of an effect alive until it is dropped."""
+        lease_seconds = self.request.lease_ms / 1000
+        return self.ledger.keeper.keep(ticket.number, ticket.fence, lease_seconds, asked_at)
+
+    def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
+        """Look whether the effect is still owned, if its owner slept since it asked for it."""
+        for _ in range(RENEWALS_MAX):
+            if not kept.is_lost:
+                return
+            asked_at = uptime_seconds()
+            if not (yield from perform(Ledger.renew, self.ledger, [kept])):
+                break
+            kept.renewed_at = asked_at
+        self.ledger.keeper.drop(kept)
+        raise ticket.lost()
+
+    def _invoke(self, idempotency_key: str) -> Flow[Any]:
+        given = {**self.arguments, KEY: idempotency_key} if self.tool.takes_key else self.arguments
+        timeout_seconds = self.tool.timeout_seconds
+        return (yield from invoke_within(timeout_seconds, self.tool.function, **given))
+
+    def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
+        if not (yield from perform(Ledger.finish, self.ledger, ticket, outcome)):
+            yield from perform(Ledger.keep_late, self.ledger, ticket, outcome)
+            raise ticket.lost()
+
+    def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
+        """Record that a tool raised; of one that may have acted, find out whether it did."""
+        outcome = self._outcome_of(error)
+        if outcome.status == "failed" or not isinstance(error, Exception):
+            yield from self._finish(ticket, outcome)
+            raise error
+        return (yield from self._doubted(ticket, outcome, error))
+
+    def _outcome_of(self, error: BaseException) -> Outcome:
+        """Return what an error that came out of the tool says about the effect."""
+        said = describe(error)
+        is_certain = isinstance(error, NotDone) or (
+            self.tool.atomic and isinstance(error, Exception)
+        )
+        if is_certain or self.tool.effect != "mutate":
+            return Outcome("failed", "raised", error=said)
+        reason = "raised"
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+            reason = "cancelled"
+        elif isinstance(error, TimeoutError):
+            reason = "timed_out"
+        return Outcome("unknown", reason, error=said)
+
+    def _doubted(self, ticket: Ticket, outcome: Outcome, error: BaseException) -> Flow[Result[Any]]:
+        """Settle a call that raised and may have acted: verified, or by the tool's own rule."""
+        verdict: Verdict = Unknown()
+        if self.tool.verify is not None:
+            yield from wait(self.tool.settle_seconds)
+            verdict = yield from self._verdict(ticket)
+        match verdict:
+            case Landed(result):
+                landed = _landed(self.ledger, result)
+                yield from self._finish(ticket, landed)
+                return Result(result, ticket.id)
+            case NotLanded():
+                outcome = Outcome("failed", "not_landed", error=outcome.error)
+            case Unknown(why):
+                said = "; ".join(filter(None, (outcome.error, why)))
+                outcome = unknown_outcome(self.tool.on_unknown, outcome.reason, said)
+        yield from self._finish(ticket, outcome)
+        if outcome.status == "failed":
+            raise error
+        raise unresolved(self.tool.name, ticket.id, outcome.error) from error
+
+    def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
+        """Say what is known of a call whose thread goes on; it stays owned until that ends."""
+        if self.tool.verify is not None and self.tool.effect == "mutate":
+            yield from wait(self.tool.settle_seconds)
+            verdict = yield from self._verdict(ticket)
+            if isinstance(verdict, Landed):
+                yield from self._finish(ticket, _landed(self.ledger, verdict.result))
+                return Result(verdict.result, ticket.id)
+        raise InProgress(
+            f"{late}; it cannot be stopped, so it is not run again while it lives, and its "
+            "outcome is recorded when it ends",
+            effect_id=ticket.id,
+        ) from late
+
+    def _record_end(self, ticket: Ticket, ended: Future[Any]) -> Flow[None]:
+        """Record what a function came to whose caller was cancelled meanwhile."""
+        error = ended.exception()
+        outcome = self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
+        yield from self._finish(ticket, outcome)
+
+    def _record_late_end(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
+        """Record, from its own thread, what a function came to after its time was over."""
+        self.ledger.keeper.drop(kept)
+        error = ended.exception()
+        outcome = self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
+        try:
+            if not self.ledger.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):
+                self.ledger.run(Call(Ledger.keep_late, self.ledger, (ticket, outcome)))
+        except HoldfastError as problem:
+            # The store may be closed by now; the next caller finds the effect without an owner.
+            log.warning("effect %s ended, which could not be recorded: %s", ticket.id, problem)
+
+    def _settle(
+        self, ticket: Ticket, effect: Effect, asked_at: float
+    ) -> Flow[Result[Any] | tuple[Ticket, float] | None]:
+        """Verify what a dead owner left; return the result, or the right to run it."""
+        kept = self.keep(ticket, asked_at)
+        try:
+            verdict = yield from self._verdict(ticket)
+            if isinstance(verdict, Landed):
+                yield from self._finish(ticket, _landed(self.ledger, verdict.result))
+                return Result(verdict.result, ticket.id, ticket.id)
+            closed = Outcome("failed", "not_landed")
+            if isinstance(verdict, Unknown):
+                closed = unknown_outcome(self.tool.on_unknown, effect.reason, verdict.why)
+            if closed.reason in {"not_landed", "abandoned"}:
+                again_at = uptime_seconds()
+                again = yield from perform(
+                    Ledger.run_again, self.ledger, ticket, self.request, closed
+                )
+                return None if again is None else (again, again_at)
+            yield from self._finish(ticket, closed)
+        finally:
+            self.ledger.keeper.drop(kept)
+        if closed.status == "failed":
+            raise _failed(self.tool.name, ticket.id, closed.error)
+        raise unresolved(self.tool.name, ticket.id, closed.error)
+
+    def _verdict(self, ticket: Ticket) -> Flow[Verdict]:
+        assert self.tool.verify is not None
+        return (
+            yield from ask_verdict(self.tool.verify, dict(self.arguments), ticket.idempotency_key)
+        )
+
+    def _known(self, effect: Effect) -> Result[Any]:
+        match effect.status:
+            case "completed" if effect.reason == "not_storable":
+                raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
+            case "completed":
+                return Result(effect.result, effect.id, effect.id)
+            case "failed":
+                raise _failed(effect.tool, effect.id, effect.error)
+        raise unresolved(effect.tool, effect.id, effect.error)
+
+    def _in_progress(self, effect: Effect) -> InProgress:
+        return InProgress(
+            f"{effect.tool} is being run by {effect.holder!r} (effect {effect.id}) and did not end "
+            f"within {self.wait_seconds:g} s; nothing was run here",
+            effect_id=effect.id,
+            holder=effect.holder,
+            takeover_at=effect.takeover_at,
+        )
+
+
+def prepare(
+    ledger: Ledger,
+    place: Place | None,
+    tool: Tool[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    call_id: str | None,
+    item: object,
+    wait_seconds: float | None,
+    holder: str | None = None,
+    guard: Guard | None = None,
+) -> Calling:
+    """Check a call before anything is written, and say what makes it the same as another."""
+    _require_call_id(call_id)
+    require_seconds("wait_seconds", wait_seconds)
+    given = tool.bind(arguments)
+    if ledger.is_joined:
+        raise InvalidArgument(
+            "inside another's transaction nothing is durable yet, so no effect can be run; call "
+            "the tool on the store itself"
+        )
+    ledger.tools[tool.name] = tool
+    policy, distinct = _policy(tool, given, call_id)
+    request = Request(
+        tool=tool.name,
+        effect=tool.effect,
+        arguments=given,
+        policy=policy,
+        distinct=distinct,
+        doubt=doubt_of(tool),
+        call_id=call_id,
+        item_id=id_of_item(item),
+        is_irreversible=tool.is_irreversible,
+        cache_failures=tool.cache_failures,
+        holder=holder or ledger.holder,
+        lease_ms=tool.lease_ms,
+        timeout_ms=round((tool.timeout_seconds or 0) * 1000),
+        settle_ms=round(tool.settle_seconds * 1000),
+        ttl_ms=None if tool.ttl_seconds is None else round(tool.ttl_seconds * 1000),
+        guard=guard,
+    )
+    return Calling(
+        ledger=ledger,
+        place=place,
+        tool=tool,
+        arguments=given,
+        request=request,
+        wait_seconds=tool.wait_seconds if wait_seconds is None else wait_seconds,
+    )
+
+
+def doubt_of(tool: Tool[..., Any]) -> Any:
+    """Return what becomes of a call whose owner died."""
+    if tool.verify is not None:
+        return "verify"
+    return tool.on_unknown if tool.effect == "mutate" else "retry"
+
+
+def ask_verdict(
+    verify: Callable[..., Any], arguments: dict[str, Any], idempotency_key: str
+) -> Flow[Verdict]:
+    """Ask a tool's verify hook; one that fails or says nothing clear has not told."""
+    try:
+        verdict = yield from invoke(verify, arguments, idempotency_key)
+    except Exception as error:
+        return Unknown(f"verify raised {describe(error)}")
+    if isinstance(verdict, Landed | NotLanded | Unknown):
+        return verdict
+    if isinstance(verdict, type) and issubclass(verdict, NotLanded | Unknown):
+        return verdict()
+    return Unknown(f"verify must return Landed(…), NotLanded() or Unknown(), not {verdict!r}")
+
+
+def unknown_outcome(on_unknown: str, reason: str | None, why: str) -> Outcome:
+    """Return what a tool's own rule makes of an effect that cannot be verified."""
+    said = why or None
+    if on_unknown == "retry":
+        return Outcome("failed", "abandoned", error=said)
+    if on_unknown == "fail":
+        return Outcome("failed", "given_up", error=said or "nobody can tell whether it happened")
+    return Outcome("unknown", reason or "owner_died", error=said)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as a line for people."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
+    """Return the error of a call whose effect is in doubt."""
+    why = f" ({error})" if error else ""
+    return Unresolved(
+        f"nobody can tell whether {tool} happened{why}; effect {id} is parked and blocks equal "
+        "calls until store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
+        f"`holdfast effects resolve {id}`",
+        effect_id=id,
+    )
+
+
+def _landed(ledger: Ledger, result: Any) -> Outcome:
+    found = ledger.storable(result)
+    reason = "verified" if found.reason is None else found.reason
+    return Outcome("completed", reason, found.result, found.error)
+
+
+def _policy(
+    tool: Tool[..., Any], arguments: dict[str, Any], call_id: str | None
+) -> tuple[str, Any]:
+    if callable(tool.dedupe):
+        return "session", ["chosen", tool.dedupe(dict(arguments))]
+    if tool.dedupe == "call" and call_id is None:
+        if tool.effect == "read":
+            return "none", secrets.token_hex(16)
+        raise InvalidArgument(f'{tool.name} has dedupe="call", so each call needs a call_id')
+    if tool.dedupe == "call":
+        return "call", ["call", call_id]
+    return tool.dedupe, arguments
+
+
+def _require_call_id(call_id: object) -> None:
+    if call_id is None:
+        return
+    is_text = isinstance(call_id, str) and 0 < len(call_id) <= CALL_ID_CHARACTERS_MAX
+    if not is_text or not str(call_id).isprintable():
+        raise InvalidArgument(
+            f"call_id must be text of 1 to {CALL_ID_CHARACTERS_MAX} printable characters, "
+            f"not {call_id!r}"
+        )
+
+
+def _failed(tool: str, id: str, error: str | None) -> EffectFailed:
+    return EffectFailed(
+        f"{tool} failed before (effect {id}): {error or 'no reason was recorded'}", effect_id=id
+    )
+
+
+def _not_storable(tool: Tool[..., Any], problem: str) -> InvalidValue:
+    return InvalidValue(
+        f"{tool.name} ran, and that is recorded, but its result cannot be stored: {problem}; let "
+        "the tool return plain data",
+        path="result",
+    )

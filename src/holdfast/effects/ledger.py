@@ -1,0 +1,494 @@
+"""The ledger: who may run an effect, and what became of it. Each method is one transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoints.writing import Place
+from ..codec import Codec
+from ..errors import InvalidValue, LimitExceeded
+from ..feed import emit
+from ..kernel.operation import (
+    AfterCommit,
+    Call,
+    Lock,
+    Op,
+    Query,
+    Row,
+    batch,
+    fresh_id,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..kernel.signals import Signals
+from ..leases import Keeper, Kept
+from ..records import Effect
+from ..redaction import Redaction
+from .identity import Past, derive_key, identify, read_past, request_digest
+from .rows import (
+    BY_CALL,
+    BY_ID,
+    BY_KEY,
+    FINISH,
+    ISSUE,
+    KEEP_LATE,
+    NEWEST_CHANGE,
+    NEWEST_CHANGE_IN_SCOPE,
+    PAST_ROWS_MAX,
+    RENEW,
+    SALT,
+    TAKE_OVER,
+    UNDONE,
+    Busy,
+    InDoubt,
+    Known,
+    Outcome,
+    Request,
+    Run,
+    Taken,
+    Ticket,
+    context,
+    effect_of,
+    look_at,
+    look_without_session,
+    mismatch,
+    settled_at,
+    takeover_at,
+    tidy,
+    topic,
+)
+from .tools import Tool
+
+log = logging.getLogger("holdfast.effects")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The ledger of one open store, and what this process does in it."""
+
+    codec: Codec
+    redactor: Redaction
+    signals: Signals
+    holder: str
+    run: Callable[[Call[Any]], Any]
+    """Runs a call on a thread of our own."""
+    is_joined: bool = False
+    keeper: Keeper = field(init=False)
+    salt: bytes = b""
+    tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
+    """The tools that were called in this process, by name."""
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(lambda kept: self.run(Call(Ledger.renew, self, (kept,))))
+
+    @operation
+    def take(self, place: Place | None, request: Request) -> Op[Taken]:
+        """Decide whether a call is to be run, was run, or is being run by somebody."""
+        yield from self._learn_salt()
+        scope, key, digest = self._identify(place, request)
+        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
+        version, past = 0, None
+        asked = [Query(BY_KEY, {"key": key, "limit": 1})]
+        if request.call_id is not None:
+            call = {"scope": scope, "call_id": request.call_id, "limit": 1}
+            asked.append(Query(BY_CALL, call))
+        if place is None:
+            answers = yield from look_without_session(request.guard, *asked)
+        else:
+            session, answers = yield from look_at(place, *asked)
+            version = session["version"]
+            if session["epoch"] > 1 or session["origin_number"] is not None:
+                past = yield from read_past(place.number)
+        newest = next(iter(answers[0]), None)
+        by_call = next(iter(answers[1]), None) if request.call_id is not None else None
+        row = _counting([found for found in (by_call, newest) if found is not None])
+        if past is not None:
+            row = yield from self._in_the_past(past, scope, request, newest)
+        elif row is not None and row["undone_by"] is not None:
+            row = None
+        if row is not None and not row["is_expired"]:
+            if row["request_digest"] != digest:
+                raise mismatch(row, request)
+            taken = yield from self._decide(place, request, row)
+            if taken is not None:
+                return taken
+        sealed = {"arguments": arguments, "request_digest": digest, "issued_version": version}
+        return (yield from self._issue(place, request, scope, key, sealed, newest, row))
+
+    @operation
+    def log(
+        self, place: Place | None, request: Request, outcome: Outcome
+    ) -> Op[tuple[Effect, bool]]:
+        """Write a read that has been done, and say whether it counts: of two the first does."""
+        yield from self._learn_salt()
+        scope, key, digest = self._identify(place, request)
+        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
+        version = 0
+        if place is None:
+            yield from look_without_session(request.guard)
+        else:
+            session, _ = yield from look_at(place)
+            version = session["version"]
+        sealed = {"arguments": arguments, "request_digest": digest, "issued_version": version}
+        newest = yield from one(BY_KEY, key=key, limit=1)
+        if newest is not None and newest["status"] == "completed" and not newest["is_expired"]:
+            return self.effect(newest), False
+        row, is_ours = yield from self._insert(
+            place, request, scope, key, sealed, newest, None, outcome
+        )
+        return self.effect(row), is_ours or row["status"] != "completed"
+
+    @query
+    def find_read(self, place: Place | None, request: Request) -> Op[Effect | None]:
+        """Return the completed read of the same call id, if there is one."""
+        yield from self._learn_salt()
+        _, key, digest = self._identify(place, request)
+        newest = yield from one(BY_KEY, key=key, limit=1)
+        if newest is None or newest["status"] != "completed" or newest["is_expired"]:
+            return None
+        if place is not None and newest["session_number"] == place.number:
+            past = yield from read_past(place.number)
+            if not past.holds(newest):
+                return None
+        if newest["request_digest"] != digest:
+            raise mismatch(newest, request)
+        return self.effect(newest)
+
+    @operation
+    def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
+        """Record what became of an attempt; False when it is no longer the ticket's to say."""
+        return (yield from self.finishing(ticket, outcome))
+
+    def finishing(self, ticket: Ticket, outcome: Outcome, old_status: str = "issued") -> Op[bool]:
+        """Record an outcome inside another transaction."""
+        place, guards = ticket.place, ticket.guards()
+        if guards and not all((yield from batch(*guards))):
+            return False
+        parameters = {
+            "number": ticket.number,
+            "fence": ticket.fence,
+            "old_status": old_status,
+            "session_number": None if place is None else place.number,
+            "session_fence": None if place is None else place.fence,
+            "decided_by": outcome.decided_by,
+            **self._sealed(ticket.id, outcome),
+        }
+        asked: list[Query | Lock] = [Query(FINISH, parameters)]
+        if place is not None:
+            asked.insert(0, Lock(place.root_id))
+        answers = yield from batch(*asked)
+        if not answers[-1]:
+            return False
+        if ticket.undoes is not None and outcome.status == "completed":
+            yield from rows(UNDONE, id=ticket.id, undoes=ticket.undoes)
+        # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
+        if place is not None and answers[0]:
+            yield from self._tell(place, ticket.id, ticket.tool, ticket.call_id, outcome)
+        yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
+        return True
+
+    @operation
+    def run_again(self, ticket: Ticket, request: Request, outcome: Outcome) -> Op[Ticket | None]:
+        """Close an attempt that is known not to have happened, and issue the next of it."""
+        if not (yield from self.finishing(ticket, outcome)):
+            return None
+        row = yield from one(BY_ID, id=ticket.id)
+        assert row is not None
+        sealed = {name: row[name] for name in ("request_digest", "issued_version")}
+        sealed["arguments"] = self.codec.unseal(
+            row["arguments"], context=context(row["id"], "arguments")
+        )
+        place, scope, key = ticket.place, row["scope"], row["key"]
+        issued = yield from self._issue(place, request, scope, key, sealed, row, row)
+        return issued.ticket if isinstance(issued, Run) else None
+
+    @operation
+    def renew(self, kept: Sequence[Kept]) -> Op[list[Kept]]:
+        """Prolong the ownership of running effects; return those that are still owned."""
+        statements = []
+        for each in sorted(kept, key=lambda kept: kept.number):
+            lease_ms = round(each.lease_seconds * 1000)
+            given = {"number": each.number, "fence": each.fence, "lease_ms": lease_ms}
+            statements.append(Query(RENEW, given))
+        answers = yield from batch(*statements)
+        in_order = sorted(kept, key=lambda kept: kept.number)
+        return [each for each, found in zip(in_order, answers, strict=True) if found]
+
+    @operation
+    def keep_late(self, ticket: Ticket, outcome: Outcome) -> Op[None]:
+        """Keep what an owner reports after it has lost the effect; it changes nothing."""
+        error = None if outcome.error is None else self._tidy(outcome.error)
+        said = {"status": outcome.status, "error": error, "holder": self.holder}
+        result = self._plain(outcome.result)
+        body = self.codec.encode({**said, "result": result}, name="late")
+        sealed = self.codec.seal(body, context=context(ticket.id, "late"))
+        yield from rows(KEEP_LATE, number=ticket.number, late=sealed)
+
+    def effect(self, row: Row) -> Effect:
+        """Return a row as a record."""
+        return effect_of(self.codec, row)
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value without its secrets, or a word on why it cannot be stored."""
+        try:
+            value = self.redactor.redact(value)
+            self.codec.encode(value, name="result")
+        except (InvalidValue, LimitExceeded) as error:
+            return f"(not storable: {error})"
+        return value
+
+    def storable(self, result: Any) -> Outcome:
+        """Return a completed call's outcome; a result that cannot be stored is left out of it."""
+        try:
+            self.codec.encode(result, name="result")
+        except (InvalidValue, LimitExceeded) as error:
+            return Outcome("completed", "not_storable", None, str(error))
+        return Outcome("completed", None, result)
+
+    def _learn_salt(self) -> Op[None]:
+        if not self.salt:
+            found = yield from one(SALT)
+            assert found is not None
+            self.salt = bytes.fromhex(found["value"])
+            self.redactor = self.redactor.with_key(self.salt)
+
+    def _identify(self, place: Place | None, request: Request) -> tuple[str, str, str]:
+        """Return a request's scope, key and digest."""
+        limits = self.codec.limits
+        scope = "global" if place is None else place.session_id
+        if request.item_id is not None:
+            scope = f"item:{request.item_id}"
+        if request.policy == "once":
+            key = f"once:{request.distinct}"
+            if request.item_id is not None:
+                key = f"once:{request.item_id}:{request.distinct}"
+            return scope, key, request_digest(self.redactor, limits, request.arguments)
+        if request.policy == "undo":
+            digest = request_digest(self.redactor, limits, [request.tool, request.distinct])
+            return scope, f"undo:{request.distinct}", digest
+        within = "global" if request.policy == "global" else scope
+        found = identify(
+            self.redactor, limits, within, request.tool, request.arguments, request.distinct
+        )
+        return scope, found.key, found.digest
+
+    def _in_the_past(
+        self, past: Past, scope: str, request: Request, newest: Row | None
+    ) -> Op[Row | None]:
+        """Return the row that counts in the history of a session that was rewound or forked."""
+        candidates: list[Row] = []
+        if request.call_id is not None:
+            found = yield from rows(
+                BY_CALL, scope=scope, call_id=request.call_id, limit=PAST_ROWS_MAX
+            )
+            candidates += [row for row in found if past.holds(row)]
+        if newest is not None:
+            found = yield from rows(BY_KEY, key=newest["key"], limit=PAST_ROWS_MAX)
+            candidates += [row for row in found if past.holds(row)]
+        is_of_session = request.policy in {"session", "latest", "call"} and not request.item_id
+        for origin in past.origins if is_of_session else ():
+            key = identify(
+                self.redactor,
+                self.codec.limits,
+                origin[0],
+                request.tool,
+                request.arguments,
+                request.distinct,
+            ).key
+            if request.call_id is not None:
+                found = yield from rows(
+                    BY_CALL, scope=origin[0], call_id=request.call_id, limit=PAST_ROWS_MAX
+                )
+                candidates += [row for row in found if past.holds_of_origin(row, origin)]
+            found = yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)
+            candidates += [row for row in found if past.holds_of_origin(row, origin)]
+        return _counting([row for row in candidates if row["undone_by"] is None])
+
+    def _decide(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
+        """Say what a row that was found means for a request; None: it is to be run."""
+        is_same_call = request.call_id is not None and row["call_id"] == request.call_id
+        match row["status"]:
+            case "completed":
+                if request.policy == "latest" and not is_same_call:
+                    newest = yield from self._newest_change(place, request)
+                    if newest != row["number"]:
+                        return None
+                return Known(self.effect(row))
+            case "unknown" if request.doubt == "park":
+                return Known(self.effect(row))
+            case "unknown":
+                wait_ms = settled_at(row) - row["now_ms"]
+                if wait_ms > 0:
+                    return Busy(self.effect(row), wait_ms)
+            case "failed":
+                is_cached = request.cache_failures and row["reason"] == "raised"
+                return Known(self.effect(row)) if is_cached or row["reason"] == "given_up" else None
+            case _ if not row["is_abandoned"]:
+                free_at = takeover_at(row)
+                assert free_at is not None
+                return Busy(self.effect(row), max(1, free_at - row["now_ms"]))
+        return (yield from self._step_in(place, request, row))
+
+    def _newest_change(self, place: Place | None, request: Request) -> Op[int | None]:
+        if place is not None:
+            found = yield from one(NEWEST_CHANGE, session_number=place.number)
+        else:
+            found = yield from one(NEWEST_CHANGE_IN_SCOPE, item_id=request.item_id)
+        return None if found is None else int(found["number"])
+
+    def _step_in(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
+        """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""
+        given = {"number": row["number"], "fence": row["fence"]}
+        taken = yield from one(TAKE_OVER, **given, holder=request.holder, lease_ms=request.lease_ms)
+        if taken is None:
+            return Busy(self.effect(row), 1)
+        ticket = self._ticket({**row, "fence": taken["fence"]}, place, request)
+        if request.doubt == "verify":
+            return InDoubt(ticket, self.effect(row))
+        outcome = {
+            "retry": Outcome("failed", "abandoned"),
+            "fail": Outcome("failed", "given_up", error="its owner died"),
+            "park": Outcome("unknown", "owner_died"),
+        }[request.doubt]
+        yield from self.finishing(ticket, outcome)
+        if request.doubt == "retry":
+            row.update(status="failed", reason="abandoned")
+            return None
+        ended = yield from one(BY_ID, id=row["id"])
+        assert ended is not None
+        return Known(self.effect(ended))
+
+    def _issue(
+        self,
+        place: Place | None,
+        request: Request,
+        scope: str,
+        key: str,
+        sealed: dict[str, Any],
+        newest: Row | None,
+        before: Row | None,
+    ) -> Op[Taken]:
+        """Insert the next generation; whose insert it is owns the effect."""
+        pending = Outcome("issued")
+        row, is_ours = yield from self._insert(
+            place, request, scope, key, sealed, newest, before, pending
+        )
+        return Run(self._ticket(row, place, request)) if is_ours else Busy(self.effect(row), 1)
+
+    def _insert(
+        self,
+        place: Place | None,
+        request: Request,
+        scope: str,
+        key: str,
+        sealed: dict[str, Any],
+        newest: Row | None,
+        before: Row | None,
+        outcome: Outcome,
+    ) -> Op[tuple[Row, bool]]:
+        """Return the row of the next generation, and whether it is this request's."""
+        generation = 1 if newest is None else newest["generation"] + 1
+        # An attempt that may have reached its receiver goes out again under the same key. After
+        # one that is known to have failed, the receiver must not answer with that failure.
+        is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
+        if is_retry and before is not None and before["reason"] != "raised":
+            idempotency_key = before["idempotency_key"]
+        else:
+            idempotency_key = derive_key(self.salt, key, generation)
+        id = yield from fresh_id()
+        row = {
+            "id": id,
+            "scope": scope,
+            "key": key,
+            "generation": generation,
+            "call_id": request.call_id,
+            "session_number": None if place is None else place.number,
+            "session_id": None if place is None else place.session_id,
+            "item_id": request.item_id,
+            "tool": request.tool,
+            "effect": request.effect,
+            "is_irreversible": int(request.is_irreversible),
+            "idempotency_key": idempotency_key,
+            "attempt": before["attempt"] + 1 if is_retry and before is not None else 1,
+            "holder": request.holder,
+            "lease_ms": request.lease_ms,
+            "timeout_ms": request.timeout_ms,
+            "settle_ms": request.settle_ms,
+            "ttl_ms": request.ttl_ms,
+            "undoes": request.undoes,
+            **sealed,
+            **self._sealed(id, outcome),
+            "arguments": self.codec.seal(sealed["arguments"], context=context(id, "arguments")),
+        }
+        del row["note"]
+        inserted = yield from one(ISSUE, **row)
+        if inserted is None:
+            inserted = yield from one(BY_KEY, key=key, limit=1)
+            assert inserted is not None
+            return inserted, False
+        if place is not None:
+            yield from self._tell(place, id, request.tool, request.call_id, outcome)
+        return inserted, True
+
+    def _ticket(self, row: Row, place: Place | None, request: Request) -> Ticket:
+        return Ticket(
+            row["number"],
+            row["id"],
+            row["fence"],
+            row["tool"],
+            row["call_id"],
+            row["idempotency_key"],
+            place,
+            request.undoes,
+            request.guard,
+        )
+
+    def _tell(
+        self, place: Place, id: str, tool: str, call_id: str | None, outcome: Outcome
+    ) -> Op[None]:
+        data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
+        data |= {"status": outcome.status, "reason": outcome.reason}
+        kind = f"effect_{outcome.status}"
+        if outcome.decided_by is not None:
+            data["decided_by"], kind = outcome.decided_by, "effect_resolved"
+        yield from emit(self.codec, place.root_id, place.session_id, kind, data)
+
+    def _sealed(self, id: str, outcome: Outcome) -> dict[str, Any]:
+        """Return an outcome as columns, without its secrets."""
+
+        def sealed(part: str, value: Any) -> bytes:
+            body = self.codec.encode(self.redactor.redact(value), name=part)
+            return self.codec.seal(body, context=context(id, part))
+
+        has_result = outcome.status == "completed" and outcome.reason != "not_storable"
+        error = None if outcome.error is None else self._tidy(outcome.error)
+        return {
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "result": sealed("result", outcome.result) if has_result else None,
+            "error": None if error is None else sealed("error", error),
+            "note": None if outcome.note is None else sealed("note", self._tidy(outcome.note)),
+        }
+
+    def _tidy(self, text: str) -> str:
+        """Return a text that can be stored; it is cut only after its secrets are out."""
+        return tidy(self.redactor.redact(text))
+
+
+def _counting(found: Sequence[Row]) -> Row | None:
+    """Return the first row, or the one that came after it if that attempt failed."""
+    first = found[0] if found else None
+    if first is not None and first["status"] == "failed":
+        later = (
+            row
+            for row in found
+            if (row["key"], row["request_digest"]) == (first["key"], first["request_digest"])
+            and row["generation"] > first["generation"]
+        )
+        return next(later, first)
+    return first

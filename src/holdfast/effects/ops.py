@@ -1,0 +1,482 @@
+"""Effects as sessions and stores offer them: call, begin, once; list, resolve and verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..checkpoints.ops import require_version
+from ..checkpoints.writing import Place
+from ..codec import Codec
+from ..errors import InProgress, InvalidArgument, Refused
+from ..kernel.flow import Flow, flow, perform
+from ..kernel.operation import (
+    AfterCommit,
+    AsyncBound,
+    AsyncDriver,
+    Lock,
+    Op,
+    Row,
+    SyncBound,
+    SyncDriver,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..leases import Kept
+from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
+from .calls import Calling, Result, ask_verdict, describe, prepare
+from .ledger import Ledger
+from .rows import BY_ID, SELECT, Outcome, Ticket, found_effect, require_effect_id
+from .tools import (
+    TTL_SECONDS_MAX,
+    Landed,
+    NotLanded,
+    OnUnknown,
+    Tool,
+    Unknown,
+    Verify,
+    by_name,
+    require_seconds,
+    require_tool,
+)
+from .undoing import Compensation, undo_after
+
+I_co = TypeVar("I_co", covariant=True)
+
+EFFECTS_PER_PAGE_MAX = 1_000
+ONCE_SECONDS = 24 * 3600.0
+KEY_CHARACTERS_MAX = 200
+WHO_CHARACTERS_MAX = 256
+
+LIST = f"{SELECT} WHERE number > :after"
+HISTORY = f"{SELECT} WHERE key = :key ORDER BY generation"
+OF_SESSION = """ AND session_number = (
+    SELECT s.number FROM hf_sessions s WHERE s.id = :session_id)"""
+IN_DOUBT = f"""{SELECT} WHERE session_number = :number
+    AND (status = 'unknown' OR (status = 'issued' AND lease_expires_at + settle_ms <= :now
+        AND issued_at + timeout_ms + settle_ms <= :now))
+ORDER BY number"""
+ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The effect was run before; `result` is what came of it."""
+
+    result: Result[Any]
+
+
+class IssuedOps:
+    """An effect that is this caller's to run: its intent is durable, its outcome is to be told."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept) -> None:
+        self.ledger = ledger
+        self.ticket = ticket
+        self._kept = kept
+
+    @property
+    def effect_id(self) -> str:
+        """The id of the effect."""
+        return self.ticket.id
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key to pass on to the receiver; the same when the attempt is repeated."""
+        return self.ticket.idempotency_key
+
+    @operation
+    def complete(self, value: Any = None) -> Op[Result[Any]]:
+        """Record that it happened, with its result. Raises LeaseLost if another took it over."""
+        return (yield from self.completing(value))
+
+    def completing(self, value: Any = None) -> Op[Result[Any]]:
+        """Record it inside another transaction."""
+        self.ledger.codec.encode(value, name="result")
+        yield from self._finish(Outcome("completed", None, value))
+        return Result(value, self.ticket.id)
+
+    @operation
+    def fail(self, error: BaseException | str, *, happened: bool | None = None) -> Op[None]:
+        """Record that it failed; `happened=False` if it is certain that nothing was done.
+
+        Otherwise it is in doubt, and parked until somebody decides.
+        """
+        if happened is True:
+            raise InvalidArgument("what happened is recorded with complete(result)")
+        said = error if isinstance(error, str) else describe(error)
+        is_certain = happened is False
+        status: EffectStatus = "failed" if is_certain else "unknown"
+        yield from self._finish(Outcome(status, "raised", error=said))
+
+    def _finish(self, outcome: Outcome) -> Op[None]:
+        if not (yield from self.ledger.finishing(self.ticket, outcome)):
+            raise self.ticket.lost()
+        yield AfterCommit(lambda: self.ledger.keeper.drop(self._kept))
+
+
+class Issued(IssuedOps, SyncBound):
+    """An effect to be run by its caller."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: SyncDriver) -> None:
+        super().__init__(ledger, ticket, kept)
+        self.driver = driver
+
+
+class AsyncIssued(IssuedOps, AsyncBound):
+    """An effect to be run by its caller, in an event loop."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: AsyncDriver) -> None:
+        super().__init__(ledger, ticket, kept)
+        self.driver = driver
+
+
+class SessionEffects(Generic[I_co]):
+    """What a session does through the ledger."""
+
+    ledger: Ledger
+    id: str
+    number: int
+    holder: str | None
+
+    def _place(self) -> Place:
+        raise NotImplementedError
+
+    def _issued(self, ticket: Ticket, kept: Kept) -> I_co:
+        raise NotImplementedError
+
+    @flow
+    def call(
+        self,
+        tool: Tool[..., Any],
+        /,
+        *,
+        call_id: str | None = None,
+        wait_seconds: float | None = None,
+        item: object = None,
+        **arguments: Any,
+    ) -> Flow[Result[Any]]:
+        """Run a tool once: its intent is durable before it runs, its outcome afterwards.
+
+        An equal call gets the stored result, another's call under way is waited for, and one in
+        doubt is verified or raises Unresolved.
+        """
+        return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
+
+    @flow
+    def call_with(
+        self,
+        tool: Tool[..., Any],
+        arguments: Mapping[str, Any],
+        *,
+        call_id: str | None = None,
+        wait_seconds: float | None = None,
+        item: object = None,
+    ) -> Flow[Result[Any]]:
+        """Do what `call` does, with the tool's arguments in a dict."""
+        return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
+
+    @flow
+    def begin(
+        self,
+        tool: Tool[..., Any] | str,
+        arguments: Mapping[str, Any],
+        call_id: str | None = None,
+        *,
+        effect: EffectKind = "mutate",
+        wait_seconds: float | None = None,
+        item: object = None,
+    ) -> Flow[Replay | I_co]:
+        """Make the intent of an effect durable, for a loop that runs its tools itself.
+
+        Returns a Replay of what was run before, or an Issued to complete or fail.
+        """
+        known = named(tool, effect) if isinstance(tool, str) else require_tool(tool)
+        calling = self._calling(known, arguments, call_id, item, wait_seconds)
+        taken = yield from calling.take()
+        if isinstance(taken, Result):
+            return Replay(taken)
+        kept = calling.keep(*taken)
+        yield from calling.make_sure(kept, taken[0])
+        return self._issued(taken[0], kept)
+
+    @flow
+    def compensate(self, *, to: int, tools: object = None) -> Flow[Compensation]:
+        """Undo what was done since a version, newest first, each undo an effect of its own.
+
+        `tools` are those to undo with, beside those that this process has called. What has no
+        undo, or whose undo fails, is reported.
+        """
+        require_version(to)
+        known = {**self.ledger.tools, **by_name(tools)}
+        place = self._place()
+        return (yield from undo_after(self.ledger, place, to, known, self.holder))
+
+    @query
+    def unresolved(self) -> Op[list[Effect]]:
+        """Return the effects of the session that nobody knows the outcome of, oldest first."""
+        found = yield from rows(IN_DOUBT, number=self.number)
+        return [self.ledger.effect(row) for row in found]
+
+    def _calling(
+        self,
+        tool: Tool[..., Any],
+        arguments: Mapping[str, Any],
+        call_id: str | None,
+        item: object,
+        wait_seconds: float | None,
+    ) -> Calling:
+        return prepare(
+            self.ledger,
+            self._place(),
+            require_tool(tool),
+            arguments,
+            call_id=call_id,
+            item=item,
+            wait_seconds=wait_seconds,
+            holder=self.holder,
+        )
+
+
+class StoreEffects:
+    """What a store does with its ledger."""
+
+    codec: Codec
+    ledger: Ledger
+
+    @flow
+    def once(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        *,
+        request: Any = None,
+        ttl_seconds: float | None = ONCE_SECONDS,
+        session: Any = None,
+        item: object = None,
+        effect: EffectKind = "mutate",
+        verify: Verify | None = None,
+        on_unknown: OnUnknown = "park",
+        cache_failures: bool = False,
+        wait_seconds: float | None = None,
+    ) -> Flow[Result[Any]]:
+        """Run a function once per key, in the whole store; later callers get its result.
+
+        The function takes no arguments, but is given `idempotency_key` if it accepts that; a tool
+        brings its own rules and gets `request` as its arguments. Another request under the same
+        key raises RequestMismatch. The key is free again `ttl_seconds` after completion.
+        """
+        tool, arguments = tool_of(function, request, effect, verify, on_unknown, cache_failures)
+        calling = prepare(
+            self.ledger,
+            place_of(session),
+            tool,
+            arguments,
+            call_id=None,
+            item=item,
+            wait_seconds=wait_seconds,
+        )
+        return (yield from once_of(calling, key, request, ttl_seconds).run())
+
+    @query
+    def effects(
+        self,
+        *,
+        session: Any = None,
+        item: object = None,
+        key: str | None = None,
+        tool: str | None = None,
+        status: EffectStatus | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> Op[list[Effect]]:
+        """Return rows of the ledger, oldest first; `after` is the number of the last one seen.
+
+        `key` is what `once` was given, an effect's own key, or its idempotency key.
+        """
+        if status is not None and status not in EFFECT_STATUSES:
+            known = ", ".join(EFFECT_STATUSES)
+            raise InvalidArgument(f"unknown status {status!r}; it is one of {known}")
+        if type(limit) is not int or not 0 < limit <= EFFECTS_PER_PAGE_MAX:
+            raise InvalidArgument(f"limit must be 1 to {EFFECTS_PER_PAGE_MAX}, not {limit!r}")
+        if type(after) is not int or not 0 <= after < 2**63:
+            raise InvalidArgument(f"after must be the number of an effect, not {after!r}")
+        wanted = {
+            "session_id": getattr(session, "id", session),
+            "item_id": getattr(item, "id", item),
+            "key": key,
+            "tool": tool,
+            "status": status,
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        for name, value in given.items():
+            if not isinstance(value, str) or "\0" in value:
+                raise InvalidArgument(f"{name} must be text, not {value!r}")
+        conditions = "".join(_condition(name) for name in given)
+        page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+        found = yield from rows(page, **given, after=after, limit=limit)
+        return [self.ledger.effect(row) for row in found]
+
+    @query
+    def effect(self, id: str) -> Op[Effect]:
+        """Return one row of the ledger, or raise NotFound."""
+        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        return self.ledger.effect(found_effect(found, id))
+
+    @query
+    def attempts(self, id: str) -> Op[list[Effect]]:
+        """Return every attempt of an effect, and what replaced it, oldest first."""
+        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        key = found_effect(found, id)["key"]
+        return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=key))]
+
+    @operation
+    def resolve(
+        self, id: str, verdict: Landed | NotLanded, *, by: str, note: str | None = None
+    ) -> Op[Effect]:
+        """Say what became of an effect in doubt, and who says so.
+
+        Landed: equal calls get the result. NotLanded: the next equal call runs it.
+        """
+        if isinstance(verdict, type) and issubclass(verdict, Landed | NotLanded):
+            verdict = verdict()
+        if not isinstance(verdict, Landed | NotLanded):
+            raise InvalidArgument(
+                f"an effect is resolved as Landed(result) or NotLanded(), not {verdict!r}"
+            )
+        if not isinstance(by, str) or not 0 < len(by) <= WHO_CHARACTERS_MAX or not by.isprintable():
+            raise InvalidArgument("by must say who decides: text of 1 to 256 printable characters")
+        if note is not None and not isinstance(note, str):
+            raise InvalidArgument(f"note must be text, not {type(note).__name__}")
+        row, place = yield from self._lock_effect(id)
+        if row["status"] == "issued" and not row["is_abandoned"]:
+            raise InProgress(
+                f"effect {id} is being run by {row['holder']!r}; it can be resolved when its "
+                "owner has ended or died",
+                effect_id=id,
+            )
+        if row["status"] not in {"issued", "unknown"}:
+            raise Refused(f"effect {id} is {row['status']} already; nothing was changed", id=id)
+        outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
+        if isinstance(verdict, Landed):
+            self.codec.encode(verdict.result, name="result")
+            outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
+        ticket = ticket_of(row, place)
+        yield from self.ledger.finishing(ticket, outcome, row["status"])
+        resolved = yield from one(BY_ID, id=id)
+        return self.ledger.effect(found_effect(resolved, id))
+
+    @flow
+    def verify(self, id: str, tools: object) -> Flow[Effect]:
+        """Ask a tool's verify hook about an effect in doubt, and record what it says."""
+        known = by_name(tools)
+        effect = yield from perform(StoreEffects.effect, self, id)
+        tool = known.get(effect.tool)
+        if tool is None or tool.verify is None:
+            what = "has no verify hook" if tool else "is not among the tools that were given"
+            raise InvalidArgument(f"{effect.tool} {what}; resolve the effect by hand")
+        verdict = yield from ask_verdict(tool.verify, effect.arguments, effect.idempotency_key)
+        if isinstance(verdict, Unknown):
+            return effect
+        return (yield from perform(StoreEffects.resolve, self, id, verdict, by="verify"))
+
+    def _lock_effect(self, id: str) -> Op[tuple[Row, Place | None]]:
+        """Lock an effect's tree and row; return the row and its session's place."""
+        looked = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        found = found_effect(looked, id)
+        session = None
+        if found["session_number"] is not None:
+            session = yield from one(ROOT, number=found["session_number"])
+        if session is None:
+            return found_effect((yield from one(BY_ID, id=id)), id), None
+        yield Lock(session["root_id"])
+        row = found_effect((yield from one(BY_ID, id=id)), id)
+        return row, Place(session["id"], session["number"], session["root_id"], None)
+
+
+def named(name: str, effect: EffectKind) -> Tool[..., Any]:
+    """Return a tool that somebody else runs, known by its name."""
+
+    def function(**_: Any) -> None:
+        """Be run elsewhere."""
+
+    policies: dict[str, Any] = {"read": "call", "write": "latest", "mutate": "session"}
+    if effect not in policies:
+        raise InvalidArgument(f"effect must be 'read', 'write' or 'mutate', not {effect!r}")
+    return Tool(function=function, name=name, effect=effect, dedupe=policies[effect])
+
+
+def ticket_of(row: Row, place: Place | None) -> Ticket:
+    """Return the right to settle a row as it stands."""
+    return Ticket(
+        row["number"],
+        row["id"],
+        row["fence"],
+        row["tool"],
+        row["call_id"],
+        row["idempotency_key"],
+        place,
+        row["undoes"],
+    )
+
+
+def require_key(key: object) -> None:
+    """Refuse what cannot be a key."""
+    is_text = isinstance(key, str) and 0 < len(key) <= KEY_CHARACTERS_MAX
+    if not is_text or not str(key).isprintable():
+        raise InvalidArgument(
+            f"a key is text of 1 to {KEY_CHARACTERS_MAX} printable characters, not {key!r}"
+        )
+
+
+def once_of(calling: Calling, key: str, request: Any, ttl_seconds: float | None) -> Calling:
+    """Return a call that counts by a key of the caller's, and for some time only."""
+    require_key(key)
+    require_seconds("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
+    return calling.asking(policy="once", distinct=key, arguments=request, ttl_ms=ttl_ms)
+
+
+def place_of(session: Any) -> Place | None:
+    """Return where a session stands, or refuse what is none."""
+    if session is None:
+        return None
+    if not isinstance(session, SessionEffects):
+        raise InvalidArgument(f"session must be a session, not {type(session).__name__}")
+    return session._place()
+
+
+def _condition(name: str) -> str:
+    match name:
+        case "session_id":
+            return OF_SESSION
+        case "key":
+            return " AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"
+    return f" AND {name} = :{name}"
+
+
+def tool_of(
+    function: Callable[..., Any],
+    request: Any,
+    effect: EffectKind,
+    verify: Verify | None,
+    on_unknown: OnUnknown,
+    cache_failures: bool,
+) -> tuple[Tool[..., Any], Mapping[str, Any]]:
+    """Return what `once` is to run, and with which arguments: a tool has its own rules."""
+    if isinstance(function, Tool):
+        return function, {} if request is None else request
+    if not callable(function):
+        raise InvalidArgument(f"once takes a function, not {type(function).__name__}")
+    made = Tool(
+        function=function,
+        name=getattr(function, "__name__", type(function).__name__),
+        effect=effect,
+        verify=verify,
+        on_unknown=on_unknown,
+        cache_failures=cache_failures,
+        dedupe="global",
+    )
+    return made, {}

@@ -1,0 +1,277 @@
+"""The rows of the ledger: their statements, and what is asked and said about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ..checkpoints.writing import LOOK, Place, require_writable
+from ..codec import Codec
+from ..errors import InvalidArgument, LeaseLost, NotFound, RequestMismatch
+from ..kernel.operation import Lock, Op, Query, Row, batch
+from ..leases import Guard
+from ..records import Effect, EffectKind, EffectStatus
+
+ERROR_CHARACTERS_MAX = 10_000
+PAST_ROWS_MAX = 1_000
+
+COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id, item_id,
+    issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, arguments,
+    status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
+    settle_ms, undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
+SELECT = f"""
+SELECT {COLUMNS}, :now AS now_ms,
+    status = 'issued' AND lease_expires_at + settle_ms <= :now
+        AND issued_at + timeout_ms + settle_ms <= :now AS is_abandoned,
+    expires_at IS NOT NULL AND expires_at <= :now AS is_expired
+FROM hf_effects"""  # noqa: S608
+BY_CALL = f"""{SELECT}
+WHERE scope = :scope AND call_id = :call_id AND call_id IS NOT NULL
+ORDER BY number DESC LIMIT :limit
+"""
+BY_KEY = f"{SELECT} WHERE key = :key ORDER BY generation DESC LIMIT :limit"
+BY_ID = f"{SELECT} WHERE id = :id /*pg FOR NO KEY UPDATE */"
+NEWEST_CHANGE = """
+SELECT max(number) AS number FROM hf_effects
+WHERE session_number = :session_number AND effect IN ('write', 'mutate')
+"""
+NEWEST_CHANGE_IN_SCOPE = """
+SELECT max(number) AS number FROM hf_effects
+WHERE item_id = :item_id AND effect IN ('write', 'mutate')
+"""
+ISSUE = f"""
+INSERT INTO hf_effects (
+    id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
+    effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
+    error, attempt, holder, lease_expires_at, timeout_ms, settle_ms, ttl_ms, undoes, issued_at,
+    ended_at, expires_at
+) VALUES (
+    :id, :scope, :key, :generation, :call_id, :session_number, :session_id, :item_id,
+    :issued_version, :tool, :effect, :is_irreversible, :request_digest, :idempotency_key,
+    :arguments, :status, :reason, :result, :error, :attempt, :holder,
+    CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now + :lease_ms END,
+    :timeout_ms, :settle_ms, :ttl_ms, :undoes, :now,
+    CASE WHEN CAST(:status AS TEXT) <> 'issued' THEN :now END,
+    CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + CAST(:ttl_ms AS INTEGER) END
+) ON CONFLICT (key, generation) DO NOTHING
+RETURNING {COLUMNS}
+"""  # noqa: S608
+TAKE_OVER = """
+UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence = fence + 1,
+    lease_expires_at = :now + :lease_ms, ended_at = NULL
+WHERE number = :number AND fence = :fence AND (
+    status = 'unknown' OR (status = 'issued' AND lease_expires_at + settle_ms <= :now
+        AND issued_at + timeout_ms + settle_ms <= :now)
+)
+RETURNING fence
+"""
+FINISH = """
+UPDATE hf_effects SET status = :status, reason = :reason, result = :result, error = :error,
+    decided_by = :decided_by, note = :note, ended_at = :now, lease_expires_at = NULL,
+    expires_at = CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + ttl_ms END
+WHERE number = :number AND fence = :fence AND status = :old_status
+    AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
+        SELECT 1 FROM hf_sessions s WHERE s.number = :session_number
+            AND s.fence = :session_fence AND s.holder IS NOT NULL
+    ))
+RETURNING id
+"""
+UNDONE = "UPDATE hf_effects SET undone_by = :id WHERE id = :undoes"
+RENEW = """
+UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
+WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
+"""
+KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
+SALT = "SELECT value FROM hf_meta WHERE name = 'effects_salt'"
+
+Doubt = Literal["verify", "retry", "park", "fail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A call, before it is known whether it is to be run."""
+
+    tool: str
+    effect: EffectKind
+    arguments: Any
+    policy: str
+    distinct: Any
+    doubt: Doubt
+    call_id: str | None = None
+    item_id: str | None = None
+    is_irreversible: bool = False
+    cache_failures: bool = False
+    holder: str
+    lease_ms: int
+    timeout_ms: int = 0
+    settle_ms: int = 0
+    ttl_ms: int | None = None
+    undoes: str | None = None
+    guard: Guard | None = None
+    """The lease of a work item without a session; a session's place has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to say what became of one attempt."""
+
+    number: int
+    id: str
+    fence: int
+    tool: str
+    call_id: str | None
+    idempotency_key: str
+    place: Place | None
+    undoes: str | None = None
+    guard: Guard | None = None
+
+    def guards(self) -> list[Query | Lock]:
+        """Return the looks that must find something for the outcome to count."""
+        if self.place is None:
+            return [] if self.guard is None else [self.guard.look]
+        guards = self.place.guards()
+        return [Lock(self.place.root_id), *guards] if guards else []
+
+    def lost(self) -> LeaseLost:
+        """Return the error of an owner whose effect is no longer its own."""
+        return LeaseLost(
+            f"{self.tool}: effect {self.id} was taken over or abandoned meanwhile; what this "
+            "owner says of it changes nothing",
+            effect_id=self.id,
+            fence=self.fence,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The effect is this caller's to run."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The effect is settled: completed, failed for good, or in doubt."""
+
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Somebody is running it, and may be stepped in for after some time."""
+
+    effect: Effect
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Its owner is dead and it is this caller's to verify."""
+
+    ticket: Ticket
+    effect: Effect
+
+
+Taken: TypeAlias = Run | Known | Busy | InDoubt
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an attempt."""
+
+    status: EffectStatus
+    reason: str | None = None
+    result: Any = None
+    error: str | None = None
+    decided_by: str | None = None
+    note: str | None = None
+
+
+def look_at(place: Place, *asked: Query) -> Op[tuple[Row, list[list[Row]]]]:
+    """Lock the tree and return the session's row and the answers, if it may be written."""
+    look = Query(LOOK, {"number": place.number})
+    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), look, *asked)
+    answers = place.require_guards(answers)
+    return require_writable(place, answers[0]), answers[1:]
+
+
+def look_without_session(guard: Guard | None, *asked: Query) -> Op[list[list[Row]]]:
+    """Return the answers, if the work item that asks still has its lease."""
+    looks = [] if guard is None else [guard.look]
+    if not looks and not asked:
+        return []
+    answers = yield from batch(*looks, *asked)
+    if guard is not None:
+        guard.require(answers[0])
+    return answers[len(looks) :]
+
+
+def effect_of(codec: Codec, row: Row) -> Effect:
+    """Return a row as a record."""
+
+    def opened(part: str) -> Any:
+        if row[part] is None:
+            return None
+        return codec.unpack(row[part], context=context(row["id"], part))
+
+    fields = {name: row[name] for name in Effect.__dataclass_fields__ if name in row}
+    for part in ("arguments", "result", "error", "note", "late"):
+        fields[part] = opened(part)
+    fields["is_irreversible"] = bool(row["is_irreversible"])
+    fields["takeover_at"] = takeover_at(row)
+    return Effect(**fields)
+
+
+def topic(id: str) -> str:
+    """Return what is rung when an effect is settled."""
+    return f"effect:{id}"
+
+
+def found_effect(row: Row | None, id: object) -> Row:
+    """Return the row, or raise NotFound."""
+    if row is None:
+        raise NotFound(f"there is no effect {id!r}", id=id)
+    return row
+
+
+def require_effect_id(id: object) -> str:
+    """Refuse what cannot be the id of an effect."""
+    if not isinstance(id, str) or not 0 < len(id) <= 256 or not id.isprintable():
+        raise InvalidArgument(f"an effect's id is text, not {id!r}")
+    return id
+
+
+def takeover_at(row: Row) -> int | None:
+    """Return when another may step in for an effect's owner; None if it has none."""
+    if row["status"] != "issued":
+        return None
+    ends = (row["lease_expires_at"], row["issued_at"] + row["timeout_ms"])
+    return int(max(ends) + row["settle_ms"])
+
+
+def settled_at(row: Row) -> int:
+    """Return from when on a parked effect may be verified: its request may be under way still."""
+    return int(max(row["ended_at"], row["lease_expires_at"] or 0) + row["settle_ms"])
+
+
+def context(id: str, part: str) -> tuple[str, ...]:
+    """Return the place that a part of an effect is bound to."""
+    return "hf_effects", id, part
+
+
+def tidy(text: str) -> str:
+    """Return a text that can be stored: short enough, and nothing but characters."""
+    return text[:ERROR_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+
+
+def mismatch(row: Row, request: Request) -> RequestMismatch:
+    """Return the error of a key or call id that another request has."""
+    what = f"key {row['key']!r}"
+    if request.call_id is not None and row["call_id"] == request.call_id:
+        what = f"call id {request.call_id!r}"
+    return RequestMismatch(
+        f"{what} belongs to another request of {row['tool']} (effect {row['id']}, "
+        f"{row['status']}); nothing was run. Use a new one for a new request",
+        effect_id=row["id"],
+        status=row["status"],
+    )

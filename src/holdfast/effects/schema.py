@@ -1,0 +1,190 @@
+"""What a tool's arguments must look like: a JSON schema from its type hints, and the check.
+
+A model is shown the schema and sends plain JSON data. The check says what does not fit and where,
+in words that a model can act on; `typed_arguments` gives the function what its hints promise (a
+dataclass, an enum, a datetime), while the ledger keeps the plain data.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ..errors import InvalidArgument, InvalidValue
+
+INJECTED = ("idempotency_key",)
+REFERENCE = "#/$defs/{name}"
+_HEADING = re.compile(r"\s*(?:Args|Arguments|Parameters)\s*:\s*")
+_ENTRY = re.compile(r"(\s+)\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_FIELD = re.compile(r"\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The arguments of one function, as a type that msgspec checks and describes."""
+
+    name: str
+    type: type[msgspec.Struct]
+    parameters: dict[str, Any]
+    takes_any: bool
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of a function's arguments, without those that are injected.
+
+    Raises InvalidArgument, naming the parameter, if a hint cannot be described.
+    """
+    return shape_of(function).parameters
+
+
+def plain_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
+    """Return the arguments as plain data in one form, or raise InvalidValue saying what is wrong.
+
+    5 for a float becomes 5.0, so that equal calls are equal; what was not given stays away.
+    """
+    shape = shape_of(function)
+    found: dict[str, Any] = msgspec.to_builtins(_convert(shape, arguments))
+    return {**_others(shape, arguments), **found}
+
+
+def typed_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
+    """Return the arguments as the function's hints promise them, or raise InvalidValue."""
+    shape = shape_of(function)
+    checked = _convert(shape, arguments)
+    found = {name: getattr(checked, name) for name in checked.__struct_fields__}
+    given = {name: value for name, value in found.items() if value is not msgspec.UNSET}
+    return {**_others(shape, arguments), **given}
+
+
+@functools.lru_cache(maxsize=1024)
+def shape_of(function: Callable[..., Any]) -> Shape:
+    """Read a function's signature, hints and docstring once."""
+    name = getattr(function, "__name__", type(function).__name__)
+    signature = inspect.signature(function)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    hints = _hints(function, name)
+    wanted = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.name not in INJECTED and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    fields = [_field(parameter, hints.get(parameter.name, Any)) for parameter in wanted]
+    defined = msgspec.defstruct(
+        "ToolArguments", fields, kw_only=True, forbid_unknown_fields=not takes_any
+    )
+    schema = _schema(name, defined, fields)
+    descriptions = _descriptions(function)
+    for parameter in wanted:
+        described = schema["properties"].get(parameter.name, {})
+        if parameter.default is not parameter.empty and _is_plain(parameter.default):
+            described["default"] = parameter.default
+        if parameter.name in descriptions:
+            described.setdefault("description", descriptions[parameter.name])
+    return Shape(name, defined, schema, takes_any)
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidArgument(
+            f"tool {name}: {error}, so its arguments cannot be described; define or import what "
+            "the type hints name at the top of the module"
+        ) from None
+
+
+def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
+    if parameter.default is parameter.empty:
+        return parameter.name, hint
+    # A missing argument stays missing: what the default is, is the function's affair.
+    return parameter.name, hint | msgspec.UnsetType if hint is not Any else Any, msgspec.UNSET
+
+
+def _schema(name: str, defined: type[msgspec.Struct], fields: list[Any]) -> dict[str, Any]:
+    try:
+        (top,), definitions = msgspec.json.schema_components([defined], ref_template=REFERENCE)
+    except TypeError as error:
+        why = str(error).splitlines()[-1]
+        guilty = next((field[0] for field in fields if not _is_describable(field[1])), None)
+        where = f"parameter {guilty!r}" if guilty else "its arguments"
+        raise InvalidArgument(
+            f"tool {name}: {where} cannot be described as JSON ({why}); use text, numbers, "
+            "lists, dicts, Literal, Optional, dataclasses or TypedDict"
+        ) from None
+    schema = definitions.pop(top["$ref"].rpartition("/")[2])
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    schema.setdefault("required", [])
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _is_describable(hint: Any) -> bool:
+    try:
+        msgspec.json.schema_components([hint], ref_template=REFERENCE)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return False
+
+
+def _convert(shape: Shape, arguments: object) -> msgspec.Struct:
+    if not isinstance(arguments, Mapping):
+        raise InvalidValue(
+            f"{shape.name}: the arguments must be a JSON object, not {type(arguments).__name__}",
+            path="$",
+        )
+    try:
+        return msgspec.convert(dict(arguments), shape.type)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(_explain(shape, error), path=_path(error)) from None
+
+
+def _explain(shape: Shape, error: msgspec.ValidationError) -> str:
+    names = ", ".join(shape.parameters["properties"]) or "none"
+    return f"{shape.name}: {error} (its arguments are: {names})"
+
+
+def _path(error: msgspec.ValidationError) -> str:
+    return str(error).rpartition(" - at ")[2].strip("`") if " - at " in str(error) else "$"
+
+
+def _others(shape: Shape, arguments: object) -> dict[str, Any]:
+    """Return what a function takes by `**`, which no hint describes."""
+    if not shape.takes_any or not isinstance(arguments, Mapping):
+        return {}
+    known = shape.parameters["properties"]
+    return {name: value for name, value in arguments.items() if name not in known}
+
+
+def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what a docstring says of its parameters, in Google's or in Sphinx's way."""
+    found: dict[str, str] = {}
+    indent: int | None = None
+    is_inside = False
+    current = ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if match := _FIELD.fullmatch(line):
+            found[match[1]] = match[2]
+        if _HEADING.fullmatch(line):
+            is_inside, indent = True, None
+        elif is_inside and line.strip() and not line.startswith((" ", "\t")):
+            is_inside = False
+        elif is_inside and (match := _ENTRY.fullmatch(line)) and indent in {None, len(match[1])}:
+            current, indent = match[2], len(match[1])
+            found[current] = match[3]
+        elif is_inside and current and line.strip():
+            found[current] = f"{found[current]} {line.strip()}".strip()
+    return found

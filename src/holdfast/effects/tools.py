@@ -1,0 +1,261 @@
+"""Tools: functions with a word on what calling them does, and what to do when that is in doubt."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, overload
+
+from ..errors import InvalidArgument
+from ..leases import lease_milliseconds
+from ..records import EffectKind
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+NAME_CHARACTERS_MAX = 256
+LEASE_SECONDS = 15.0
+WAIT_SECONDS = 60.0
+SECONDS_MAX = 7 * 24 * 3600.0
+TTL_SECONDS_MAX = 100 * 366 * 24 * 3600.0
+KEY = "idempotency_key"
+RESERVED = ("call_id", "wait_seconds", "item")
+
+OnUnknown = Literal["retry", "fail", "park"]
+Policy = Literal["session", "latest", "call", "global"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+DEFAULT_POLICY: dict[EffectKind, Policy] = {
+    "read": "call",
+    "write": "latest",
+    "mutate": "session",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The effect happened; `result` is what the tool would have returned."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotLanded:
+    """The effect did not happen and will not: it may be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody can tell whether the effect happened."""
+
+    why: str = ""
+
+
+Verdict: TypeAlias = Landed | NotLanded | Unknown
+Verify: TypeAlias = Callable[[dict[str, Any], str], Any]
+Undo: TypeAlias = Callable[[dict[str, Any], Any, str], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool(Generic[P, R_co]):
+    """A function that an agent calls, and what its calls mean. Called itself, it just runs."""
+
+    function: Callable[P, R_co]
+    name: str
+    effect: EffectKind
+    verify: Verify | None = None
+    undo: Undo | None = None
+    atomic: bool = False
+    on_unknown: OnUnknown = "park"
+    dedupe: Policy | Callable[[dict[str, Any]], Any]
+    timeout_seconds: float | None = None
+    settle_seconds: float = 0.0
+    lease_seconds: float = LEASE_SECONDS
+    cache_failures: bool = False
+    ttl_seconds: float | None = None
+    wait_seconds: float = WAIT_SECONDS
+    takes_key: bool = field(init=False)
+    signature: inspect.Signature = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        signature = inspect.signature(self.function)
+        _check_parameters(self.name, signature)
+        object.__setattr__(self, "signature", signature)
+        object.__setattr__(self, "takes_key", KEY in signature.parameters)
+        # So that help(), inspect and editors show the function.
+        for name in ("__doc__", "__name__", "__qualname__", "__module__"):
+            object.__setattr__(self, name, getattr(self.function, name, None))
+        object.__setattr__(self, "__wrapped__", self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function, without the ledger."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def description(self) -> str:
+        """What the function says of itself."""
+        return inspect.getdoc(self.function) or ""
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, without those that are injected."""
+        from .schema import parameters_of
+
+        return parameters_of(self.function)
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments by name, defaults not filled in, or say which do not fit."""
+        if not isinstance(arguments, Mapping):
+            raise InvalidArgument(
+                f"{self.name} takes its arguments by name, in a dict, not as "
+                f"{type(arguments).__name__}"
+            )
+        if KEY in arguments:
+            raise InvalidArgument(f"{KEY} is made by Holdfast and cannot be given")
+        extra = {KEY: ""} if self.takes_key else {}
+        try:
+            self.signature.bind(**arguments, **extra)
+        except TypeError as error:
+            raise InvalidArgument(f"{self.name}: {error}") from None
+        return dict(arguments)
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a call is owned without a sign of life: longer than it may take."""
+        seconds = self.lease_seconds
+        if self.timeout_seconds is not None:
+            seconds = max(seconds, self.timeout_seconds * 1.5)
+        return lease_milliseconds(min(seconds, SECONDS_MAX))
+
+    @property
+    def is_irreversible(self) -> bool:
+        """Whether what it did cannot be taken back."""
+        return self.effect == "mutate" and self.undo is None
+
+
+@overload
+def tool(function: Callable[P, R_co], /) -> Tool[P, R_co]: ...
+@overload
+def tool(
+    *,
+    effect: EffectKind = "mutate",
+    name: str | None = None,
+    verify: Verify | None = None,
+    undo: Undo | None = None,
+    atomic: bool = False,
+    on_unknown: OnUnknown = "park",
+    dedupe: Policy | Callable[[dict[str, Any]], Any] | None = None,
+    timeout_seconds: float | None = None,
+    settle_seconds: float = 0.0,
+    lease_seconds: float = LEASE_SECONDS,
+    cache_failures: bool = False,
+    ttl_seconds: float | None = None,
+    wait_seconds: float = WAIT_SECONDS,
+) -> Callable[[Callable[P, R_co]], Tool[P, R_co]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    effect: EffectKind = "mutate",
+    name: str | None = None,
+    dedupe: Policy | Callable[[dict[str, Any]], Any] | None = None,
+    **rules: Any,
+) -> Any:
+    """Make a tool of a function.
+
+    `read` has no effect; `write` leaves the same result when it is repeated; `mutate`, which is
+    taken when nothing is said, does harm when it is repeated. `verify(args, idempotency_key)`
+    tells whether a call in doubt landed; without it, `on_unknown` says what becomes of one:
+    "park" it for a person, "fail", or "retry" (the receiver must then honour the key).
+    `atomic` means that an exception proves that nothing happened. `dedupe` says which calls are
+    one effect. `undo(args, result, idempotency_key)` takes an effect back.
+    """
+
+    def make(function: Callable[..., Any]) -> Tool[..., Any]:
+        if not callable(function):
+            raise InvalidArgument(f"a tool is a function, not {type(function).__name__}")
+        if effect not in DEFAULT_POLICY:
+            raise InvalidArgument(f"effect must be 'read', 'write' or 'mutate', not {effect!r}")
+        label = name if name is not None else getattr(function, "__name__", "")
+        policy = DEFAULT_POLICY[effect] if dedupe is None else dedupe
+        return Tool(function=function, name=label, effect=effect, dedupe=policy, **rules)
+
+    return make if function is None else make(function)
+
+
+def by_name(tools: object) -> dict[str, Tool[..., Any]]:
+    """Return tools by their names; two of one name are refused."""
+    if tools is None:
+        return {}
+    if not isinstance(tools, list | tuple):
+        raise InvalidArgument(f"tools must be a list of tools, not {type(tools).__name__}")
+    found: dict[str, Tool[..., Any]] = {}
+    for each in tools:
+        known = require_tool(each)
+        if found.setdefault(known.name, known) is not known:
+            raise InvalidArgument(f"there are two tools named {known.name!r}")
+    return found
+
+
+def require_tool(tool: object) -> Tool[..., Any]:
+    """Refuse what was not made a tool."""
+    if not isinstance(tool, Tool):
+        name = getattr(tool, "__name__", repr(tool))
+        raise InvalidArgument(f"{name} is not a tool; put @holdfast.tool(effect=…) above it")
+    return tool
+
+
+def _check_parameters(name: str, signature: inspect.Signature) -> None:
+    for parameter in signature.parameters.values():
+        if parameter.name in RESERVED:
+            raise InvalidArgument(
+                f"tool {name}: a parameter cannot be named {parameter.name!r}, which "
+                "session.call keeps for itself"
+            )
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+            raise InvalidArgument(
+                f"tool {name}: its arguments are given by name, and {parameter.name!r} cannot be"
+            )
+
+
+def _check(tool: Tool[..., Any]) -> None:
+    name = tool.name
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
+        raise InvalidArgument(f"a tool's name is text of 1 to 256 characters, not {name!r}")
+    if not name.isprintable():
+        raise InvalidArgument(f"tool {name!r}: its name has characters that cannot be printed")
+    if tool.on_unknown not in {"retry", "fail", "park"}:
+        raise InvalidArgument(
+            f"tool {name}: on_unknown must be 'retry', 'fail' or 'park', not {tool.on_unknown!r}"
+        )
+    if not callable(tool.dedupe) and tool.dedupe not in POLICIES:
+        raise InvalidArgument(
+            f"tool {name}: dedupe must be one of {', '.join(POLICIES)} or a function of the "
+            f"arguments, not {tool.dedupe!r}"
+        )
+    for label, hook in (("verify", tool.verify), ("undo", tool.undo)):
+        if hook is not None and not callable(hook):
+            raise InvalidArgument(f"tool {name}: {label} must be a function, not {hook!r}")
+    lease_milliseconds(tool.lease_seconds)
+    require_seconds("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
+    require_seconds("settle_seconds", tool.settle_seconds)
+    require_seconds("wait_seconds", tool.wait_seconds)
+    require_seconds("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+
+
+def require_seconds(
+    label: str, seconds: object, most: float = SECONDS_MAX, *, may_be_zero: bool = True
+) -> None:
+    """Refuse what is not a number of seconds; None passes."""
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if (
+        not is_number
+        or not 0 <= cast("float", seconds) <= most
+        or (not may_be_zero and seconds == 0)
+    ):
+        least = "0 or more" if may_be_zero else "above 0"
+        raise InvalidArgument(f"{label} must be {least} and at most {most:g}, not {seconds!r}")

@@ -1,0 +1,76 @@
+-- hf_effects  the ledger: one row per attempt of an effect, written before the effect is tried.
+--             The key says which calls are one effect; the newest generation of a key counts. A
+--             new one comes after a failure, when the last has expired, or when something else was
+--             written in between. Nothing is ever rolled back here
+--
+-- An effect outlives its session: a retry that comes late must still find it. A fork finds what
+-- came before it through its lineage: [session id, number, first version, last version], newest
+-- first, as it was when the fork was made.
+
+--[both]
+CREATE TABLE hf_effects (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    scope TEXT NOT NULL,
+    key TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    call_id TEXT,
+    session_number INTEGER,
+    session_id TEXT,
+    item_id TEXT,
+    issued_version INTEGER NOT NULL,
+    tool TEXT NOT NULL,
+    effect TEXT NOT NULL CHECK (effect IN ('read', 'write', 'mutate')),
+    is_irreversible INTEGER NOT NULL CHECK (is_irreversible IN (0, 1)),
+    request_digest TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    arguments BLOB NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('issued', 'completed', 'failed', 'unknown')),
+    reason TEXT CHECK (reason IN (
+        'raised', 'not_landed', 'abandoned', 'given_up', 'timed_out', 'cancelled', 'owner_died',
+        'rewound', 'verified', 'resolved', 'not_storable'
+    )),
+    result BLOB,
+    error BLOB,
+    attempt INTEGER NOT NULL,
+    holder TEXT,
+    fence INTEGER NOT NULL DEFAULT 1,
+    lease_expires_at INTEGER,
+    timeout_ms INTEGER NOT NULL,
+    settle_ms INTEGER NOT NULL,
+    ttl_ms INTEGER,
+    undoes TEXT,
+    undone_by TEXT,
+    decided_by TEXT,
+    note BLOB,
+    late BLOB,
+    issued_at INTEGER NOT NULL,
+    ended_at INTEGER,
+    expires_at INTEGER
+);
+
+CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation);
+
+CREATE INDEX ix_effects_call ON hf_effects (scope, call_id) WHERE call_id IS NOT NULL;
+
+CREATE INDEX ix_effects_session ON hf_effects (session_number, number)
+WHERE session_number IS NOT NULL;
+
+CREATE INDEX ix_effects_item ON hf_effects (item_id, number) WHERE item_id IS NOT NULL;
+
+CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
+
+CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
+
+ALTER TABLE hf_sessions ADD COLUMN lineage TEXT;
+
+CREATE INDEX ix_sessions_driven ON hf_sessions (number) WHERE holder IS NOT NULL;
+
+--[sqlite]
+INSERT INTO hf_meta (name, value) VALUES ('effects_salt', lower(hex(randomblob(32))));
+
+--[postgres]
+INSERT INTO hf_meta (name, value)
+VALUES ('effects_salt', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
+
+ALTER TABLE hf_effects SET (fillfactor = 80);

@@ -1,0 +1,102 @@
+-- hf_work   one row per work item: what is to be done, who does it now, and what became of it. The
+--           number is the order of submission and breaks ties of priority. Inside, an item that
+--           waits for its time is `scheduled` and one that waits for a person is `review`; both
+--           show as pending. The fence is raised by every claim and never goes back.
+--
+-- An item with a session changes its state only under its tree's lock, except that a claim takes
+-- what is pending. Lock order: the tree, then items by number, then sessions.
+
+--[both]
+CREATE TABLE hf_work (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_number INTEGER,
+    session_id TEXT,
+    root_id TEXT,
+    type TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN (
+        'scheduled', 'pending', 'in_progress', 'review', 'completed', 'failed', 'cancelled'
+    )),
+    priority INTEGER NOT NULL,
+    key TEXT,
+    on_crash TEXT NOT NULL CHECK (on_crash IN ('retry', 'fail', 'review')),
+    holder TEXT,
+    fence INTEGER NOT NULL DEFAULT 0,
+    lease_acquired_at INTEGER,
+    lease_expires_at INTEGER,
+    heartbeat_at INTEGER,
+    cancel_requested INTEGER NOT NULL DEFAULT 0 CHECK (cancel_requested IN (0, 1)),
+    retry_count INTEGER NOT NULL DEFAULT 0,
+    max_retries INTEGER NOT NULL CHECK (max_retries >= 0),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    failures INTEGER NOT NULL DEFAULT 0,
+    rescues INTEGER NOT NULL DEFAULT 0,
+    releases INTEGER NOT NULL DEFAULT 0,
+    redriven_from TEXT,
+    input BLOB NOT NULL,
+    output BLOB,
+    error BLOB,
+    progress BLOB,
+    available_at INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    started_at INTEGER,
+    completed_at INTEGER,
+    updated_at INTEGER NOT NULL,
+    CHECK (retry_count >= 0 AND retry_count <= max_retries),
+    CHECK ((session_number IS NULL) = (session_id IS NULL)),
+    CHECK ((session_number IS NULL) = (root_id IS NULL)),
+    CHECK ((state = 'in_progress') = (holder IS NOT NULL)),
+    CHECK ((state = 'in_progress') = (lease_expires_at IS NOT NULL)),
+    CHECK ((state IN ('completed', 'failed', 'cancelled')) = (completed_at IS NOT NULL))
+);
+
+CREATE INDEX ix_work_ready ON hf_work (queue, priority DESC, number) WHERE state = 'pending';
+
+CREATE INDEX ix_work_scheduled ON hf_work (available_at, number) WHERE state = 'scheduled';
+
+CREATE INDEX ix_work_running ON hf_work (number) WHERE state = 'in_progress';
+
+CREATE INDEX ix_work_review ON hf_work (number) WHERE state = 'review';
+
+CREATE INDEX ix_work_dead ON hf_work (number) WHERE state = 'failed';
+
+CREATE INDEX ix_work_finished ON hf_work (completed_at, number) WHERE completed_at IS NOT NULL;
+
+CREATE INDEX ix_work_type ON hf_work (type, number);
+
+CREATE INDEX ix_work_session ON hf_work (session_number, number) WHERE session_number IS NOT NULL;
+
+CREATE UNIQUE INDEX ux_work_key ON hf_work (queue, key)
+WHERE key IS NOT NULL AND state IN ('scheduled', 'pending', 'in_progress', 'review');
+
+CREATE UNIQUE INDEX ux_work_redriven ON hf_work (redriven_from) WHERE redriven_from IS NOT NULL;
+
+--[sqlite]
+CREATE TRIGGER hf_work_no_update BEFORE UPDATE ON hf_work
+WHEN OLD.state IN ('completed', 'failed', 'cancelled')
+BEGIN SELECT RAISE(ABORT, 'a finished item of hf_work is immutable'); END;
+
+CREATE TRIGGER hf_work_no_delete BEFORE DELETE ON hf_work
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
+BEGIN SELECT RAISE(ABORT, 'hf_work is append-only'); END;
+
+--[postgres]
+CREATE FUNCTION hf_refuse_finished() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'a finished item of % is immutable', TG_TABLE_NAME
+    USING ERRCODE = 'integrity_constraint_violation';
+END
+$$;
+
+CREATE TRIGGER no_update BEFORE UPDATE ON hf_work
+FOR EACH ROW WHEN (OLD.state IN ('completed', 'failed', 'cancelled'))
+EXECUTE FUNCTION hf_refuse_finished();
+
+CREATE TRIGGER no_delete BEFORE DELETE ON hf_work
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+-- Heartbeats change no indexed column: room on the page keeps them in place.
+ALTER TABLE hf_work SET (
+    fillfactor = 75, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0
+);

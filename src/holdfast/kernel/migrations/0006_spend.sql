@@ -1,0 +1,30 @@
+-- hf_spend  what sessions spent on models: one row per attempt. It is written before the request,
+--           with the model's estimate (open), and again with the outcome. An attempt whose process
+--           died keeps its estimate (uncertain). Every row counts
+--
+-- Money is in billionths of a US dollar, whole numbers, so that sums are exact; NULL where no price
+-- is known. Spend outlives its session: it was paid.
+
+--[both]
+CREATE TABLE hf_spend (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_number INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    root_id TEXT NOT NULL,
+    model TEXT NOT NULL,
+    source TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'settled', 'failed', 'uncertain')),
+    input_tokens INTEGER NOT NULL CHECK (input_tokens >= 0),
+    output_tokens INTEGER NOT NULL CHECK (output_tokens >= 0),
+    nano_usd INTEGER CHECK (nano_usd >= 0),
+    details BLOB,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL
+);
+
+CREATE INDEX ix_spend_session ON hf_spend (session_number, number);
+
+CREATE INDEX ix_spend_root ON hf_spend (root_id, number);
+
+CREATE INDEX ix_spend_open ON hf_spend (session_number) WHERE state = 'open';

@@ -1,0 +1,85 @@
+"""Forgetting effects that nobody can ask for again.
+
+Never what is under way or in doubt, however old it is; and nothing of a session that is there, or
+that a fork which is there came from, except what has expired.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..kernel.flow import Flow, perform
+from ..kernel.operation import Op, Query, Row, batch, large_query, operation, rows
+
+EFFECTS_PER_PASS = 1_000
+FORKS_PER_PAGE = 1_000
+
+# A key that expired is free. Its rows stay a while, because a key that starts over would give its
+# receiver an idempotency key that it may still remember.
+FORGETTABLE = """status IN ('completed', 'failed') AND (
+    (ttl_ms IS NOT NULL AND ended_at + ttl_ms <= :now AND ended_at <= :now - :key_ms)
+    OR (ended_at <= :now - :effect_ms AND session_number IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM hf_sessions s WHERE s.number = session_number))
+    OR (ended_at <= :now - :effect_ms AND session_number IS NULL AND item_id IS NOT NULL
+        AND ttl_ms IS NULL AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id))
+)"""
+FIND = f"""
+SELECT number, session_number, ttl_ms FROM hf_effects
+WHERE number > :after AND {FORGETTABLE} ORDER BY number LIMIT :limit
+"""  # noqa: S608
+FORGET = f"""
+DELETE FROM hf_effects WHERE number = :number AND {FORGETTABLE} RETURNING number
+"""  # noqa: S608
+LINEAGES = """
+SELECT number, lineage FROM hf_sessions
+WHERE number > :after AND lineage IS NOT NULL ORDER BY number LIMIT :limit
+"""
+
+
+class Forgetting:
+    """The transactions that remove old effects."""
+
+    def __init__(self, key_ms: int, effect_ms: int) -> None:
+        self._ages = {"key_ms": key_ms, "effect_ms": effect_ms}
+
+    @large_query
+    def page(self, after: int) -> Op[list[Row]]:
+        """Return the next effects that may be forgotten."""
+        return (yield from rows(FIND, **self._ages, after=after, limit=EFFECTS_PER_PASS))
+
+    @operation
+    def forget(self, page: Sequence[Row]) -> Op[int]:
+        """Remove those of a page that may still go; say how many went."""
+        # Looked at last: what is forked from a session before it is deleted is seen here.
+        needed = yield from _origins_of_forks()
+        doomed = [
+            row["number"]
+            for row in page
+            if row["ttl_ms"] is not None or row["session_number"] not in needed
+        ]
+        answers = yield from batch(
+            *(Query(FORGET, {**self._ages, "number": number}) for number in doomed)
+        )
+        return sum(map(len, answers))
+
+
+def _origins_of_forks() -> Op[set[int]]:
+    """Return the numbers of the sessions whose effects a fork that is there looks back to."""
+    needed: set[int] = set()
+    after = 0
+    while found := (yield from rows(LINEAGES, after=after, limit=FORKS_PER_PAGE)):
+        for row in found:
+            needed |= {number for _, number, _, _ in json.loads(row["lineage"])}
+        after = found[-1]["number"]
+    return needed
+
+
+def forget_effects(key_ms: int, effect_ms: int) -> Flow[int]:
+    """Remove old effects, a bounded number in each transaction, and say how many went."""
+    work = Forgetting(key_ms, effect_ms)
+    count = after = 0
+    while page := (yield from perform(Forgetting.page, work, after)):
+        count += yield from perform(Forgetting.forget, work, page)
+        after = page[-1]["number"]
+    return count

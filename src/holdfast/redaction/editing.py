@@ -1,0 +1,57 @@
+"""Secrets are cut out of the bytes of a text, left to right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+Replace = Callable[[str, str], str]
+"""Takes the kind of a secret and the secret, and returns what stands for it."""
+
+PLACEHOLDER: Final = re.compile(
+    rb"\$\{|\$\(|\$[A-Za-z_]+\Z|\{\{|\{[\w.\[\]\"']*\}|<[\w .-]+>?|%\(|%s|[*x.]{3,}\Z|\[redacted:"
+)
+
+
+class Edit:
+    """Puts a text together again from what is kept and what stands for secrets."""
+
+    def __init__(self, raw: bytes, replace: Replace) -> None:
+        self.raw = raw
+        self.done = 0
+        self._replace = replace
+        self._pieces: list[bytes] = []
+        self.kinds: set[str] = set()
+
+    def cut(self, start: int, end: int, kind: str) -> None:
+        """Replace what stands from start to end; start is not before `done`."""
+        secret = self.raw[start:end].decode("utf-8", "surrogatepass")
+        self._pieces += (self.raw[self.done : start], self._replace(kind, secret).encode())
+        self.done = end
+        self.kinds.add(kind)
+
+    def text(self) -> bytes:
+        """Return the text as it is now, the very same object if nothing was cut."""
+        if not self._pieces:
+            return self.raw
+        return b"".join((*self._pieces, self.raw[self.done :]))
+
+
+def _is_real(secret: bytes) -> bool:
+    return PLACEHOLDER.match(secret) is None
+
+
+def replace_all(
+    pattern: re.Pattern[bytes],
+    kind: str,
+    raw: bytes,
+    replace: Replace,
+    is_secret: Callable[[bytes], bool] = _is_real,
+) -> bytes:
+    """Replace the only group of each match that is a secret."""
+    edit = Edit(raw, replace)
+    for found in pattern.finditer(raw):
+        if is_secret(found[1]):
+            edit.cut(*found.span(1), kind)
+    return edit.text()

@@ -1,0 +1,49 @@
+"""Sessions' rows: how they are read, and what may stand in them."""
+
+from __future__ import annotations
+
+from ..checkpoints import Heads
+from ..checkpoints.writing import Place, draft, write
+from ..codec import Codec
+from ..errors import InvalidArgument
+from ..feed import emit
+from ..kernel.operation import Op, Row
+from ..records import SessionInfo
+
+TEXT_CHARACTERS_MAX = 256
+
+COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
+    origin_version, metadata, holder, lease_expires_at, created_at, updated_at, last_resumed_at"""
+READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
+
+
+def record_status(codec: Codec, heads: Heads, place: Place, before: str, after: str) -> Op[None]:
+    """Write a change of status into the session's history and into the feed."""
+    data = {"from": before, "to": after}
+    ready = draft(codec, "state_transition", {}, data, None, None, None)
+    yield from write(codec, heads, place, ready)
+    yield from emit(codec, place.root_id, place.session_id, "session_status_changed", data)
+
+
+def info(codec: Codec, row: Row) -> SessionInfo:
+    """Return a row as a record."""
+    fields = dict(row)
+    fields["user"] = fields.pop("user_id")
+    fields["metadata"] = codec.unpack(row["metadata"], context=("hf_sessions", row["id"]))
+    return SessionInfo(**fields)
+
+
+def require_id(id: object, what: str = "id") -> str:
+    """Return an id that is text of 1 to 256 printable characters."""
+    if not isinstance(id, str) or not 0 < len(id) <= TEXT_CHARACTERS_MAX or not id.isprintable():
+        raise InvalidArgument(
+            f"{what} must be text of 1 to {TEXT_CHARACTERS_MAX} printable characters, not {id!r}"
+        )
+    return id
+
+
+def require_text(label: str, text: object) -> None:
+    """Refuse what is neither None nor short text."""
+    if text is None:
+        return
+    require_id(text, label)

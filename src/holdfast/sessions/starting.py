@@ -1,0 +1,205 @@
+"""Starting, resuming and listing sessions: what a store does with them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from ..checkpoints import Heads
+from ..checkpoints.ops import require_kind, require_limit
+from ..checkpoints.reading import HEADER, header
+from ..checkpoints.writing import Place, random_id
+from ..codec import Codec
+from ..errors import InvalidArgument, SessionEnded, SessionNotFound
+from ..feed import emit, plant_tree
+from ..kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    batch,
+    fresh_id,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
+from .rows import COLUMNS, READ, info, record_status, require_id, require_text
+
+H = TypeVar("H")
+
+SESSIONS_PER_PAGE_MAX = 1_000
+
+CREATE = f"""
+INSERT INTO hf_sessions (
+    id, name, parent_id, root_id, agent, user_id, status, head, metadata,
+    created_at, updated_at, last_resumed_at
+) VALUES (
+    :id, :name, :parent_id, :root_id, :agent, :user_id, 'active', :head, :metadata,
+    :now, :now, :now
+) ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}
+"""  # noqa: S608
+RESUME = f"""
+UPDATE hf_sessions SET
+    last_resumed_at = :now, updated_at = :now,
+    name = coalesce(CAST(:name AS TEXT), name),
+    agent = coalesce(CAST(:agent AS TEXT), agent),
+    user_id = coalesce(CAST(:user_id AS TEXT), user_id),
+    metadata = coalesce(CAST(:metadata AS BLOB), metadata),
+    status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
+WHERE id = :id RETURNING {COLUMNS}
+"""  # noqa: S608
+LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
+NEWEST = f"""
+SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
+FROM hf_checkpoints c JOIN hf_sessions s ON s.number = c.key / 4294967296
+WHERE c.kind = :kind AND c.created_at >= :since
+ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
+"""  # noqa: S608
+
+
+class SessionsOps(Generic[H]):
+    """What a store does with its sessions."""
+
+    codec: Codec
+    heads: Heads
+
+    def _session(self, id: str, number: int, root_id: str, name: str | None) -> H:
+        """Return a handle of this colour."""
+        raise NotImplementedError
+
+    @operation
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        name: str | None = None,
+        parent: object = None,
+        agent: str | None = None,
+        user: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        reopen: bool = False,
+    ) -> Op[H]:
+        """Start a session, or resume it if it exists. An ended one needs `reopen=True`.
+
+        Its root is its parent's root, for ever; without a parent it is a root itself.
+        """
+        for label, text in (("name", name), ("agent", agent), ("user", user)):
+            require_text(label, text)
+        if metadata is not None and type(metadata) is not dict:
+            raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
+        body = None if metadata is None else self.codec.encode(metadata, name="metadata")
+        parent_id = None
+        if parent is not None:
+            parent_id = require_id(getattr(parent, "id", parent), "parent")
+        session_id = require_id(id) if id is not None else (yield from fresh_id())
+        context = ("hf_sessions", session_id)
+        given: dict[str, Any]
+        given = {"id": session_id, "name": name, "agent": agent, "user_id": user}
+        row = (yield from one(READ, id=session_id)) if id is not None else None
+        given["metadata"] = None if body is None else self.codec.seal(body, context=context)
+        if row is None:
+            row = yield from self._create(given, parent_id, reopen)
+        else:
+            row = yield from self._resume(given, row["root_id"], reopen)
+        return self._session(row["id"], row["number"], row["root_id"], row["name"])
+
+    def _create(self, given: dict[str, Any], parent_id: str | None, reopen: bool) -> Op[Row]:
+        root_id = given["id"]
+        if parent_id is None:
+            yield from plant_tree(root_id)
+        else:
+            parent = yield from one(READ, id=parent_id)
+            if parent is None:
+                raise SessionNotFound(f"there is no parent session {parent_id!r}", id=parent_id)
+            root_id = parent["root_id"]
+        yield Lock(root_id)
+        if parent_id is not None and (yield from one(READ, id=parent_id)) is None:
+            raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
+        head = random_id((yield from fresh_id()))
+        place = {"parent_id": parent_id, "root_id": root_id, "head": head}
+        empty = self.codec.pack({}, context=("hf_sessions", given["id"]))
+        metadata = given["metadata"] or empty
+        row = yield from one(CREATE, **{**given, **place, "metadata": metadata})
+        if row is None:
+            # Somebody started it between our look and our lock.
+            row = yield from one(READ, id=given["id"])
+            assert row is not None
+            return (yield from self._resume(given, row["root_id"], reopen))
+        data = {"name": given["name"], "parent_id": parent_id, "agent": given["agent"]}
+        yield from emit(self.codec, root_id, given["id"], "session_created", data)
+        return row
+
+    def _resume(self, given: dict[str, Any], root_id: str, reopen: bool) -> Op[Row]:
+        yield Lock(root_id)
+        before = yield from one(READ, id=given["id"])
+        if before is None:
+            raise SessionNotFound(f"session {given['id']!r} was deleted", id=given["id"])
+        has_ended = before["status"] not in {"active", "waiting"}
+        if has_ended and not reopen:
+            raise SessionEnded(
+                f"session {given['id']} is {before['status']}; open it with reopen=True to go on",
+                session_id=given["id"],
+                status=before["status"],
+            )
+        row = yield from one(RESUME, **given)
+        assert row is not None
+        yield from emit(self.codec, root_id, given["id"], "session_resumed", {})
+        if has_ended:
+            place = Place(row["id"], row["number"], root_id, None)
+            yield from record_status(self.codec, self.heads, place, before["status"], "active")
+        return row
+
+    @query
+    def sessions(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        root: object = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> Op[list[SessionInfo]]:
+        """Return sessions in the order of their creation, without reading any channel.
+
+        `after` is the `number` of the last one seen.
+        """
+        if status is not None and status not in STATUSES:
+            raise InvalidArgument(f"unknown status {status!r}; it is one of {', '.join(STATUSES)}")
+        require_limit(limit, SESSIONS_PER_PAGE_MAX)
+        require_text("agent", agent)
+        root_id = getattr(root, "root_id", root)
+        require_text("root", root_id)
+        if type(after) is not int or not 0 <= after < 2**63:
+            raise InvalidArgument(f"after must be the number of a session, not {after!r}")
+        wanted = {"status": status, "agent": agent, "root_id": root_id}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        # Only what is given stands in the text: then each has its index.
+        conditions = "".join(f" AND {column} = :{column}" for column in given)
+        page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+        found = yield from rows(page, **given, after=after, limit=limit)
+        return [info(self.codec, row) for row in found]
+
+    @query
+    def checkpoints(
+        self, *, kind: Kind | None = None, since: int = 0, limit: int = 100
+    ) -> Op[list[Checkpoint]]:
+        """Return the newest checkpoints of all sessions without their channels, newest first.
+
+        `since` is a time in milliseconds.
+        """
+        require_kind(kind)
+        require_limit(limit, SESSIONS_PER_PAGE_MAX)
+        if type(since) is not int or not 0 <= since < 2**63:
+            raise InvalidArgument(f"since must be a time in milliseconds, not {since!r}")
+        kinds = KINDS if kind is None else (kind,)
+        # One look per kind, each along the index; the newest of all are among them.
+        found = yield from batch(
+            *(Query(NEWEST, {"kind": each, "since": since, "limit": limit}) for each in kinds)
+        )
+        newest = sorted(
+            (row for rows_of_kind in found for row in rows_of_kind),
+            key=lambda row: (row["created_at"], row["key"]),
+            reverse=True,
+        )
+        return [header(self.codec, row["session_id"], row) for row in newest[:limit]]

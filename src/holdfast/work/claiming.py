@@ -1,0 +1,131 @@
+"""Claiming what is ready and keeping it: no tree is locked and no event written."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from ..kernel.operation import Op, Row, rows
+from ..leases import lease_milliseconds, require_holder
+from .items import COLUMNS, require_name, require_number
+
+CLAIM_MAX = 1_000
+QUEUES_MAX = 50
+HELD_MAX = 10_000
+
+# PostgreSQL might run a plain subquery once per row; what is materialized is taken only once.
+CLAIM = f"""
+UPDATE hf_work SET
+    state = 'in_progress', holder = :holder, fence = fence + 1, attempts = attempts + 1,
+    lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
+    started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
+WHERE state = 'pending' AND number IN (
+    WITH next AS MATERIALIZED ({{ready}}) SELECT number FROM next
+)
+RETURNING {COLUMNS}
+"""  # noqa: S608
+READY = """
+SELECT number, priority FROM hf_work WHERE state = 'pending' AND queue = :queue{index}
+ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
+"""
+# One look into the index per queue, whatever lies in it.
+READY_QUEUES = """
+WITH RECURSIVE queues (queue) AS (
+    SELECT min(queue) FROM hf_work WHERE state = 'pending'
+    UNION ALL
+    SELECT (SELECT min(w.queue) FROM hf_work w WHERE w.state = 'pending' AND w.queue > q.queue)
+    FROM queues q WHERE q.queue IS NOT NULL
+)
+SELECT first.queue FROM (
+    SELECT q.queue, (
+        SELECT max(w.priority) FROM hf_work w WHERE w.state = 'pending' AND w.queue = q.queue
+    ) AS priority, (
+        SELECT w.number FROM hf_work w WHERE w.state = 'pending' AND w.queue = q.queue
+        ORDER BY w.priority DESC, w.number LIMIT 1
+    ) AS number
+    FROM queues q WHERE q.queue IS NOT NULL
+) AS first
+ORDER BY first.priority DESC, first.number LIMIT :limit
+"""
+# Rows are locked by number, as everybody does who locks several: so no two wait for each other.
+HEARTBEAT = """
+UPDATE hf_work SET
+    heartbeat_at = :now,
+    lease_expires_at = CASE
+        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+WHERE state = 'in_progress' AND number IN (
+    WITH held AS MATERIALIZED (
+        SELECT w.number FROM json_each(CAST(:held AS TEXT) /*pg ::json */) h
+        JOIN hf_work w ON w.number = CAST(h.key AS INTEGER)
+        WHERE w.state = 'in_progress' AND w.fence = CAST(CAST(h.value AS TEXT) AS INTEGER)
+        ORDER BY w.number /*pg FOR NO KEY UPDATE OF w */
+    )
+    SELECT number FROM held
+)
+RETURNING number, lease_expires_at, heartbeat_at, cancel_requested
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a heartbeat brought back: the lease's new end, or that it is lost, and cancellation."""
+
+    id: str
+    is_lost: bool
+    cancel_requested: bool
+    lease_expires_at: int | None
+
+
+def claim(
+    holder: str, limit: int, queues: Sequence[str] | str | None, lease_seconds: float
+) -> Op[list[Row]]:
+    """Lease up to `limit` items to a holder: the highest priority first, then the oldest."""
+    require_holder(holder)
+    require_number("limit", limit, 1, CLAIM_MAX)
+    given = {"holder": holder, "limit": limit, "lease_ms": lease_milliseconds(lease_seconds)}
+    if queues is None:
+        # A queue whose best item is not among the best of `limit` queues cannot be served now.
+        found = yield from rows(READY_QUEUES, limit=min(limit, QUEUES_MAX))
+        names = [row["queue"] for row in found]
+    else:
+        names = require_queues(queues)
+    if not names:
+        return []
+    numbered = {f"queue{index}": name for index, name in enumerate(names)}
+    taken = yield from rows(_claim_of(len(names)), **given, **numbered)
+    return sorted(taken, key=lambda row: (-row["priority"], row["number"]))
+
+
+def require_queues(queues: Sequence[str] | str) -> list[str]:
+    """Return the names of queues, each once."""
+    names = [queues] if isinstance(queues, str) else queues
+    if not isinstance(names, list | tuple | set | frozenset) or not 0 < len(names) <= QUEUES_MAX:
+        raise InvalidArgument(f"queues must be 1 to {QUEUES_MAX} names, not {queues!r}")
+    return sorted({require_name("queue", name) for name in names})
+
+
+@functools.cache
+def _claim_of(count: int) -> str:
+    """Return the statement that claims from so many queues at once."""
+    ready = READY.format(index=0)
+    if count > 1:
+        parts = (f"SELECT * FROM ({READY.format(index=i)}) AS q{i}" for i in range(count))  # noqa: S608
+        ready = f"""
+        SELECT number FROM ({" UNION ALL ".join(parts)}) AS ready
+        ORDER BY priority DESC, number LIMIT :limit
+        """  # noqa: S608
+    return CLAIM.format(ready=ready)
+
+
+def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
+    """Prolong leases, given as number and fence; those missing from the answer are lost."""
+    lease_ms = lease_milliseconds(lease_seconds)
+    if len(held) > HELD_MAX:
+        raise InvalidArgument(f"at most {HELD_MAX} leases are renewed at once, not {len(held)}")
+    if not held:
+        return {}
+    found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
+    return {row["number"]: row for row in found}

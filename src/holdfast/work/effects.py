@@ -1,0 +1,85 @@
+"""Effects of a work item: their keys come from the item, so that a retry of it finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..checkpoints.writing import Place
+from ..effects import Ledger, Result, Tool
+from ..effects.calls import Calling, prepare
+from ..effects.ops import ONCE_SECONDS, once_of, tool_of
+from ..effects.tools import OnUnknown, Verify, require_tool
+from ..kernel.flow import Flow, flow
+from ..leases import Guard
+from ..records import EffectKind
+
+
+class ItemEffects:
+    """What an item does through the ledger, under its own lease."""
+
+    id: str
+    holder: str | None
+    session_id: str | None
+    session_number: int | None
+    root_id: str | None
+    is_held: bool
+    ledger: Ledger
+
+    def _guard(self) -> Guard:
+        raise NotImplementedError
+
+    @flow
+    def call(
+        self,
+        tool: Tool[..., Any],
+        /,
+        *,
+        call_id: str | None = None,
+        wait_seconds: float | None = None,
+        **arguments: Any,
+    ) -> Flow[Result[Any]]:
+        """Run a tool once for this item: a retry of the item gets the stored result."""
+        return (yield from self._calling(tool, arguments, call_id, wait_seconds).run())
+
+    @flow
+    def once(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        *,
+        request: Any = None,
+        ttl_seconds: float | None = ONCE_SECONDS,
+        effect: EffectKind = "mutate",
+        verify: Verify | None = None,
+        on_unknown: OnUnknown = "park",
+        cache_failures: bool = False,
+        wait_seconds: float | None = None,
+    ) -> Flow[Result[Any]]:
+        """Run a function once per key of this item; another item's key is another."""
+        tool, arguments = tool_of(function, request, effect, verify, on_unknown, cache_failures)
+        calling = self._calling(tool, arguments, None, wait_seconds)
+        return (yield from once_of(calling, key, request, ttl_seconds).run())
+
+    def _calling(
+        self,
+        tool: Tool[..., Any],
+        arguments: Mapping[str, Any],
+        call_id: str | None,
+        wait_seconds: float | None,
+    ) -> Calling:
+        guard = self._guard() if self.is_held else None
+        place = None
+        if self.session_id is not None and self.session_number is not None and self.root_id:
+            place = Place(self.session_id, self.session_number, self.root_id, None, guard)
+        return prepare(
+            self.ledger,
+            place,
+            require_tool(tool),
+            arguments,
+            call_id=call_id,
+            item=self.id,
+            wait_seconds=wait_seconds,
+            holder=self.holder,
+            guard=guard,
+        )

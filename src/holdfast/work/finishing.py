@@ -1,0 +1,302 @@
+"""The one way out of an attempt: completed, failed, given back, expired or cancelled.
+
+Whatever ends an attempt goes through `finish`: the row, the record of what went wrong, what was
+to be saved with it, the follow-up items, the event and the wake-up, in one commit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..checkpoints import Heads
+from ..checkpoints.ops import CheckpointOps
+from ..checkpoints.writing import LOOK, Place, draft, write
+from ..codec import Codec
+from ..errors import InvalidArgument, LeaseLost, NotFound
+from ..feed import emit
+from ..kernel.operation import Lock, Op, Query, Row, batch, one, rows
+from ..kernel.signals import Signals
+from .items import FINAL, Item, Submission, WorkStatus, context, status_of
+from .submitting import ring, submit_all
+
+RETRY_SECONDS = 1.0
+RETRY_SECONDS_MAX = 300.0
+
+# A cancellation that was asked for wins over every further attempt.
+FINISH = """
+UPDATE hf_work SET
+    state = CASE WHEN cancel_requested = 1 AND :is_final = 0
+        THEN 'cancelled' ELSE CAST(:state AS TEXT) END,
+    completed_at = CASE WHEN cancel_requested = 1 OR :is_final = 1 THEN :now END,
+    available_at = CASE WHEN :is_final = 1 THEN available_at ELSE :now + :delay_ms END,
+    output = CAST(:output AS BLOB), error = CAST(:error AS BLOB),
+    holder = NULL, lease_expires_at = NULL, fence = fence + :fences,
+    retry_count = retry_count + CASE WHEN cancel_requested = 1 THEN 0 ELSE :retries END,
+    failures = failures + :failures, rescues = rescues + :rescues, releases = releases + :releases,
+    updated_at = :now
+WHERE number = :number AND {condition}
+RETURNING state, completed_at, available_at, output, error, holder, lease_expires_at, fence,
+    retry_count, failures, rescues, releases, updated_at
+"""
+HELD = FINISH.format(condition="fence = :fence AND state = 'in_progress'")
+EXPIRED = FINISH.format(
+    condition="fence = :fence AND state = 'in_progress' AND lease_expires_at <= :now"
+)
+LIVE = FINISH.format(condition="state IN ('scheduled', 'pending', 'in_progress', 'review')")
+IDLE = FINISH.format(condition="state IN ('scheduled', 'pending', 'review')")
+LOCK_ITEM = "SELECT state FROM hf_work WHERE number = :number /*pg FOR NO KEY UPDATE */"
+ASK_TO_STOP = """
+UPDATE hf_work SET cancel_requested = 1, updated_at = :now
+WHERE number = :number AND state = 'in_progress'
+"""
+STATE = "SELECT state, fence, holder FROM hf_work WHERE number = :number"
+EVENTS = {
+    "completed": "work_completed",
+    "failed": "work_failed",
+    "cancelled": "work_cancelled",
+    "review": "work_parked",
+    "pending": "work_requeued",
+    "scheduled": "work_requeued",
+}
+
+
+class Completable(Protocol):
+    """An effect under way, whose outcome can be written in another commit."""
+
+    def completing(self, value: Any) -> Op[Any]:
+        """Return the operation that stores the effect's result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of an item, and what is written with it."""
+
+    state: str
+    reason: str
+    output: bytes | None = None
+    error: str | None = None
+    delay_ms: int = 0
+    retries: int = 0
+    failures: int = 0
+    rescues: int = 0
+    releases: int = 0
+    fences: int = 0
+    is_recorded: bool = True
+    checkpoint: Mapping[str, Any] | None = None
+    effect: tuple[Completable, Any] | None = None
+    then: Sequence[Submission] = field(default=())
+
+    def query(self, statement: str, item: Item, codec: Codec) -> Query:
+        """Return the statement that ends an attempt of an item in this way."""
+        error = self.error
+        sealed = None if error is None else codec.pack(error, context=context(item.id, "error"))
+        output = self.output
+        if output is not None:
+            output = codec.seal(output, context=context(item.id, "output"))
+        parameters = {
+            "number": item.number,
+            "fence": item.fence,
+            "state": self.state,
+            "is_final": int(self.state in FINAL),
+            "output": output,
+            "error": sealed,
+            "delay_ms": self.delay_ms,
+            "retries": self.retries,
+            "failures": self.failures,
+            "rescues": self.rescues,
+            "releases": self.releases,
+            "fences": self.fences,
+        }
+        return Query(statement, parameters)
+
+
+class Ledger:
+    """What `finish` needs of the store."""
+
+    def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
+        self.codec = codec
+        self.heads = heads
+        self.signals = signals
+
+    def finish(
+        self, ended: Sequence[tuple[Item, Ending]], statement: str = HELD
+    ) -> Op[list[Row | None]]:
+        """End the attempts of items; None for each that was not as the statement wants it."""
+        for item, ending in ended:
+            yield from self._save_with(item, ending)
+        roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
+        # One lock order for everybody who changes several items: by number.
+        by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
+        queries = [
+            ended[index][1].query(statement, ended[index][0], self.codec) for index in by_number
+        ]
+        answers = yield from batch(*map(Lock, roots), *queries)
+        found: list[Row | None] = [None] * len(ended)
+        ready = set()
+        for index, answer in zip(by_number, answers[len(roots) :], strict=True):
+            if not answer:
+                continue
+            item, ending = ended[index]
+            found[index] = answer[0]
+            if answer[0]["state"] == "pending":
+                ready.add(item.queue)
+            yield from self._follow(item, ending, answer[0])
+        yield from ring(self.signals, ready)
+        return found
+
+    def _save_with(self, item: Item, ending: Ending) -> Op[None]:
+        """Write what its holder wants to be written with the end, while the lease still lives."""
+        if ending.checkpoint is None and ending.effect is None and not ending.then:
+            return
+        if item.root_id is not None:
+            yield Lock(item.root_id)
+        yield from item._guard().check()
+        if ending.checkpoint is not None:
+            yield from self._save(item, ending.checkpoint)
+        if ending.effect is not None:
+            issued, value = ending.effect
+            yield from issued.completing(value)
+        if ending.then:
+            default = None if item.root_id is None else _place(item)
+            yield from submit_all(self.codec, self.signals, ending.then, default=default)
+
+    def _follow(self, item: Item, ending: Ending, row: Row) -> Op[None]:
+        """Write what follows from the end of an attempt: evidence of an error, and the event."""
+        if item.root_id is None or item.session_id is None:
+            return
+        if ending.error is not None and ending.is_recorded:
+            evidence = {
+                "item": item.id,
+                "type": item.type,
+                "error": ending.error,
+                "reason": ending.reason,
+                "holder": item.holder,
+                "fence": item.fence,
+                "retry": row["retry_count"],
+                "status": status_of(row["state"]),
+            }
+            yield from self.record(item, "error_boundary", evidence)
+        data = {
+            "item": item.id,
+            "type": item.type,
+            "reason": ending.reason,
+            "fence": item.fence,
+            "retry_count": row["retry_count"],
+        }
+        yield from emit(self.codec, item.root_id, item.session_id, EVENTS[row["state"]], data)
+
+    def _save(self, item: Item, checkpoint: Mapping[str, Any]) -> Op[None]:
+        if item.root_id is None:
+            raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
+        writer = _Writer(self.codec, self.heads, _place(item))
+        given = {"item": item.id, **checkpoint}
+        channels = given.pop("channels", None)
+        yield from CheckpointOps.save(writer, channels, **given)
+
+    def record(self, item: Item, kind: str, data: dict[str, Any]) -> Op[None]:
+        """Write evidence into the session's history; one that has ended takes none.
+
+        It is the store's own, so it may stand between the writes of a driver.
+        """
+        here = _place(item)
+        found = yield from rows(LOOK, number=here.number)
+        if not found or found[0]["status"] not in {"active", "waiting"}:
+            return
+        is_driven = found[0]["holder"] is not None and found[0]["is_leased"]
+        fence = found[0]["fence"] if is_driven else None
+        place = Place(here.session_id, here.number, here.root_id, fence)
+        ready = draft(self.codec, kind, {}, data, None, item.id, None)
+        yield from write(self.codec, self.heads, place, ready)
+
+    def cancel(self, item: Item) -> Op[WorkStatus]:
+        """Cancel an item that nobody runs, or ask who runs it to stop; return its status."""
+        if item.root_id is not None:
+            yield Lock(item.root_id)
+        found = yield from one(LOCK_ITEM, number=item.number)
+        if found is None:
+            raise not_found(item.id)
+        if found["state"] == "in_progress":
+            yield from rows(ASK_TO_STOP, number=item.number)
+        elif found["state"] not in FINAL:
+            yield from self.finish([(item, Ending("cancelled", "cancelled"))], IDLE)
+            return "cancelled"
+        return status_of(found["state"])
+
+
+class _Writer(CheckpointOps):
+    """A session as a checkpoint needs it, when only its place is known."""
+
+    def __init__(self, codec: Codec, heads: Heads, place: Place) -> None:
+        self.codec = codec
+        self.heads = heads
+        self.id = place.session_id
+        self.number = place.number
+        self.root_id = place.root_id
+        self.fence = place.fence
+
+
+def _place(item: Item) -> Place:
+    assert item.session_id is not None
+    assert item.session_number is not None
+    assert item.root_id is not None
+    return Place(item.session_id, item.session_number, item.root_id, None)
+
+
+def failing(item: Item, text: str, *, retry: bool, delay_seconds: float | None) -> Ending:
+    """Return what an error makes of an item: another attempt while there are retries left."""
+    if not retry or item.retry_count >= item.max_retries:
+        reason = "failed" if not retry else "retries used up"
+        return Ending("failed", reason, error=text, failures=1)
+    delay_ms = (
+        backoff_ms(item.retry_count) if delay_seconds is None else round(delay_seconds * 1000)
+    )
+    state = "scheduled" if delay_ms else "pending"
+    return Ending(state, "failed", error=text, delay_ms=delay_ms, retries=1, failures=1)
+
+
+def expiring(item: Item, *, is_recorded: bool = True) -> Ending:
+    """Return what a lease that ran out makes of an item; that is the item's own choice."""
+    text = f"lease expired: {item.holder} gave no sign of life"
+    given: dict[str, Any] = {"error": text, "rescues": 1, "is_recorded": is_recorded}
+    if item.on_crash == "review":
+        return Ending("review", "lease expired", **given)
+    if item.on_crash == "fail" or item.retry_count >= item.max_retries:
+        return Ending("failed", "lease expired", **given)
+    delay_ms = backoff_ms(item.retry_count)
+    return Ending("scheduled", "lease expired", delay_ms=delay_ms, retries=1, **given)
+
+
+def backoff_ms(retry_count: int) -> int:
+    """Return how long to wait before another attempt, longer each time and never quite the same."""
+    longest = min(RETRY_SECONDS * 2 ** min(retry_count, 20), RETRY_SECONDS_MAX)
+    return round(1000 * random.uniform(longest / 2, longest))
+
+
+def lost(item: Item) -> Op[LeaseLost]:
+    """Return the error of a holder whose fence is no longer the item's."""
+    row = yield from one(STATE, number=item.number)
+    if row is None:
+        return _lost(item, "the item was deleted", None)
+    why = f"the current fence is {row['fence']}"
+    if row["state"] != "in_progress":
+        why = f"the item is {status_of(row['state'])}"
+    return _lost(item, why, row["fence"])
+
+
+def _lost(item: Item, why: str, current_fence: int | None) -> LeaseLost:
+    return LeaseLost(
+        f"work item {item.id}: the lease with fence {item.fence} is lost, {why}; stop this "
+        "attempt, nothing was written",
+        id=item.id,
+        fence=item.fence,
+        current_fence=current_fence,
+    )
+
+
+def not_found(id: str) -> NotFound:
+    """Return the error for an id that no item has."""
+    return NotFound(f"there is no work item {id!r}", id=id)

@@ -1,0 +1,199 @@
+"""What people ask of the queue: how much, how old, who holds what, and why an item waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..clock import iso
+from ..kernel.operation import Op, Row, one, rows
+from .items import COLUMNS, Item, WorkStatus, require_seconds, status_of
+
+STALE_SECONDS = 120
+AHEAD_MAX = 1_000
+
+# Each of these states has its partial index; what is finished is counted along the table.
+COUNT_LIVE = " UNION ALL ".join(
+    f"""
+    SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
+        min(created_at) AS oldest, :now AS now
+    FROM hf_work WHERE state = '{state}' GROUP BY type, state
+    """  # noqa: S608
+    for state in ("pending", "scheduled", "in_progress", "review")
+)
+COUNT_ALL = """
+SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
+    min(created_at) AS oldest, :now AS now
+FROM hf_work GROUP BY type, state
+"""
+HEALTH = """
+SELECT count(*) AS active,
+    count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired,
+    count(CASE WHEN heartbeat_at < :now - :stale_ms THEN 1 END) AS stale,
+    count(CASE WHEN cancel_requested = 1 THEN 1 END) AS cancelling,
+    avg(:now - heartbeat_at) AS average_ms, max(:now - heartbeat_at) AS longest_ms
+FROM hf_work WHERE state = 'in_progress'
+"""
+GROWTH = """
+SELECT s.id AS session_id, grown.checkpoints, grown.newest, grown.first_at, grown.last_at
+FROM (
+    SELECT key / 4294967296 AS number, count(*) AS checkpoints, max(key % 4294967296) AS newest,
+        min(created_at) AS first_at, max(created_at) AS last_at
+    FROM hf_checkpoints GROUP BY key / 4294967296
+    ORDER BY checkpoints DESC, number LIMIT :limit
+) AS grown
+JOIN hf_sessions s ON s.number = grown.number
+ORDER BY grown.checkpoints DESC, s.number
+"""
+LOOK = f"SELECT {COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
+AHEAD = """
+SELECT count(*) AS items FROM (
+    SELECT number FROM hf_work WHERE state = 'pending' AND queue = :queue
+        AND (priority > :priority OR (priority = :priority AND number < :number))
+    LIMIT :limit
+) AS ahead
+"""
+RUNNING = """
+SELECT count(*) AS items FROM hf_work WHERE state = 'in_progress' AND queue = :queue
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCount:
+    """How many items of a type have a status, and how long ago they were submitted."""
+
+    type: str
+    status: WorkStatus
+    items: int
+    average_age_seconds: float
+    oldest_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHealth:
+    """The leases of items that run: how many, which gave no sign of life, how old the signs are."""
+
+    active: int
+    stale: int
+    expired: int
+    cancelling: int
+    average_heartbeat_seconds: float
+    longest_heartbeat_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How many checkpoints a session has, and since when."""
+
+    session_id: str
+    checkpoints: int
+    newest: int
+    first_at: int
+    last_at: int
+
+
+def counts(*, finished: bool) -> Op[list[WorkCount]]:
+    """Count items by type and status."""
+    merged: dict[tuple[str, WorkStatus], Row] = {}
+    for row in (yield from rows(COUNT_ALL if finished else COUNT_LIVE)):
+        key = row["type"], status_of(row["state"])
+        known = merged.get(key)
+        if known is None:
+            merged[key] = dict(row)
+        else:
+            known["items"] += row["items"]
+            known["age_ms"] += row["age_ms"]
+            known["oldest"] = min(known["oldest"], row["oldest"])
+    return [
+        WorkCount(
+            type=type_,
+            status=status,
+            items=int(row["items"]),
+            average_age_seconds=float(row["age_ms"]) / int(row["items"]) / 1000,
+            oldest_age_seconds=(row["now"] - row["oldest"]) / 1000,
+        )
+        for (type_, status), row in sorted(merged.items())
+    ]
+
+
+def health(stale_seconds: float) -> Op[LeaseHealth]:
+    """Look at the leases of the items that run now."""
+    row = yield from one(HEALTH, stale_ms=require_seconds("stale_seconds", stale_seconds))
+    assert row is not None
+    return LeaseHealth(
+        active=row["active"],
+        stale=row["stale"],
+        expired=row["expired"],
+        cancelling=row["cancelling"],
+        average_heartbeat_seconds=float(row["average_ms"] or 0) / 1000,
+        longest_heartbeat_seconds=(row["longest_ms"] or 0) / 1000,
+    )
+
+
+def growth(limit: int) -> Op[list[Growth]]:
+    """Return the sessions with the most checkpoints."""
+    return [Growth(**row) for row in (yield from rows(GROWTH, limit=limit))]
+
+
+def why(item: Item, now: int) -> Op[str]:
+    """Say in a sentence why an item runs or does not."""
+    last = f" Last error: {item.error}." if item.error else ""
+    retries = f"retry {item.retry_count} of {item.max_retries}"
+    match item.state:
+        case "pending":
+            return (yield from _ready(item)) + last
+        case "scheduled" if item.available_at <= now:
+            return f"It is due since {_ago(now, item.available_at)} and waits for a sweep.{last}"
+        case "scheduled":
+            cause = f", before {retries}" if item.retry_count else ""
+            wait = _seconds(item.available_at - now)
+            return f"It waits until {iso(item.available_at)}, {wait} from now{cause}.{last}"
+        case "review":
+            return (
+                "Its worker died and it is not to be run again unseen: look at it, then "
+                f"work.retry or work.cancel it.{last}"
+            )
+        case "in_progress":
+            return _running(item, now)
+        case "completed":
+            return f"It was completed {_ago(now, item.completed_at)} ago."
+        case "failed":
+            used = f" after {item.attempts} attempts" if item.attempts > 1 else ""
+            return f"It failed for good{used}; work.redrive submits it again.{last}"
+    return f"It was cancelled {_ago(now, item.completed_at)} ago."
+
+
+def _ready(item: Item) -> Op[str]:
+    place = {"queue": item.queue, "priority": item.priority, "number": item.number}
+    ahead = yield from one(AHEAD, **place, limit=AHEAD_MAX)
+    running = yield from one(RUNNING, queue=item.queue)
+    assert ahead is not None
+    assert running is not None
+    count = ahead["items"]
+    before = f"{count} items" if count < AHEAD_MAX else f"{AHEAD_MAX} items or more"
+    before = {0: "nothing", 1: "1 item"}.get(count, before)
+    hint = f"{running['items']} of the queue run now."
+    if not running["items"]:
+        hint = "none of the queue runs now: is a worker there that serves it?"
+    return f"It is ready, with {before} before it in queue {item.queue!r}; {hint}"
+
+
+def _running(item: Item, now: int) -> str:
+    held = f"{item.holder} runs it since {_ago(now, item.lease_acquired_at)}"
+    sign = f"last heartbeat {_ago(now, item.heartbeat_at)} ago"
+    assert item.lease_expires_at is not None
+    rest = f"its lease ends in {_seconds(item.lease_expires_at - now)}"
+    if item.lease_expires_at <= now:
+        rest = f"its lease ended {_ago(now, item.lease_expires_at)} ago: the next sweep takes it"
+    asked = " It was asked to stop." if item.cancel_requested else ""
+    return f"{held}, {sign}; {rest}.{asked}"
+
+
+def _ago(now: int, moment: int | None) -> str:
+    return _seconds(now - (now if moment is None else moment))
+
+
+def _seconds(milliseconds: int) -> str:
+    seconds = max(0, milliseconds) / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

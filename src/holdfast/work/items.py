@@ -1,0 +1,233 @@
+"""What a work item is: its fields, what may be submitted, and how its row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..codec import Codec
+from ..errors import InvalidArgument
+from ..kernel.operation import Query, Row
+from ..leases import Guard
+
+WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled"]
+OnCrash = Literal["retry", "fail", "review"]
+WORK_STATUSES: tuple[WorkStatus, ...] = get_args(WorkStatus)
+ON_CRASH: tuple[OnCrash, ...] = get_args(OnCrash)
+# What stands behind each status in the table.
+STATES: dict[str, tuple[str, ...]] = {
+    "pending": ("pending", "scheduled", "review"),
+    "in_progress": ("in_progress",),
+    "completed": ("completed",),
+    "failed": ("failed",),
+    "cancelled": ("cancelled",),
+}
+FINAL = frozenset({"completed", "failed", "cancelled"})
+
+NAME_CHARACTERS_MAX = 256
+PRIORITY_MAX = 2**31 - 1
+RETRIES_MAX = 1_000
+DELAY_SECONDS_MAX = 10 * 366 * 24 * 3600
+TIME_MAX = 2**53
+ERROR_CHARACTERS_MAX = 10_000
+
+COLUMNS = """number, id, session_number, session_id, root_id, type, queue, state, priority, key,
+    on_crash, holder, fence, lease_acquired_at, lease_expires_at, heartbeat_at, cancel_requested,
+    retry_count, max_retries, attempts, failures, rescues, releases, redriven_from, input, output,
+    error, progress, available_at, created_at, started_at, completed_at, updated_at"""
+READ = f"SELECT {COLUMNS} FROM hf_work WHERE id = :id"  # noqa: S608
+HOLD = """
+SELECT fence FROM hf_work WHERE number = :number AND fence = :fence AND state = 'in_progress'
+/*pg FOR NO KEY UPDATE */
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A work item to be submitted, with others or when another is completed.
+
+    `session` is a session or its id; as a follow-up of an item, None means the item's session.
+    `available_at` is a time in milliseconds, `delay_seconds` counts from the database's now.
+    """
+
+    type: str
+    input: Any = None
+    session: Any = None
+    queue: str | None = None
+    priority: int = 0
+    max_retries: int = 3
+    available_at: int | None = None
+    delay_seconds: float | None = None
+    key: str | None = None
+    on_crash: OnCrash = "retry"
+
+    def check(self) -> None:
+        """Refuse what cannot be submitted."""
+        require_name("type", self.type)
+        for label, text in (("queue", self.queue), ("key", self.key)):
+            if text is not None:
+                require_name(label, text)
+        require_number("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
+        require_number("max_retries", self.max_retries, 0, RETRIES_MAX)
+        if self.available_at is not None:
+            require_number("available_at", self.available_at, 0, TIME_MAX)
+        if self.delay_seconds is not None:
+            require_seconds("delay_seconds", self.delay_seconds)
+            if self.available_at is not None:
+                raise InvalidArgument("give available_at or delay_seconds, not both")
+        if self.on_crash not in ON_CRASH:
+            raise InvalidArgument(
+                f"on_crash must be one of {', '.join(ON_CRASH)}, not {self.on_crash!r}"
+            )
+
+
+class Item:
+    """A work item as it was when it was read; its holder's handle follows what it writes."""
+
+    number: int
+    id: str
+    session_id: str | None
+    root_id: str | None
+    type: str
+    queue: str
+    priority: int
+    key: str | None
+    on_crash: OnCrash
+    holder: str | None
+    fence: int
+    lease_acquired_at: int | None
+    lease_expires_at: int | None
+    heartbeat_at: int | None
+    retry_count: int
+    max_retries: int
+    attempts: int
+    failures: int
+    rescues: int
+    releases: int
+    redriven_from: str | None
+    available_at: int
+    created_at: int
+    started_at: int | None
+    completed_at: int | None
+    updated_at: int
+    cancel_requested: bool
+    codec: Codec
+    state: str
+    session_number: int | None
+    is_held: bool
+    lease_seconds: float
+
+    def _take(self, row: Row) -> None:
+        """Remember a row; values are opened only when somebody asks for them."""
+        fields = dict(row)
+        for part in ("input", "output", "error", "progress"):
+            if part in fields:
+                fields[f"_{part}"] = fields.pop(part)
+        if "cancel_requested" in fields:
+            fields["cancel_requested"] = bool(fields["cancel_requested"])
+        self.__dict__.update(fields)
+
+    def _adopt(self, other: Item) -> None:
+        """Be the same item under the same lease as another handle."""
+        names = [*Item.__annotations__, "_input", "_output", "_error", "_progress"]
+        mine = {name: other.__dict__[name] for name in names if name in other.__dict__}
+        self.__dict__.update(mine, codec=self.codec)
+
+    @property
+    def status(self) -> WorkStatus:
+        """Where the item stands: pending, in_progress, completed, failed or cancelled."""
+        return status_of(self.state)
+
+    @property
+    def waits_for(self) -> Literal["time", "review"] | None:
+        """What keeps a pending item from being claimed: its time, or a person; None if nothing."""
+        return {"scheduled": "time", "review": "review"}.get(self.state)  # type: ignore[return-value]
+
+    @property
+    def input(self) -> Any:
+        """What was submitted."""
+        return self._opened("input")
+
+    @property
+    def output(self) -> Any:
+        """What the item was completed with; None before."""
+        return self._opened("output")
+
+    @property
+    def error(self) -> str | None:
+        """Why the last attempt failed; None while it runs and once it is completed."""
+        return None if (found := self._opened("error")) is None else str(found)
+
+    @property
+    def last_progress(self) -> Any:
+        """What `progress` recorded last."""
+        return self._opened("progress")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the item as plain data."""
+        names = [name for name in Item.__annotations__ if name not in _INTERNAL]
+        shown = {name: getattr(self, name) for name in names}
+        computed = ("status", "waits_for", "input", "output", "error", "last_progress")
+        return shown | {name: getattr(self, name) for name in computed}
+
+    def _opened(self, part: str) -> Any:
+        sealed = self.__dict__.get(f"_{part}")
+        return None if sealed is None else self.codec.unpack(sealed, context=context(self.id, part))
+
+    def _guard(self) -> Guard:
+        """Return what every write under this item's lease has to pass."""
+        look = Query(HOLD, {"number": self.number, "fence": self.fence})
+        return Guard("work item", self.id, self.fence, look)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"
+
+
+_INTERNAL = {"codec", "state", "session_number", "is_held", "lease_seconds"}
+
+
+def status_of(state: str) -> WorkStatus:
+    """Return a state as it shows outside."""
+    return next(status for status in WORK_STATUSES if state in STATES[status])
+
+
+def context(id: str, part: str) -> tuple[str, ...]:
+    """Return the place that a sealed part of an item is bound to."""
+    return "hf_work", id, part
+
+
+def error_text(error: object, redact: Callable[[str], str]) -> str:
+    """Return an error as text without secrets; a very long one is cut, as failing must not fail."""
+    if isinstance(error, BaseException):
+        error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if not isinstance(error, str):
+        raise InvalidArgument(f"error must be text or an exception, not {type(error).__name__}")
+    # What UTF-8 cannot hold, a lone surrogate of a file name for example, is shown escaped.
+    text = redact(error.encode("utf-8", "backslashreplace").decode())
+    return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
+
+
+def require_name(label: str, text: object) -> str:
+    """Return a name that is text of 1 to 256 printable characters."""
+    is_text = isinstance(text, str) and 0 < len(text) <= NAME_CHARACTERS_MAX
+    if not is_text or not text.isprintable():  # type: ignore[attr-defined]
+        raise InvalidArgument(
+            f"{label} must be text of 1 to {NAME_CHARACTERS_MAX} printable characters, not {text!r}"
+        )
+    return text  # type: ignore[return-value]
+
+
+def require_number(label: str, number: object, least: int, most: int) -> int:
+    """Return a whole number within its bounds."""
+    if type(number) is not int or not least <= number <= most:
+        raise InvalidArgument(f"{label} must be {least} to {most}, not {number!r}")
+    return number
+
+
+def require_seconds(label: str, seconds: object) -> int:
+    """Return a duration in milliseconds."""
+    is_number = type(seconds) in (int, float)
+    if not is_number or not 0 <= seconds <= DELAY_SECONDS_MAX:  # type: ignore[operator]
+        raise InvalidArgument(f"{label} must be 0 to {DELAY_SECONDS_MAX}, not {seconds!r}")
+    return round(seconds * 1000)  # type: ignore[operator]

@@ -1,0 +1,469 @@
+"""The operations on work: what `store.work` does, and what one item's handle does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from ..checkpoints import Heads
+from ..codec import Codec
+from ..errors import InvalidArgument, LeaseLost
+from ..kernel.flow import Flow, flow
+from ..kernel.operation import AfterCommit, Lock, Op, Row, large_query, one, operation, query, rows
+from ..kernel.signals import Signals
+from ..leases import lease_milliseconds
+from . import claiming, finishing, insight
+from .claiming import Beat
+from .finishing import IDLE, Completable, Ending, Ledger, failing
+from .insight import Growth, LeaseHealth, WorkCount
+from .items import (
+    COLUMNS,
+    READ,
+    STATES,
+    WORK_STATUSES,
+    Item,
+    OnCrash,
+    Submission,
+    WorkStatus,
+    context,
+    error_text,
+    require_name,
+    require_number,
+    require_seconds,
+    status_of,
+)
+from .submitting import SUBMISSIONS_MAX, submit_all
+from .sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
+
+I = TypeVar("I", bound=Item)  # noqa: E741 - an item's handle of one colour
+
+# Inside WorkOps, `list` is a method.
+Many: TypeAlias = list[I]
+Counts: TypeAlias = list[WorkCount]
+Grown: TypeAlias = list[Growth]
+Beats: TypeAlias = list[Beat]
+Flags: TypeAlias = list[bool]
+
+LEASE_SECONDS = 300
+ITEMS_PER_PAGE_MAX = 1_000
+GROWTH_MAX = 1_000
+
+LIST = f"SELECT {COLUMNS} FROM hf_work WHERE number < :before"  # noqa: S608
+DEAD = f"""
+SELECT {COLUMNS} FROM hf_work d WHERE state = 'failed' AND number < :before
+    AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
+ORDER BY number DESC LIMIT :limit
+"""  # noqa: S608
+PROGRESS = """
+UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
+    lease_expires_at = CASE
+        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+WHERE number = :number AND fence = :fence AND state = 'in_progress'
+RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at
+"""
+
+
+class _Kept:
+    """What operations on work keep of the store."""
+
+    owner: Any
+    codec: Codec
+    heads: Heads
+    signals: Signals
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self.codec, self.heads, self.signals)
+
+
+class WorkOps(_Kept, Generic[I]):
+    """Work items that survive their workers."""
+
+    def _item(self, row: Row, *, lease_seconds: float | None = None) -> I:
+        """Return a handle of this colour; with a lease it may write."""
+        raise NotImplementedError
+
+    @operation
+    def submit(
+        self,
+        type: str,
+        input: Any = None,
+        *,
+        session: Any = None,
+        queue: str | None = None,
+        priority: int = 0,
+        max_retries: int = 3,
+        available_at: int | None = None,
+        delay_seconds: float | None = None,
+        key: str | None = None,
+        on_crash: OnCrash = "retry",
+    ) -> Op[I]:
+        """Submit an item; while one with the same key lives in the queue, that one is returned.
+
+        The queue is the type unless given. `max_retries=3` means at most 4 executions. `on_crash`
+        says what a dead worker leads to: `retry`, `fail`, or `review` by a person.
+        """
+        given = Submission(
+            type=type,
+            input=input,
+            session=session,
+            queue=queue,
+            priority=priority,
+            max_retries=max_retries,
+            available_at=available_at,
+            delay_seconds=delay_seconds,
+            key=key,
+            on_crash=on_crash,
+        )
+        [(row, _)] = yield from submit_all(self.codec, self.signals, [given])
+        return self._item(row)
+
+    @operation
+    def submit_many(self, submissions: Sequence[Submission]) -> Op[Many[I]]:
+        """Submit items in one commit, in this order; all of them or none."""
+        _require_list("submissions", submissions)
+        found = yield from submit_all(self.codec, self.signals, submissions)
+        return [self._item(row) for row, _ in found]
+
+    @operation
+    def claim(
+        self,
+        holder: str,
+        *,
+        limit: int = 1,
+        queues: Sequence[str] | str | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> Op[Many[I]]:
+        """Lease up to `limit` ready items: highest priority first, then in order of submission."""
+        found = yield from claiming.claim(holder, limit, queues, lease_seconds)
+        return [self._item(row, lease_seconds=lease_seconds) for row in found]
+
+    @operation
+    def heartbeat(self, items: Sequence[Item], *, lease_seconds: float | None = None) -> Op[Beats]:
+        """Prolong the leases of items, and return for each whether it is lost or asked to stop."""
+        _require_held(items)
+        seconds = lease_seconds
+        if seconds is None:
+            seconds = max((item.lease_seconds for item in items), default=LEASE_SECONDS)
+        found = yield from claiming.heartbeat({i.number: i.fence for i in items}, seconds)
+        beats = []
+        for item in items:
+            row = found.get(item.number, {})
+            beats.append(
+                Beat(
+                    id=item.id,
+                    is_lost=not row,
+                    cancel_requested=bool(row.get("cancel_requested")),
+                    lease_expires_at=row.get("lease_expires_at"),
+                )
+            )
+        return beats
+
+    @operation
+    def complete_many(self, outputs: Sequence[tuple[Item, Any]]) -> Op[Flags]:
+        """Complete items in one commit; False for each whose lease was lost, of which nothing is
+        written.
+        """
+        _require_list("outputs", outputs)
+        _require_held([item for item, _ in outputs])
+        ended = [
+            (item, Ending("completed", "completed", output=self.codec.encode(out, name="output")))
+            for item, out in outputs
+        ]
+        found = yield from self._ledger().finish(ended)
+        return [row is not None for row in found]
+
+    @flow
+    def sweep(self, *, limit: int = SWEPT_PER_PASS) -> Flow[Swept]:
+        """Requeue or end up to `limit` items whose lease ran out, and promote what is due.
+
+        Any number of processes may sweep at once.
+        """
+        require_number("limit", limit, 1, SWEPT_MAX)
+        return (yield from sweep(self._watchdog(), limit))
+
+    @operation
+    def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:
+        """Make items ready whose time has come; return how many."""
+        require_number("limit", limit, 1, PROMOTED_PER_PASS)
+        return (yield from Watchdog.promote(self._watchdog(), limit))[0]
+
+    @operation
+    def cancel(self, id: str) -> Op[WorkStatus]:
+        """Cancel an item, or ask its worker to stop, and return its status now.
+
+        A worker that runs it hears of it with its next heartbeat; if it dies, the item is
+        cancelled rather than run again. A finished item stays as it is.
+        """
+        return (yield from self._ledger().cancel((yield from self._found(id))))
+
+    @operation
+    def retry(self, id: str) -> Op[I]:
+        """Make a pending item ready now that waits for its time or for review."""
+        item = yield from self._found(id)
+        ending = Ending("pending", "retried by hand")
+        [row] = yield from self._ledger().finish([(item, ending)], IDLE)
+        if row is None:
+            now = yield from self._found(id)
+            raise InvalidArgument(
+                f"work item {id} is {now.status}; only a pending one can be made ready, and a "
+                "failed one redriven"
+            )
+        return self._item((yield from self._found_row(id)))
+
+    @operation
+    def redrive(self, id: str) -> Op[I]:
+        """Submit a failed or cancelled item again, as a new one that names it; only once."""
+        dead = yield from self._found(id)
+        if dead.state not in {"failed", "cancelled"}:
+            raise InvalidArgument(
+                f"work item {id} is {dead.status}; only a failed or cancelled one is redriven"
+            )
+        again = Submission(
+            type=dead.type,
+            input=dead.input,
+            session=dead.session_id,
+            queue=dead.queue,
+            priority=dead.priority,
+            max_retries=dead.max_retries,
+            key=dead.key,
+            on_crash=dead.on_crash,
+        )
+        [(row, _)] = yield from submit_all(self.codec, self.signals, [again], redriven_from=dead.id)
+        return self._item(row)
+
+    @query
+    def get(self, id: str, *, fence: int | None = None) -> Op[I]:
+        """Return an item, or NotFound. With the fence of its lease the handle may write."""
+        row = yield from self._found_row(id)
+        if fence is None:
+            return self._item(row)
+        require_number("fence", fence, 1, 2**63 - 1)
+        item = self._item(row, lease_seconds=LEASE_SECONDS)
+        if item.fence != fence or item.state != "in_progress":
+            item.fence = fence
+            raise (yield from finishing.lost(item))
+        return item
+
+    @query
+    def list(
+        self,
+        *,
+        session: Any = None,
+        status: WorkStatus | None = None,
+        holder: str | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Op[Many[I]]:
+        """Return items, the newest first; `before` is the `number` of the last one seen."""
+        if status is not None and status not in WORK_STATUSES:
+            raise InvalidArgument(
+                f"unknown status {status!r}; it is one of {', '.join(WORK_STATUSES)}"
+            )
+        require_number("limit", limit, 1, ITEMS_PER_PAGE_MAX)
+        session_id = getattr(session, "id", session)
+        wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        for name, value in given.items():
+            require_name(name.removesuffix("_id"), value)
+        page = _page(given, status)
+        bounds = {"before": _before(before), "limit": limit}
+        found = yield from rows(page, **given, **bounds)
+        return [self._item(row) for row in found]
+
+    @query
+    def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Many[I]]:
+        """Return failed items that nobody has redriven, the newest first."""
+        require_number("limit", limit, 1, ITEMS_PER_PAGE_MAX)
+        found = yield from rows(DEAD, before=_before(before), limit=limit)
+        return [self._item(row) for row in found]
+
+    @large_query
+    def counts(self, *, finished: bool = True) -> Op[Counts]:
+        """Count items by type and status, with their ages; without the finished ones it is fast."""
+        return (yield from insight.counts(finished=finished))
+
+    @query
+    def health(self, *, stale_seconds: float = insight.STALE_SECONDS) -> Op[LeaseHealth]:
+        """Return how the leases of running items are; stale is one without a sign for so long."""
+        return (yield from insight.health(stale_seconds))
+
+    @large_query
+    def growth(self, *, limit: int = 10) -> Op[Grown]:
+        """Return the sessions with the most checkpoints."""
+        require_number("limit", limit, 1, GROWTH_MAX)
+        return (yield from insight.growth(limit))
+
+    @query
+    def why(self, id: str) -> Op[str]:
+        """Say in a sentence why an item runs or does not."""
+        row = yield from one(insight.LOOK, id=require_name("id", id))
+        if row is None:
+            raise finishing.not_found(id)
+        return (yield from insight.why(self._item(row), row["now"]))
+
+    def _found_row(self, id: str) -> Op[Row]:
+        row = yield from one(READ, id=require_name("id", id))
+        if row is None:
+            raise finishing.not_found(id)
+        return row
+
+    def _found(self, id: str) -> Op[I]:
+        return self._item((yield from self._found_row(id)))
+
+    def _watchdog(self) -> Watchdog:
+        return Watchdog(self.codec, self.heads, self.signals)
+
+
+class ItemOps(_Kept, Item):
+    """What the holder of one item does with it; every write carries the fence."""
+
+    @operation
+    def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
+        """Prolong the lease, or raise LeaseLost; the answer says whether to stop."""
+        _require_held([self])
+        seconds = self.lease_seconds if lease_seconds is None else lease_seconds
+        found = yield from claiming.heartbeat({self.number: self.fence}, seconds)
+        row = found.get(self.number)
+        if row is None:
+            raise (yield from finishing.lost(self))
+        yield AfterCommit(lambda: self._take(row))
+        return Beat(
+            id=self.id,
+            is_lost=False,
+            cancel_requested=bool(row["cancel_requested"]),
+            lease_expires_at=row["lease_expires_at"],
+        )
+
+    @operation
+    def complete(
+        self,
+        output: Any = None,
+        *,
+        checkpoint: Mapping[str, Any] | None = None,
+        effect: tuple[Completable, Any] | None = None,
+        then: Sequence[Submission] = (),
+    ) -> Op[None]:
+        """Complete the item, with a checkpoint, an effect's result and follow-ups in one commit.
+
+        `checkpoint` holds what `session.save` takes, `then` what to submit next. Raises LeaseLost,
+        and then nothing of all this is written.
+        """
+        _require_list("then", then)
+        if checkpoint is not None and not isinstance(checkpoint, Mapping):
+            raise InvalidArgument(f"checkpoint must be a dict, not {type(checkpoint).__name__}")
+        if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
+            raise InvalidArgument("effect must be a pair: what session.begin gave, and the value")
+        body = self.codec.encode(output, name="output")
+        yield from self._end(
+            Ending(
+                "completed",
+                "completed",
+                output=body,
+                checkpoint=checkpoint,
+                effect=effect,
+                then=then,
+            )
+        )
+
+    @operation
+    def fail(
+        self, error: object, *, retry: bool = True, delay_seconds: float | None = None
+    ) -> Op[WorkStatus]:
+        """End the attempt with an error; return `pending` if it is tried again, else `failed`.
+
+        It is tried again while there are retries left and `retry` is true, after `delay_seconds`
+        or, without them, after a wait that grows.
+        """
+        if delay_seconds is not None:
+            require_seconds("delay_seconds", delay_seconds)
+        text = error_text(error, self.owner.ledger.redactor.redact)
+        ending = failing(self, text, retry=retry, delay_seconds=delay_seconds)
+        return (yield from self._end(ending))
+
+    @operation
+    def release(self) -> Op[None]:
+        """Give the item back for another to run at once; no retry is spent."""
+        yield from self._end(Ending("pending", "released", releases=1))
+
+    @operation
+    def cancel(self) -> Op[WorkStatus]:
+        """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
+        if not self.is_held:
+            return (yield from self._ledger().cancel(self))
+        return (yield from self._end(Ending("cancelled", "cancelled")))
+
+    @operation
+    def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
+        """Record how far the attempt is, as evidence in the session too; a sign of life as well."""
+        _require_held([self])
+        body = self.codec.encode(note, name="progress")
+        seconds = self.lease_seconds if lease_seconds is None else lease_seconds
+        if self.root_id is not None:
+            yield Lock(self.root_id)
+        row = yield from one(
+            PROGRESS,
+            number=self.number,
+            fence=self.fence,
+            progress=self.codec.seal(body, context=context(self.id, "progress")),
+            lease_ms=lease_milliseconds(seconds),
+        )
+        if row is None:
+            raise (yield from finishing.lost(self))
+        if self.root_id is not None:
+            yield from self._ledger().record(self, "manual_checkpoint", {"progress": note})
+        yield AfterCommit(lambda: self._take(row))
+
+    def _end(self, ending: Ending) -> Op[WorkStatus]:
+        _require_held([self])
+        [row] = yield from self._ledger().finish([(self, ending)])
+        if row is None:
+            raise (yield from finishing.lost(self))
+        yield AfterCommit(lambda: self._take(row))
+        return status_of(row["state"])
+
+
+def _page(given: Mapping[str, Any], status: WorkStatus | None) -> str:
+    """Return the query of a listing; only what is given stands in it, so each has its index."""
+    conditions = "".join(f" AND {name} = :{name}" for name in given)
+    if "session_id" in given:
+        # The index is by number, and a session's id is never given twice.
+        found = "(SELECT number FROM hf_sessions WHERE id = :session_id)"
+        conditions += f" AND session_number = {found}"
+    states = STATES.get(status or "", ())
+    if "holder" in given and status is None:
+        states = ("in_progress",)
+    if not states:
+        return f"{LIST}{conditions} ORDER BY number DESC LIMIT :limit"
+    # One branch per state, so that each is read along its own index.
+    branches = " UNION ALL ".join(
+        f"SELECT * FROM ({LIST}{conditions} AND state = '{state}' "  # noqa: S608
+        f"ORDER BY number DESC LIMIT :limit) AS {state}_items"
+        for state in states
+    )
+    return f"SELECT * FROM ({branches}) AS found ORDER BY number DESC LIMIT :limit"  # noqa: S608
+
+
+def _before(before: int | None) -> int:
+    return 2**62 if before is None else require_number("before", before, 0, 2**62)
+
+
+def _require_list(label: str, given: object) -> None:
+    if not isinstance(given, list | tuple):
+        raise InvalidArgument(f"{label} must be a list, not {type(given).__name__}")
+    if len(given) > SUBMISSIONS_MAX:
+        raise InvalidArgument(f"{label} are at most {SUBMISSIONS_MAX} at once, not {len(given)}")
+
+
+def _require_held(items: Sequence[Item]) -> None:
+    """Refuse handles that were never given a lease."""
+    for item in items:
+        if not isinstance(item, Item):
+            raise InvalidArgument(f"a claimed work item is needed, not {type(item).__name__}")
+        if not item.is_held:
+            raise LeaseLost(
+                f"this handle of work item {item.id} holds no lease; claim gives one, and "
+                "work.get(id, fence=…) to who knows the fence",
+                id=item.id,
+            )

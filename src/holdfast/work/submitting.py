@@ -1,0 +1,178 @@
+"""Submitting items: alone, many at once, or as what follows a completed one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..checkpoints.writing import Place, require_open
+from ..codec import Codec
+from ..errors import InvalidArgument, SessionNotFound, StoreBusy
+from ..feed import emit
+from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, fresh_id, one, rows
+from ..kernel.signals import Signals
+from .items import COLUMNS, Submission, context, require_name, require_seconds
+
+SUBMISSIONS_MAX = 10_000
+ROWS_PER_BATCH = 500
+TRIES_MAX = 20
+
+INSERT = f"""
+INSERT INTO hf_work (
+    id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash,
+    max_retries, redriven_from, input, available_at, created_at, updated_at
+)
+SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
+    CAST(:root_id AS TEXT), CAST(:type AS TEXT), CAST(:queue AS TEXT),
+    CASE WHEN at.due > :now THEN 'scheduled' ELSE 'pending' END, CAST(:priority AS INTEGER),
+    CAST(:key AS TEXT), CAST(:on_crash AS TEXT), CAST(:max_retries AS INTEGER),
+    CAST(:redriven_from AS TEXT), CAST(:input AS BLOB), at.due, :now, :now
+FROM (
+    SELECT coalesce(CAST(:available_at AS INTEGER), :now + CAST(:delay_ms AS INTEGER)) AS due
+) AS at
+WHERE true
+ON CONFLICT DO NOTHING
+RETURNING {COLUMNS}
+"""  # noqa: S608
+LIVING = f"""
+SELECT {COLUMNS} FROM hf_work WHERE queue = :queue AND key = :key AND key IS NOT NULL
+    AND state IN ('scheduled', 'pending', 'in_progress', 'review')
+"""  # noqa: S608
+REDRIVEN = f"""
+SELECT {COLUMNS} FROM hf_work WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
+"""  # noqa: S608
+FIND_SESSION = "SELECT id, number, root_id FROM hf_sessions WHERE id = :id"
+LOOK_AT_SESSION = "SELECT status FROM hf_sessions WHERE number = :number AND id = :id"
+
+
+def submit_all(
+    codec: Codec,
+    signals: Signals,
+    wanted: Sequence[Submission],
+    *,
+    default: Place | None = None,
+    redriven_from: str | None = None,
+) -> Op[list[tuple[Row, bool]]]:
+    """Submit items and return each one's row, and whether it is new: a key that lives is not."""
+    drafts = []
+    for submission in wanted:
+        if not isinstance(submission, Submission):
+            raise InvalidArgument(
+                f"a work item is submitted as a Submission, not {type(submission).__name__}"
+            )
+        submission.check()
+        drafts.append((submission, codec.encode(submission.input, name="input")))
+    places: dict[Any, Place | None] = {None: default}
+    for submission, _ in drafts:
+        if _key(submission.session) not in places:
+            places[_key(submission.session)] = yield from _place_of(submission.session)
+    yield from _lock([place for place in places.values() if place is not None])
+    made = []
+    for submission, body in drafts:
+        parameters = {
+            **_parameters(codec, submission, places[_key(submission.session)]),
+            "redriven_from": redriven_from,
+            "id": (yield from fresh_id()),
+        }
+        parameters["input"] = codec.seal(body, context=context(parameters["id"], "input"))
+        made.append(parameters)
+    found: list[tuple[Row, bool]] = []
+    for start in range(0, len(made), ROWS_PER_BATCH):
+        page = made[start : start + ROWS_PER_BATCH]
+        answers = yield from batch(*(Query(INSERT, parameters) for parameters in page))
+        for parameters, answer in zip(page, answers, strict=True):
+            found.append((yield from _row_of(parameters, answer)))
+    yield from _tell(codec, signals, found)
+    return found
+
+
+def _key(session: Any) -> Any:
+    """Return what tells one session from another; two handles of one have different guards."""
+    return session if session is None or isinstance(session, str) else id(session)
+
+
+def _place_of(session: Any) -> Op[Place]:
+    """Return where a session stands, which is given as itself or by its id."""
+    if not isinstance(session, str):
+        number = getattr(session, "number", None)
+        if type(number) is not int or not isinstance(getattr(session, "root_id", None), str):
+            raise InvalidArgument(
+                f"session must be a session or its id, not {type(session).__name__}"
+            )
+        guard = getattr(session, "guard", None)
+        return Place(session.id, number, session.root_id, None, guard)
+    require_name("session", session)
+    row = yield from one(FIND_SESSION, id=session)
+    if row is None:
+        raise SessionNotFound(f"there is no session {session!r}", id=session)
+    return Place(row["id"], row["number"], row["root_id"], None)
+
+
+def _lock(places: Sequence[Place]) -> Op[None]:
+    """Lock the trees, in order, and make sure that each session is there and has not ended."""
+    locks = [Lock(root_id) for root_id in sorted({place.root_id for place in places})]
+    looks = []
+    for place in places:
+        looks += place.guards()
+        looks.append(Query(LOOK_AT_SESSION, {"number": place.number, "id": place.session_id}))
+    if not places:
+        return
+    answers = (yield from batch(*locks, *looks))[len(locks) :]
+    for place in places:
+        answers = place.require_guards(answers)
+        require_open(place, answers[0])
+        answers = answers[1:]
+
+
+def _parameters(codec: Codec, submission: Submission, place: Place | None) -> dict[str, Any]:
+    delay = submission.delay_seconds
+    return {
+        "session_number": None if place is None else place.number,
+        "session_id": None if place is None else place.session_id,
+        "root_id": None if place is None else place.root_id,
+        "type": submission.type,
+        "queue": submission.queue or submission.type,
+        "priority": submission.priority,
+        "key": submission.key,
+        "on_crash": submission.on_crash,
+        "max_retries": submission.max_retries,
+        "available_at": submission.available_at,
+        "delay_ms": 0 if delay is None else require_seconds("delay_seconds", delay),
+    }
+
+
+def _row_of(parameters: dict[str, Any], answer: list[Row]) -> Op[tuple[Row, bool]]:
+    """Return the new row, or the one that stands in its way."""
+    for _ in range(TRIES_MAX):
+        if answer:
+            return answer[0], True
+        for living, name in ((LIVING, "key"), (REDRIVEN, "redriven_from")):
+            if parameters[name] is not None and (row := (yield from one(living, **parameters))):
+                return row, False
+        # It ended between the two statements: now its key is free.
+        answer = yield from rows(INSERT, **parameters)
+    raise StoreBusy(f"the items with key {parameters['key']!r} come and go too fast; try again")
+
+
+def _tell(codec: Codec, signals: Signals, found: Sequence[tuple[Row, bool]]) -> Op[None]:
+    ready = set()
+    for row, is_new in found:
+        if not is_new:
+            continue
+        if row["state"] == "pending":
+            ready.add(row["queue"])
+        if row["root_id"] is not None:
+            data = {"item": row["id"], "type": row["type"], "queue": row["queue"]}
+            yield from emit(codec, row["root_id"], row["session_id"], "work_submitted", data)
+    yield from ring(signals, ready)
+
+
+def ring(signals: Signals, queues: set[str]) -> Op[None]:
+    """Wake the workers of some queues once the change is durable."""
+    for queue in sorted(queues):
+        yield AfterCommit(lambda queue=queue: signals.ring(topic(queue)))  # type: ignore[misc]
+
+
+def topic(queue: str) -> str:
+    """Return the topic that is rung when an item of a queue becomes ready."""
+    return f"work:{queue}"
