@@ -158,8 +158,16 @@ class Codec:
         """
         try:
             return _encoder.encode(value)
-        except (OverflowError, TypeError, ValueError, RecursionError):
+        except _UNENCODABLE:
             return None
+
+    def encode_into(self, value: object, buffer: bytearray) -> bool:
+        """Do the same in a buffer that is used again and again; tell whether it could be done."""
+        try:
+            _encoder.encode_into(value, buffer)
+        except _UNENCODABLE:
+            return False
+        return True
 
     def decode(self, body: bytes) -> Any:
         """Return the value of a body, or raise CorruptRecord if it is not one."""
@@ -171,10 +179,13 @@ class Codec:
 
     def split(self, body: bytes) -> list[bytes]:
         """Return the bodies of a list's items without decoding them, or raise CorruptRecord."""
-        try:
-            return [bytes(item) for item in _items_decoder.decode(body)]
-        except _UNREADABLE as error:
-            raise CorruptRecord(f"The stored list cannot be read: {error}.") from error
+        return [bytes(item) for item in _items(body)]
+
+    def unpack_items(
+        self, record: bytes, low: int, high: int, *, context: tuple[str, ...] = ()
+    ) -> list[Any]:
+        """Return the items from `low` to `high` of a list that was packed; no other is decoded."""
+        return [_decode(item) for item in _items(self._body(record, context))[low:high]]
 
     def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
         """Return a body as a record that opens only unchanged and in the same context."""
@@ -344,7 +355,14 @@ def _extension(code: int, data: memoryview) -> int:
     return number
 
 
-def _decode(body: bytes | memoryview) -> Any:
+def _items(body: bytes | memoryview) -> list[msgspec.Raw]:
+    try:
+        return _items_decoder.decode(body)
+    except _UNREADABLE as error:
+        raise CorruptRecord(f"The stored list cannot be read: {error}.") from error
+
+
+def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
     try:
         return _plain_decoder().decode(body)
     except msgspec.ValidationError:
@@ -374,6 +392,7 @@ def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
 _encoder: Final = msgspec.msgpack.Encoder()
 _any_decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
 _items_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_UNENCODABLE: Final = (OverflowError, TypeError, ValueError, RecursionError)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -424,7 +443,7 @@ class _Zstd(threading.local):
         self.content_size = zstandard.frame_content_size
         self.decompressor = zstandard.ZstdDecompressor()
         self._fast = zstandard.ZstdCompressor(level=1)
-        self._small = zstandard.ZstdCompressor(level=3)
+        self._small = zstandard.ZstdCompressor(level=5)
 
     def compressor(self, size_bytes: int) -> Any:
         """Return the one that suits a body: only in a large one does more work save much."""

@@ -21,8 +21,8 @@ STATEMENTS = {
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "RewindOps.rewind": 9,
-    "SessionOps.fork": 10,
+    "SessionOps.move_back": 11,
+    "SessionOps.fork": 12,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,
     "SessionOps.lease": 2,
@@ -38,6 +38,7 @@ READS = {
     "CheckpointOps.resume_point": 3,
     "SessionOps.info": 1,
     "SessionsOps.sessions": 1,
+    "Standing.after": 2,
 }
 
 

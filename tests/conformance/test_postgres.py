@@ -21,6 +21,7 @@ import sqlalchemy
 
 import holdfast
 from holdfast.kernel.attempt import Hooks, Trace
+from holdfast.kernel.postgres import PostgresDriver
 from holdfast.testing.conformance import CASES, Case, Colour, Subject
 from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
 
@@ -92,6 +93,15 @@ def test_within_serves_sqlalchemy(where: dict[str, Any]) -> None:
     engine.dispose()
     with holdfast.open(**where) as store:
         assert Counter(store).value() == 3
+
+
+def test_calls_one_after_the_other_share_one_connection(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as store:
+        for _ in range(3):
+            Counter(store).add()
+            Counter(store).value()
+        assert isinstance(store.driver, PostgresDriver)
+        assert store.driver.pool.get_stats()["pool_size"] == 1
 
 
 def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) -> None:

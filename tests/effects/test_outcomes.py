@@ -240,3 +240,42 @@ async def test_an_owner_that_was_stepped_in_for_records_nothing(subject: Subject
     await raises(LeaseLost, lambda: begun.fail("no", happened=False))
     (parked,) = await done(session.unresolved())
     assert (parked.status, parked.result) == ("unknown", None)
+
+
+@both_colours
+async def test_what_an_owner_says_too_late_is_kept_and_changes_nothing(subject: Subject) -> None:
+    world = World()
+    mail = world.tool()
+    clock = VirtualClock()
+    store = await subject.open(clock=clock)
+    session = await done(store.session("s"))
+    begun = await done(session.begin(mail, {"to": "ann"}))
+    clock.advance(3600)
+    await raises(Unresolved, lambda: session.call(mail, to="ann"))
+    await raises(LeaseLost, lambda: begun.complete("sent"))
+    (parked,) = await done(session.unresolved())
+    assert (parked.status, parked.result) == ("unknown", None)
+    assert parked.late == {
+        "status": "completed",
+        "error": None,
+        "result": "sent",
+        "holder": store.ledger.holder,
+    }
+
+
+@both_colours
+async def test_not_landed_proves_nothing_when_secrets_are_missing(subject: Subject) -> None:
+    """The card number is not stored, so the hook looked for another charge."""
+    world = World()
+    mail = world.tool(verify=world.verify)
+    store, session = await abandoned(subject, mail, to="4242 4242 4242 4242")
+    world.verdict = NotLanded()
+    (settled,) = (await done(store.recover(tools=[mail]))).settled
+    assert (settled.status, settled.arguments["to"]) == ("unknown", "[redacted:card]")
+    assert "lack their secrets" in str(settled.error)
+    assert (await done(store.verify(settled.id, [mail]))).status == "unknown"
+    # A call brings the arguments themselves.
+    assert (await done(session.call(mail, to="4242 4242 4242 4242"))).value == 1
+    assert world.asked[-1][0] == {"to": "4242 4242 4242 4242"}
+    world.verdict = Landed("sent")
+    assert await done(session.unresolved()) == []

@@ -142,6 +142,28 @@ def test_a_list_can_be_put_together_from_encoded_items_and_taken_apart() -> None
         assert codec.split(codec.join(bodies)) == bodies
 
 
+def test_some_items_of_a_packed_list_are_read_and_all_of_it_is_checked() -> None:
+    codec = Codec()
+    items = [{"n": number, "big": 2**70} for number in range(64)]
+    record = codec.pack(items, context=("here",))
+    for low, high in ((0, 64), (54, 64), (0, 10), (10, 20), (60, 99), (64, 64)):
+        assert codec.unpack_items(record, low, high, context=("here",)) == items[low:high]
+    damaged = record[:30] + bytes([record[30] ^ 1]) + record[31:]
+    for wrong, context in ((damaged, "here"), (record, "there")):
+        with pytest.raises(CorruptRecord, match="does not match its digest"):
+            codec.unpack_items(wrong, 63, 64, context=(context,))
+
+
+def test_a_buffer_that_is_used_again_holds_the_newest_body_alone() -> None:
+    codec, buffer = Codec(), bytearray()
+    for value in ([1, 2, 3], ["a" * 10_000], [], {"n": None}):
+        assert codec.encode_into(value, buffer)
+        assert bytes(buffer) == codec.encode(value) == codec.encode_unchecked(value)
+    for refused in ([2**70], [object()], ["\ud800"]):
+        assert not codec.encode_into(refused, buffer)
+        assert codec.encode_unchecked(refused) is None
+
+
 def test_the_refusal_of_one_item_names_its_index() -> None:
     with pytest.raises(InvalidValue) as caught:
         Codec().encode_each([{"a": 1}, {"a": {1}}], name="transcript")
@@ -581,6 +603,8 @@ def test_a_forged_list_cannot_be_taken_apart() -> None:
     for body in (b"\xc0", b"\x92\xc0", b"\x80", b"", b"\x91" + b"\x91" * 100_000):
         with pytest.raises(CorruptRecord, match="stored list cannot be read"):
             Codec().split(body)
+        with pytest.raises(CorruptRecord, match="stored list cannot be read"):
+            Codec().unpack_items(Codec().seal(body or b"\xc3"), 0, 1)
 
 
 @given(st.binary(max_size=60))

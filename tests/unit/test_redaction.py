@@ -544,7 +544,7 @@ def test_long_hostile_text_is_done(piece: str) -> None:
     """With backtracking over all of it, none of these would ever end."""
     everything = Redactor(emails=True)
     text = piece * (100_000 // len(piece))
-    for hostile in (text, text + "!", text + "\n", "x" + text):
+    for hostile in (text, f"x{text}!"):
         assert isinstance(everything.redact(hostile), str)
 
 

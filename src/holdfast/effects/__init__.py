@@ -1,8 +1,9 @@
 """Effects: tool calls that happen once, with their intent durable before and outcome after."""
 
 from .calls import Result
+from .issued import AsyncIssued, Issued, Replay
 from .ledger import Ledger
-from .ops import AsyncIssued, Issued, Replay, SessionEffects, StoreEffects
+from .ops import SessionEffects, StoreEffects
 from .rows import Ticket
 from .tools import Landed, NotLanded, Tool, Unknown, tool
 from .undoing import Compensation, Rewound

@@ -183,9 +183,7 @@ class Calling:
         return (yield from invoke_within(timeout_seconds, self.tool.function, **given))
 
     def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
-        if not (yield from perform(Ledger.finish, self.ledger, ticket, outcome)):
-            yield from perform(Ledger.keep_late, self.ledger, ticket, outcome)
-            raise ticket.lost()
+        yield from finish(self.ledger, ticket, outcome)
 
     def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
         """Record that a tool raised; of one that may have acted, find out whether it did."""
@@ -229,7 +227,8 @@ class Calling:
         yield from self._finish(ticket, outcome)
         if outcome.status == "failed":
             raise error
-        raise unresolved(self.tool.name, ticket.id, outcome.error) from error
+        said = self.ledger.redactor.redact(outcome.error)
+        raise unresolved(self.tool.name, ticket.id, said) from error
 
     def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
         """Say what is known of a call whose thread goes on; it stays owned until that ends."""
@@ -287,7 +286,7 @@ class Calling:
             self.ledger.keeper.drop(kept)
         if closed.status == "failed":
             raise _failed(self.tool.name, ticket.id, closed.error)
-        raise unresolved(self.tool.name, ticket.id, closed.error)
+        raise unresolved(self.tool.name, ticket.id, self.ledger.redactor.redact(closed.error))
 
     def _verdict(self, ticket: Ticket) -> Flow[Verdict]:
         assert self.tool.verify is not None
@@ -371,6 +370,25 @@ def doubt_of(tool: Tool[..., Any]) -> Any:
     if tool.verify is not None:
         return "verify"
     return tool.on_unknown if tool.effect == "mutate" else "retry"
+
+
+def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
+    """Record an outcome; of one that comes too late, keep it beside the effect and raise."""
+    if not (yield from perform(Ledger.finish, ledger, ticket, outcome)):
+        yield from perform(Ledger.keep_late, ledger, ticket, outcome)
+        raise ticket.lost()
+
+
+def ask_about(tool: Tool[..., Any], effect: Effect, *, is_whole: bool) -> Flow[Verdict]:
+    """Ask a tool's verify hook about a stored effect, whose arguments may lack their secrets.
+
+    A hook that finds nothing may then have looked for the wrong thing.
+    """
+    assert tool.verify is not None
+    verdict = yield from ask_verdict(tool.verify, effect.arguments, effect.idempotency_key)
+    if isinstance(verdict, NotLanded) and not is_whole:
+        return Unknown("its stored arguments lack their secrets, so that NotLanded proves nothing")
+    return verdict
 
 
 def ask_verdict(

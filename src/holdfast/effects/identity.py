@@ -31,14 +31,21 @@ def identify(
 
     A secret counts by a keyed hash of it, so that neither holds anything to guess it from.
     """
-    material = redactor.fingerprint([scope, tool, distinct])
-    key = digest(material, limits, name="arguments")[:32]
-    return Identity(key, request_digest(redactor, limits, [tool, arguments]))
+    # In one walk, so that arguments that are also what is distinct are looked through once.
+    scope, tool, distinct, arguments = redactor.fingerprint([scope, tool, distinct, arguments])
+    key = digest([scope, tool, distinct], limits, name="arguments")[:32]
+    return Identity(key, digest([tool, arguments], limits, name="request"))
 
 
 def request_digest(redactor: Redaction, limits: Limits, request: Any) -> str:
     """Return what two equal requests have in common."""
     return digest(redactor.fingerprint(request), limits, name="request")
+
+
+def is_whole(redactor: Redaction, limits: Limits, row: Row, arguments: Any) -> bool:
+    """Whether these are the arguments that a row was asked with, and none was taken out."""
+    request = arguments if row["key"].startswith("once:") else [row["tool"], arguments]
+    return bool(request_digest(redactor, limits, request) == row["request_digest"])
 
 
 def derive_key(salt: bytes, key: str, generation: int) -> str:

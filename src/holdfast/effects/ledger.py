@@ -29,7 +29,7 @@ from ..kernel.signals import Signals
 from ..leases import Keeper, Kept
 from ..records import Effect
 from ..redaction import Redaction
-from .identity import Past, derive_key, identify, read_past, request_digest
+from .identity import Past, derive_key, identify, is_whole, read_past, request_digest
 from .rows import (
     BY_CALL,
     BY_ID,
@@ -89,7 +89,7 @@ class Ledger:
     @operation
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""
-        yield from self._learn_salt()
+        yield from self.learn_salt()
         scope, key, digest = self._identify(place, request)
         arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
         version, past = 0, None
@@ -125,7 +125,7 @@ class Ledger:
         self, place: Place | None, request: Request, outcome: Outcome
     ) -> Op[tuple[Effect, bool]]:
         """Write a read that has been done, and say whether it counts: of two the first does."""
-        yield from self._learn_salt()
+        yield from self.learn_salt()
         scope, key, digest = self._identify(place, request)
         arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
         version = 0
@@ -146,7 +146,7 @@ class Ledger:
     @query
     def find_read(self, place: Place | None, request: Request) -> Op[Effect | None]:
         """Return the completed read of the same call id, if there is one."""
-        yield from self._learn_salt()
+        yield from self.learn_salt()
         _, key, digest = self._identify(place, request)
         newest = yield from one(BY_KEY, key=key, limit=1)
         if newest is None or newest["status"] != "completed" or newest["is_expired"]:
@@ -229,6 +229,10 @@ class Ledger:
         sealed = self.codec.seal(body, context=context(ticket.id, "late"))
         yield from rows(KEEP_LATE, number=ticket.number, late=sealed)
 
+    def is_whole(self, row: Row) -> bool:
+        """Whether an effect's stored arguments are those it was asked with, secrets and all."""
+        return is_whole(self.redactor, self.codec.limits, row, self.effect(row).arguments)
+
     def effect(self, row: Row) -> Effect:
         """Return a row as a record."""
         return effect_of(self.codec, row)
@@ -250,7 +254,8 @@ class Ledger:
             return Outcome("completed", "not_storable", None, str(error))
         return Outcome("completed", None, result)
 
-    def _learn_salt(self) -> Op[None]:
+    def learn_salt(self) -> Op[None]:
+        """Read, once, what makes this store's keys and fingerprints its own."""
         if not self.salt:
             found = yield from one(SALT)
             assert found is not None
@@ -396,11 +401,12 @@ class Ledger:
         # An attempt that may have reached its receiver goes out again under the same key. After
         # one that is known to have failed, the receiver must not answer with that failure.
         is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
+        id = yield from fresh_id()
+        # A key of the caller's is forgotten some time and then means something new. Any other is
+        # the same again after a backup was restored: its receiver may know it already.
+        idempotency_key = derive_key(self.salt, id if request.policy == "once" else key, generation)
         if is_retry and before is not None and before["reason"] != "raised":
             idempotency_key = before["idempotency_key"]
-        else:
-            idempotency_key = derive_key(self.salt, key, generation)
-        id = yield from fresh_id()
         row = {
             "id": id,
             "scope": scope,

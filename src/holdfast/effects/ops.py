@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..checkpoints.ops import require_version
@@ -12,14 +11,9 @@ from ..codec import Codec
 from ..errors import InProgress, InvalidArgument, Refused
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import (
-    AfterCommit,
-    AsyncBound,
-    AsyncDriver,
     Lock,
     Op,
     Row,
-    SyncBound,
-    SyncDriver,
     one,
     operation,
     query,
@@ -27,9 +21,10 @@ from ..kernel.operation import (
 )
 from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
-from .calls import Calling, Result, ask_verdict, describe, prepare
+from .calls import Calling, Result, ask_about, prepare
+from .issued import Replay
 from .ledger import Ledger
-from .rows import BY_ID, SELECT, Outcome, Ticket, found_effect, require_effect_id
+from .rows import BY_ID, SELECT, Outcome, Ticket, found_effect, require_effect_id, settled_at
 from .tools import (
     TTL_SECONDS_MAX,
     Landed,
@@ -60,77 +55,6 @@ IN_DOUBT = f"""{SELECT} WHERE session_number = :number
         AND issued_at + timeout_ms + settle_ms <= :now))
 ORDER BY number"""
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The effect was run before; `result` is what came of it."""
-
-    result: Result[Any]
-
-
-class IssuedOps:
-    """An effect that is this caller's to run: its intent is durable, its outcome is to be told."""
-
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept) -> None:
-        self.ledger = ledger
-        self.ticket = ticket
-        self._kept = kept
-
-    @property
-    def effect_id(self) -> str:
-        """The id of the effect."""
-        return self.ticket.id
-
-    @property
-    def idempotency_key(self) -> str:
-        """The key to pass on to the receiver; the same when the attempt is repeated."""
-        return self.ticket.idempotency_key
-
-    @operation
-    def complete(self, value: Any = None) -> Op[Result[Any]]:
-        """Record that it happened, with its result. Raises LeaseLost if another took it over."""
-        return (yield from self.completing(value))
-
-    def completing(self, value: Any = None) -> Op[Result[Any]]:
-        """Record it inside another transaction."""
-        self.ledger.codec.encode(value, name="result")
-        yield from self._finish(Outcome("completed", None, value))
-        return Result(value, self.ticket.id)
-
-    @operation
-    def fail(self, error: BaseException | str, *, happened: bool | None = None) -> Op[None]:
-        """Record that it failed; `happened=False` if it is certain that nothing was done.
-
-        Otherwise it is in doubt, and parked until somebody decides.
-        """
-        if happened is True:
-            raise InvalidArgument("what happened is recorded with complete(result)")
-        said = error if isinstance(error, str) else describe(error)
-        is_certain = happened is False
-        status: EffectStatus = "failed" if is_certain else "unknown"
-        yield from self._finish(Outcome(status, "raised", error=said))
-
-    def _finish(self, outcome: Outcome) -> Op[None]:
-        if not (yield from self.ledger.finishing(self.ticket, outcome)):
-            raise self.ticket.lost()
-        yield AfterCommit(lambda: self.ledger.keeper.drop(self._kept))
-
-
-class Issued(IssuedOps, SyncBound):
-    """An effect to be run by its caller."""
-
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: SyncDriver) -> None:
-        super().__init__(ledger, ticket, kept)
-        self.driver = driver
-
-
-class AsyncIssued(IssuedOps, AsyncBound):
-    """An effect to be run by its caller, in an event loop."""
-
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: AsyncDriver) -> None:
-        super().__init__(ledger, ticket, kept)
-        self.driver = driver
 
 
 class SessionEffects(Generic[I_co]):
@@ -372,15 +296,31 @@ class StoreEffects:
     def verify(self, id: str, tools: object) -> Flow[Effect]:
         """Ask a tool's verify hook about an effect in doubt, and record what it says."""
         known = by_name(tools)
-        effect = yield from perform(StoreEffects.effect, self, id)
+        effect, is_whole, wait_ms = yield from perform(StoreEffects._doubtful, self, id)
         tool = known.get(effect.tool)
         if tool is None or tool.verify is None:
             what = "has no verify hook" if tool else "is not among the tools that were given"
             raise InvalidArgument(f"{effect.tool} {what}; resolve the effect by hand")
-        verdict = yield from ask_verdict(tool.verify, effect.arguments, effect.idempotency_key)
+        if wait_ms > 0:
+            raise InProgress(
+                f"the request of effect {id} may be under way for {wait_ms / 1000:.1f} s more; "
+                "verify it then",
+                effect_id=id,
+                wait_seconds=wait_ms / 1000,
+            )
+        verdict = yield from ask_about(tool, effect, is_whole=is_whole)
         if isinstance(verdict, Unknown):
             return effect
         return (yield from perform(StoreEffects.resolve, self, id, verdict, by="verify"))
+
+    @query
+    def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:
+        """Return an effect, whether its arguments are whole, and how long it must settle still."""
+        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        row = found_effect(found, id)
+        yield from self.ledger.learn_salt()
+        wait_ms = settled_at(row) - row["now_ms"] if row["status"] == "unknown" else 0
+        return self.ledger.effect(row), self.ledger.is_whole(row), wait_ms
 
     def _lock_effect(self, id: str) -> Op[tuple[Row, Place | None]]:
         """Lock an effect's tree and row; return the row and its session's place."""

@@ -62,6 +62,29 @@ def typed_arguments(function: Callable[..., Any], arguments: object) -> dict[str
     return {**_others(shape, arguments), **given}
 
 
+def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as one that takes plain data and is given what its hints promise."""
+
+    def typed(arguments: dict[str, Any]) -> dict[str, Any]:
+        injected = {name: arguments[name] for name in INJECTED if name in arguments}
+        plain = {name: value for name, value in arguments.items() if name not in INJECTED}
+        return {**typed_arguments(function, plain), **injected}
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def called(**arguments: Any) -> Any:
+            return await function(**typed(arguments))
+
+    else:
+
+        @functools.wraps(function)
+        def called(**arguments: Any) -> Any:
+            return function(**typed(arguments))
+
+    return called
+
+
 @functools.lru_cache(maxsize=1024)
 def shape_of(function: Callable[..., Any]) -> Shape:
     """Read a function's signature, hints and docstring once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Signals:
@@ -71,6 +71,20 @@ class Signals:
             return False
         finally:
             self._forget(event)
+
+    def watch(self, topics: Iterable[str], wake: Callable[[], object]) -> Callable[[], None]:
+        """Call `wake` at every ring of these topics, until what is returned is called."""
+        waiters = {object(): (topic, wake) for topic in topics}
+        if self.on_wait is not None:
+            self.on_wait()
+        with self._lock:
+            self._waiters.update(waiters)
+
+        def forget() -> None:
+            for waiter in waiters:
+                self._forget(waiter)
+
+        return forget
 
     def _register(
         self, waiter: object, topic: str | None, seen: int, wake: Callable[[], object]

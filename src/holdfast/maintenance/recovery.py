@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..effects import Landed, Ledger, Unknown
-from ..effects.calls import ask_verdict, doubt_of, unknown_outcome
+from ..effects.calls import ask_about, doubt_of, unknown_outcome
 from ..effects.ops import ROOT, ticket_of
 from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket
 from ..effects.tools import Tool, by_name
@@ -125,8 +125,14 @@ class _Recovery:
         return [(self.ledger.effect(row), bool(row["is_abandoned"])) for row in found]
 
     @operation
-    def take_over(self, effect: Effect, tool: Tool[..., Any], holder: str) -> Op[Ticket | None]:
-        """Become the owner of an effect whose owner is dead; None if another did first."""
+    def take_over(
+        self, effect: Effect, tool: Tool[..., Any], holder: str
+    ) -> Op[tuple[Ticket, bool] | None]:
+        """Become the owner of an effect whose owner is dead; None if another did first.
+
+        The flag says whether its stored arguments are whole.
+        """
+        yield from self.ledger.learn_salt()
         given = {"number": effect.number, "fence": effect.fence}
         taken = yield from one(TAKE_OVER, **given, holder=holder, lease_ms=tool.lease_ms)
         row = yield from one(BY_ID, id=effect.id)
@@ -135,10 +141,10 @@ class _Recovery:
         session = None
         if row["session_number"] is not None:
             session = yield from one(ROOT, number=row["session_number"])
-        if session is None:
-            return ticket_of(row, None)
-        place = Place(session["id"], session["number"], session["root_id"], None)
-        return ticket_of(row, place)
+        place = None
+        if session is not None:
+            place = Place(session["id"], session["number"], session["root_id"], None)
+        return ticket_of(row, place), self.ledger.is_whole(row)
 
     @operation
     def finish(self, ticket: Ticket, outcome: Outcome) -> Op[Effect | None]:
@@ -153,13 +159,13 @@ def _settle(
     recovery: _Recovery, tool: Tool[..., Any], effect: Effect, holder: str
 ) -> Flow[Effect | None]:
     """Verify one effect of a dead owner, or do what its tool says of the unknown."""
-    ticket = yield from perform(_Recovery.take_over, recovery, effect, tool, holder)
-    if ticket is None:
+    taken = yield from perform(_Recovery.take_over, recovery, effect, tool, holder)
+    if taken is None:
         return None
+    ticket, is_whole = taken
     outcome = unknown_outcome("retry" if doubt_of(tool) == "retry" else tool.on_unknown, None, "")
     if tool.verify is not None:
-        arguments, key = effect.arguments, effect.idempotency_key
-        verdict = yield from ask_verdict(tool.verify, arguments, key)
+        verdict = yield from ask_about(tool, effect, is_whole=is_whole)
         if isinstance(verdict, Landed):
             outcome = Outcome("completed", "verified", verdict.result)
         elif isinstance(verdict, Unknown):

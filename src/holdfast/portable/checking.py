@@ -11,11 +11,13 @@ from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import Ref
 from ..codec import Codec
 from ..errors import CorruptRecord
-from ..sessions.ops import require_id, require_text
+from ..sessions.rows import require_id, require_text
 from .frames import (
+    EFFECT_PARTS,
     NIL,
     AttestationFrame,
     CheckpointFrame,
+    EffectFrame,
     EventFrame,
     Frame,
     ItemsFrame,
@@ -57,6 +59,7 @@ class _Checker:
     _line: _Line | None = None
     _session: SessionFrame | None = None
     _version: int = 0
+    _effects: set[str] = field(default_factory=set)
 
     def problem(self, frame: Frame) -> str | None:
         """Return what is wrong with a frame, or None."""
@@ -78,6 +81,8 @@ class _Checker:
             case AttestationFrame():
                 self._decode(frame.evidence)
                 return self._check_said(frame.version)
+            case EffectFrame():
+                return self._check_effect(frame)
 
     def _check_tree(self, frame: TreeFrame) -> str | None:
         require_id(frame.root_id)
@@ -157,6 +162,18 @@ class _Checker:
     def _check_said(self, version: int) -> str | None:
         if self._session is None or version > self._session.version:
             return f"version {version} is spoken of and does not exist"
+        return None
+
+    def _check_effect(self, frame: EffectFrame) -> str | None:
+        for body in frame.parts.values():
+            self._decode(body)
+        if not {"arguments"} <= frame.parts.keys() <= set(EFFECT_PARTS):
+            return f"effect {frame.id!r} lacks its arguments"
+        if frame.id in self._effects:
+            return f"effect {frame.id!r} comes twice"
+        if (frame.status == "issued") != (frame.ended_at is None):
+            return f"effect {frame.id!r} has the wrong end"
+        self._effects.add(frame.id)
         return None
 
     def _is_whole(self, entries: Iterable[manifests.Entry]) -> bool:

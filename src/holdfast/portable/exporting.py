@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,16 @@ from ..checkpoints.lines import (
 )
 from ..checkpoints.writing import checkpoint_context
 from ..codec import Codec
+from ..effects.rows import context as effect_context
 from ..errors import CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, large_query, one, rows
 from ..kernel.schema import read_store_id
 from .frames import (
+    EFFECT_PARTS,
     NIL,
     AttestationFrame,
     CheckpointFrame,
+    EffectFrame,
     EventFrame,
     ExportWriter,
     ItemsFrame,
@@ -52,9 +56,9 @@ SELECT position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 SESSION = """
-SELECT s.id, s.name, s.parent_id, s.root_id, s.agent, s.user_id, s.status, s.version, s.epoch,
-    s.fence, o.id AS origin_id, s.origin_version, s.metadata, s.created_at, s.updated_at,
-    s.last_resumed_at
+SELECT s.number, s.lineage, s.id, s.name, s.parent_id, s.root_id, s.agent, s.user_id, s.status,
+    s.version, s.epoch, s.fence, o.id AS origin_id, s.origin_version, s.metadata, s.created_at,
+    s.updated_at, s.last_resumed_at
 FROM hf_sessions s LEFT JOIN hf_sessions o ON o.number = s.origin_number WHERE s.number = :number
 """
 EPOCHS = """
@@ -73,6 +77,22 @@ PINS = "SELECT key, reason, created_at FROM hf_pins WHERE key >= :low AND key < 
 ATTESTATIONS = """
 SELECT key, evidence, created_at FROM hf_attestations
 WHERE key >= :low AND key < :high ORDER BY number
+"""
+LOOKS_BACK = "SELECT id, lineage FROM hf_sessions WHERE number = :number"
+# Effects outlive their session: these were made by sessions that are gone.
+ORPHANED = """
+SELECT DISTINCT session_number, session_id FROM hf_effects
+WHERE session_number IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM hf_sessions s WHERE s.number = session_number)
+ORDER BY session_number
+"""
+EFFECTS = """
+SELECT number, session_number, session_id, id, scope, key, generation, call_id, item_id,
+    issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, status, reason,
+    attempt, holder, fence, timeout_ms, settle_ms, ttl_ms, undoes, undone_by, decided_by, issued_at,
+    ended_at, expires_at, arguments, result, error, note, late
+FROM hf_effects WHERE session_number = :session_number AND number > :after
+ORDER BY number LIMIT :limit
 """
 
 
@@ -109,10 +129,12 @@ class Exporter:
         numbers.sort()
         needs = yield from self._needs(numbers)
         yield from self._write_lines(writer, needs)
+        effects = yield from self._write_orphaned(writer, numbers)
         checkpoints = 0
         for number in numbers:
             checkpoints += yield from self._write_session(writer, number)
-        return {"sessions": len(numbers), "checkpoints": checkpoints}
+            effects += yield from self._write_effects(writer, number)
+        return {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
 
     def _roots(self, ids: Sequence[str] | None) -> Op[list[str]]:
         if ids is None:
@@ -222,6 +244,8 @@ class Exporter:
         metadata = self.codec.unseal(row["metadata"], context=("hf_sessions", row["id"]))
         fields["metadata"] = Raw(metadata)
         fields["epochs"] = [tuple(epoch.values()) for epoch in epochs]
+        if row["lineage"] is not None:
+            fields["lineage"] = [tuple(entry) for entry in json.loads(row["lineage"])]
         writer.write(SessionFrame(**fields))
         count = yield from self._write_checkpoints(writer, number)
         bounds = {"low": number * SHIFT, "high": (number + 1) * SHIFT}
@@ -248,6 +272,44 @@ class Exporter:
                 writer.write(CheckpointFrame(**fields))
             count += len(page)
             after = page[-1]["key"]
+        return count
+
+    def _write_orphaned(self, writer: ExportWriter, numbers: Sequence[int]) -> Op[int]:
+        """Write effects of sessions that are gone, which those to be written look back to.
+
+        A fork does, and so does a late retry through a new session of the same id.
+        """
+        count = 0
+        gone = yield from rows(ORPHANED)
+        if not gone:
+            return count
+        ids: set[str] = set()
+        origins: set[int] = set()
+        for number in numbers:
+            row = yield from one(LOOKS_BACK, number=number)
+            assert row is not None
+            ids.add(row["id"])
+            origins |= {origin for _, origin, _, _ in json.loads(row["lineage"] or "[]")}
+        for row in gone:
+            if row["session_number"] in origins or row["session_id"] in ids:
+                count += yield from self._write_effects(writer, row["session_number"])
+        return count
+
+    def _write_effects(self, writer: ExportWriter, session_number: int) -> Op[int]:
+        count = after = 0
+        asked = {"session_number": session_number, "limit": ROWS_PER_PAGE}
+        while page := (yield from rows(EFFECTS, **asked, after=after)):
+            for row in page:
+                fields: dict[str, Any] = dict(row)
+                after = fields.pop("number")
+                parts = {part: fields.pop(part) for part in EFFECT_PARTS}
+                fields["parts"] = {
+                    part: Raw(self.codec.unseal(body, context=effect_context(row["id"], part)))
+                    for part, body in parts.items()
+                    if body is not None
+                }
+                writer.write(EffectFrame(**fields))
+            count += len(page)
         return count
 
 

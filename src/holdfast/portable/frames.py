@@ -28,13 +28,14 @@ from ..errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
-from ..records import Kind, Status
+from ..records import EffectKind, EffectStatus, Kind, Status
 
 VERSION = 1
 HEADER_BYTES_MAX = 4_096
 LENGTH_BYTES = 4
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Version = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -93,6 +94,8 @@ class SessionFrame(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     last_resumed_at: Count
     epochs: list[tuple[Version, Version, Version]]
     metadata: msgspec.Raw
+    number: Count = 0
+    lineage: list[tuple[Name, Number, Small, Small]] | None = None
 
 
 class CheckpointFrame(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint"):
@@ -126,6 +129,40 @@ class AttestationFrame(msgspec.Struct, array_like=True, frozen=True, tag="attest
     evidence: msgspec.Raw
 
 
+class EffectFrame(msgspec.Struct, array_like=True, frozen=True, tag="effect"):
+    """One attempt of an effect: of the session of that number, which may be gone by now."""
+
+    session_number: Number
+    session_id: Name
+    id: Name
+    scope: str
+    key: str
+    generation: Version
+    call_id: Name | None
+    item_id: str | None
+    issued_version: Small
+    tool: Name
+    effect: EffectKind
+    is_irreversible: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    request_digest: str
+    idempotency_key: str
+    status: EffectStatus
+    reason: str | None
+    attempt: Version
+    holder: str | None
+    fence: Count
+    timeout_ms: Count
+    settle_ms: Count
+    ttl_ms: Count | None
+    undoes: str | None
+    undone_by: str | None
+    decided_by: str | None
+    issued_at: Count
+    ended_at: Count | None
+    expires_at: Count | None
+    parts: dict[str, msgspec.Raw]
+
+
 class EndFrame(msgspec.Struct, array_like=True, frozen=True, tag="end"):
     """The end of the file."""
 
@@ -142,8 +179,10 @@ Frame: TypeAlias = (
     | CheckpointFrame
     | PinFrame
     | AttestationFrame
+    | EffectFrame
 )
 NIL = msgspec.Raw(b"\xc0")
+EFFECT_PARTS = ("arguments", "result", "error", "note", "late")
 _decoder: msgspec.msgpack.Decoder[Frame | EndFrame] = msgspec.msgpack.Decoder(Frame | EndFrame)
 _encoder = msgspec.msgpack.Encoder()
 

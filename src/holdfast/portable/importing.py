@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,16 @@ from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
 from ..checkpoints.writing import checkpoint_context, random_id
 from ..codec import Codec
+from ..effects.rows import context as effect_context
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
 from .frames import (
+    EFFECT_PARTS,
     NIL,
     AttestationFrame,
     CheckpointFrame,
+    EffectFrame,
     EventFrame,
     Frame,
     ItemsFrame,
@@ -33,6 +37,8 @@ QUERIES_PER_BATCH = 200
 LINES_PER_BATCH = 200
 # A driver of the session as it was before must not be taken for one of it as it is now.
 FENCE_STEP = 2**32
+# The number of an origin that was deleted: no session's.
+GONE = -1
 
 EXISTS = "SELECT id FROM hf_sessions WHERE id = :id"
 TREE = "SELECT position FROM hf_trees WHERE root_id = :root_id"
@@ -51,10 +57,11 @@ USE = "INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number)"
 ADD_SESSION = """
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, version, epoch, head, origin_number,
-    origin_version, metadata, fence, created_at, updated_at, last_resumed_at
+    origin_version, lineage, metadata, fence, created_at, updated_at, last_resumed_at
 ) VALUES (
     :id, :name, :parent_id, :root_id, :agent, :user, :status, :version, :epoch, :head,
-    :origin_number, :origin_version, :metadata, :fence, :created_at, :updated_at, :last_resumed_at
+    :origin_number, :origin_version, :lineage, :metadata, :fence, :created_at, :updated_at,
+    :last_resumed_at
 ) ON CONFLICT (id) DO NOTHING RETURNING number
 """
 ADD_EPOCH = """
@@ -72,6 +79,29 @@ INSERT INTO hf_checkpoints (
 ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
 ADD_ATTESTATION = """
 INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
+"""
+HERE = "SELECT session_number FROM hf_effects WHERE id = :id"
+LEAST = "SELECT coalesce(min(session_number), 0) AS least FROM hf_effects"
+# Effects outlive their session, so some may be here still: those stay as they are. Whoever ran one
+# is not here: its lease has expired. A key goes on counting behind what it has here.
+ADD_EFFECT = """
+INSERT INTO hf_effects (
+    id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
+    effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
+    error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms, ttl_ms, undoes,
+    undone_by, decided_by, note, late, issued_at, ended_at, expires_at
+) VALUES (
+    :id, :scope, :key, (
+        SELECT CASE WHEN coalesce(max(generation), 0) >= CAST(:generation AS INTEGER)
+            THEN max(generation) + 1 ELSE CAST(:generation AS INTEGER) END
+        FROM hf_effects WHERE key = :key
+    ), :call_id, :session_number, :session_id, :item_id, :issued_version, :tool,
+    :effect, :is_irreversible, :request_digest, :idempotency_key, :arguments, :status, :reason,
+    :result, :error, :attempt, :holder, :fence,
+    CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END,
+    :timeout_ms, :settle_ms, :ttl_ms, :undoes,
+    :undone_by, :decided_by, :note, :late, :issued_at, :ended_at, :expires_at
+) ON CONFLICT DO NOTHING
 """
 
 
@@ -93,13 +123,14 @@ class Importer:
         return None
 
     @operation
-    def write(self, source: Source) -> Op[dict[str, int]]:
+    def write(self, source: Source) -> Op[tuple[dict[str, int], list[str]]]:
         """Write every frame in one transaction; the source is read again if it is re-run."""
         loader = _Loader(self.codec)
         for frame in source.frames():
             yield from loader.take(frame)
         yield from loader.finish(source.label)
-        return {"sessions": len(loader.numbers), "checkpoints": loader.checkpoints}
+        counts = {"sessions": len(loader.numbers), "checkpoints": loader.checkpoints}
+        return {**counts, "effects": loader.effects}, loader.notes()
 
 
 @dataclass(slots=True)
@@ -109,6 +140,10 @@ class _Loader:
     codec: Codec
     numbers: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
+    effects: int = 0
+    _with_secrets: int = 0
+    _sources: dict[int, int] = field(default_factory=dict)
+    _found: dict[int, int] = field(default_factory=dict)
     _lines: dict[int, int] = field(default_factory=dict)
     _pieces: dict[int, list[Piece]] = field(default_factory=dict)
     _opening: list[int] = field(default_factory=list)
@@ -127,8 +162,7 @@ class _Loader:
             case TreeFrame():
                 yield from self._plant(frame)
             case EventFrame():
-                if not self._has_feed:
-                    self._add_event(frame)
+                self._add_event(frame)
             case LineFrame():
                 yield from self._open(frame)
             case ItemsFrame():
@@ -142,6 +176,8 @@ class _Loader:
                 self._later(ADD_PIN, key=key, reason=frame.reason, created_at=frame.created_at)
             case AttestationFrame():
                 self._add_attestation(frame)
+            case EffectFrame():
+                yield from self._add_effect(frame)
         if len(self._held) >= QUERIES_PER_BATCH:
             yield from self._open_lines()
         if len(self._queries) >= QUERIES_PER_BATCH:
@@ -164,6 +200,8 @@ class _Loader:
         yield Lock(frame.root_id)
 
     def _add_event(self, frame: EventFrame) -> None:
+        if self._has_feed:
+            return
         self._later(
             ADD_EVENT,
             root_id=self._root_id,
@@ -210,15 +248,18 @@ class _Loader:
         self._use_lines()
         yield from self._open_lines()
         origin = self.numbers.get(frame.origin_id) if frame.origin_id is not None else None
+        if origin is None and frame.lineage:
+            origin = GONE
         fields = {name: getattr(frame, name) for name in frame.__struct_fields__}
         fields["metadata"] = self._seal(frame.metadata, ("hf_sessions", frame.id))
         fields["fence"] = min(frame.fence + FENCE_STEP, 2**63 - 1)
         fields["head"] = random_id((yield from fresh_id()))
-        del fields["epochs"], fields["origin_id"]
+        fields["lineage"] = yield from self._lineage(frame)
+        del fields["epochs"], fields["origin_id"], fields["number"]
         row = yield from one(ADD_SESSION, **fields, origin_number=origin)
         if row is None:
             raise already_there(frame.id)
-        self.numbers[frame.id] = self._number = row["number"]
+        self.numbers[frame.id] = self._number = self._sources[frame.number] = row["number"]
         self._sessions_of[frame.root_id] = self._sessions_of.get(frame.root_id, 0) + 1
         for epoch, first, target in frame.epochs:
             self._later(
@@ -271,6 +312,53 @@ class _Loader:
         key = self._number * SHIFT + frame.version
         evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
         self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=frame.created_at)
+
+    def _lineage(self, frame: SessionFrame) -> Op[str | None]:
+        """Return where a fork's effects from before the fork lie in this store."""
+        if frame.lineage is None:
+            return None
+        moved = []
+        for id, number, low, high in frame.lineage:
+            here = yield from self._number_of(number)
+            moved.append([id, self._found.get(number, here), low, high])
+        return json.dumps(moved)
+
+    def _number_of(self, source: int) -> Op[int]:
+        """Return the number here of a session there; one that is gone gets a negative one."""
+        if source not in self._sources:
+            least = yield from one(LEAST)
+            assert least is not None
+            taken = min(0, least["least"], *self._sources.values())
+            self._sources[source] = taken - 1
+        return self._sources[source]
+
+    def _add_effect(self, frame: EffectFrame) -> Op[None]:
+        source = frame.session_number
+        number = yield from self._number_of(source)
+        if source not in self._found:
+            # Forks look back to where the effects lie, and those of this session may lie here.
+            here = yield from one(HERE, id=frame.id)
+            lies_at = None if here is None else here["session_number"]
+            self._found[source] = number if lies_at is None else int(lies_at)
+        fields: dict[str, Any] = {
+            name: getattr(frame, name) for name in frame.__struct_fields__ if name != "parts"
+        }
+        for part in EFFECT_PARTS:
+            body, context = frame.parts.get(part), effect_context(frame.id, part)
+            fields[part] = None if body is None else self._seal(body, context)
+        fields["session_number"] = self._found[source] if number < 0 else number
+        self._later(ADD_EFFECT, **fields)
+        self.effects += 1
+        self._with_secrets += b"[redacted:" in bytes(frame.parts["arguments"])
+
+    def notes(self) -> list[str]:
+        """Return what another store cannot know of the effects."""
+        if not self._with_secrets:
+            return []
+        return [
+            f"{self._with_secrets} effects were called with secrets, which are not stored; in "
+            "another store than their own, equal calls are not recognised as such"
+        ]
 
     def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
         return self.codec.seal(bytes(body), context=context)

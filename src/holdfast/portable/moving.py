@@ -30,6 +30,7 @@ class Exported:
     bytes: int
     sessions: int
     checkpoints: int
+    effects: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Imported:
 
     sessions: int
     checkpoints: int
+    effects: int = 0
     notes: tuple[str, ...]
 
 
@@ -51,8 +53,8 @@ class PortableOps:
     def export(self, path: str | Path, sessions: Iterable[object] | None = None) -> Flow[Exported]:
         """Write sessions to a new file, one consistent moment of them; without names, all.
 
-        A session brings its whole tree and the trees it was forked from. With a cipher the file
-        is encrypted. Nothing is left behind if it fails.
+        A session brings its whole tree, the trees it was forked from, and their effects. With a
+        cipher the file is encrypted. Nothing is left behind if it fails.
         """
         require_own(self.driver, "export")
         ids = None if sessions is None else _ids(sessions)
@@ -149,5 +151,5 @@ def _import(driver: Any, codec: Codec, read: Any) -> Imported:
     existing = twin.run(Call(Importer.existing, importer, (ids,)))
     if existing is not None:
         raise already_there(existing)
-    counts: dict[str, int] = twin.run(Call(Importer.write, importer, (source,)))
-    return Imported(**counts, notes=source.notes())
+    counts, notes = twin.run(Call(Importer.write, importer, (source,)))
+    return Imported(**counts, notes=(*source.notes(), *notes))

@@ -68,6 +68,8 @@ class Redactor:
 
     `extra` maps the kind of a further secret to its pattern, `{"badge": r"EMP-[0-9]{6}"}`, and
     `emails` counts addresses as secrets. A pattern of yours must not backtrack without bound.
+    `key` makes the fingerprints by which equal secrets are told; without one they are made with
+    a key that lies in the store, where whoever has the file can try card numbers.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Redactor:
         self._key = key
 
     def with_key(self, key: bytes) -> Redactor:
-        """Return the same redaction with the key of a store for its fingerprints."""
+        """Return the same redaction with a store's key for its fingerprints, unless it has one."""
+        if self._key is not None:
+            return self
         return Redactor(extra=dict(self._extra), emails=self._emails, key=key)
 
     def redact(self, value: Any) -> Any:

@@ -16,14 +16,17 @@ CLAIM_MAX = 1_000
 QUEUES_MAX = 50
 HELD_MAX = 10_000
 
-# PostgreSQL might run a plain subquery once per row; what is materialized is taken only once.
+# PostgreSQL might run a plain subquery once per row, and take any LIMIT for a tenth of the table;
+# an array is made once and taken to be short, so that the rows are found by their numbers.
 CLAIM = f"""
 UPDATE hf_work SET
     state = 'in_progress', holder = :holder, fence = fence + 1, attempts = attempts + 1,
     lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
     started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
 WHERE state = 'pending' AND number IN (
+    /*pg SELECT unnest(ARRAY( */
     WITH next AS MATERIALIZED ({{ready}}) SELECT number FROM next
+    /*pg )) */
 )
 RETURNING {COLUMNS}
 """  # noqa: S608
@@ -57,6 +60,7 @@ UPDATE hf_work SET
     lease_expires_at = CASE
         WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
 WHERE state = 'in_progress' AND number IN (
+    /*pg SELECT unnest(ARRAY( */
     WITH held AS MATERIALIZED (
         SELECT w.number FROM json_each(CAST(:held AS TEXT) /*pg ::json */) h
         JOIN hf_work w ON w.number = CAST(h.key AS INTEGER)
@@ -64,6 +68,7 @@ WHERE state = 'in_progress' AND number IN (
         ORDER BY w.number /*pg FOR NO KEY UPDATE OF w */
     )
     SELECT number FROM held
+    /*pg )) */
 )
 RETURNING number, lease_expires_at, heartbeat_at, cancel_requested
 """

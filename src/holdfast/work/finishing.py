@@ -114,7 +114,7 @@ class Ending:
         return Query(statement, parameters)
 
 
-class Ledger:
+class Endings:
     """What `finish` needs of the store."""
 
     def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
@@ -187,7 +187,8 @@ class Ledger:
             "fence": item.fence,
             "retry_count": row["retry_count"],
         }
-        yield from emit(self.codec, item.root_id, item.session_id, EVENTS[row["state"]], data)
+        kind = EVENTS[row["state"]]
+        yield from emit(self.codec, item.root_id, item.session_id, kind, data)
 
     def _save(self, item: Item, checkpoint: Mapping[str, Any]) -> Op[None]:
         if item.root_id is None:

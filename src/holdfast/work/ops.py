@@ -14,7 +14,7 @@ from ..kernel.signals import Signals
 from ..leases import lease_milliseconds
 from . import claiming, finishing, insight
 from .claiming import Beat
-from .finishing import IDLE, Completable, Ending, Ledger, failing
+from .finishing import IDLE, Completable, Ending, Endings, failing
 from .insight import Growth, LeaseHealth, WorkCount
 from .items import (
     COLUMNS,
@@ -71,8 +71,8 @@ class _Kept:
     heads: Heads
     signals: Signals
 
-    def _ledger(self) -> Ledger:
-        return Ledger(self.codec, self.heads, self.signals)
+    def _endings(self) -> Endings:
+        return Endings(self.codec, self.heads, self.signals)
 
 
 class WorkOps(_Kept, Generic[I]):
@@ -169,7 +169,7 @@ class WorkOps(_Kept, Generic[I]):
             (item, Ending("completed", "completed", output=self.codec.encode(out, name="output")))
             for item, out in outputs
         ]
-        found = yield from self._ledger().finish(ended)
+        found = yield from self._endings().finish(ended)
         return [row is not None for row in found]
 
     @flow
@@ -194,14 +194,14 @@ class WorkOps(_Kept, Generic[I]):
         A worker that runs it hears of it with its next heartbeat; if it dies, the item is
         cancelled rather than run again. A finished item stays as it is.
         """
-        return (yield from self._ledger().cancel((yield from self._found(id))))
+        return (yield from self._endings().cancel((yield from self._found(id))))
 
     @operation
     def retry(self, id: str) -> Op[I]:
         """Make a pending item ready now that waits for its time or for review."""
         item = yield from self._found(id)
         ending = Ending("pending", "retried by hand")
-        [row] = yield from self._ledger().finish([(item, ending)], IDLE)
+        [row] = yield from self._endings().finish([(item, ending)], IDLE)
         if row is None:
             now = yield from self._found(id)
             raise InvalidArgument(
@@ -391,7 +391,7 @@ class ItemOps(_Kept, Item):
     def cancel(self) -> Op[WorkStatus]:
         """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
         if not self.is_held:
-            return (yield from self._ledger().cancel(self))
+            return (yield from self._endings().cancel(self))
         return (yield from self._end(Ending("cancelled", "cancelled")))
 
     @operation
@@ -412,12 +412,12 @@ class ItemOps(_Kept, Item):
         if row is None:
             raise (yield from finishing.lost(self))
         if self.root_id is not None:
-            yield from self._ledger().record(self, "manual_checkpoint", {"progress": note})
+            yield from self._endings().record(self, "manual_checkpoint", {"progress": note})
         yield AfterCommit(lambda: self._take(row))
 
     def _end(self, ending: Ending) -> Op[WorkStatus]:
         _require_held([self])
-        [row] = yield from self._ledger().finish([(self, ending)])
+        [row] = yield from self._endings().finish([(self, ending)])
         if row is None:
             raise (yield from finishing.lost(self))
         yield AfterCommit(lambda: self._take(row))

@@ -17,7 +17,7 @@ from ..feed import emit
 from ..kernel.flow import Flow, perform
 from ..kernel.operation import Lock, Op, Query, Row, batch, one, operation, query, rows
 from ..kernel.signals import Signals
-from .finishing import EXPIRED, LIVE, Ending, Ledger, expiring
+from .finishing import EXPIRED, LIVE, Ending, Endings, expiring
 from .items import COLUMNS, Item
 from .submitting import ring
 
@@ -33,11 +33,13 @@ ORDER BY number LIMIT :limit
 PROMOTE = """
 UPDATE hf_work SET state = 'pending', updated_at = :now
 WHERE state = 'scheduled' AND number IN (
+    /*pg SELECT unnest(ARRAY( */
     WITH due AS MATERIALIZED (
         SELECT number FROM hf_work WHERE state = 'scheduled' AND available_at <= :now
         ORDER BY available_at, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
     )
     SELECT number FROM due
+    /*pg )) */
 )
 RETURNING queue
 """
@@ -89,7 +91,7 @@ class Watchdog:
     def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
         self.codec = codec
         self.signals = signals
-        self.ledger = Ledger(codec, heads, signals)
+        self.endings = Endings(codec, heads, signals)
 
     @query
     def expired(self, limit: int) -> Op[list[Row]]:
@@ -101,7 +103,7 @@ class Watchdog:
         """End the attempts of items of one tree whose lease is still over; return their states."""
         items = [Found(self.codec, row) for row in found]
         ended = [(item, expiring(item, is_recorded=is_recorded)) for item in items]
-        answers = yield from self.ledger.finish(ended, EXPIRED)
+        answers = yield from self.endings.finish(ended, EXPIRED)
         return [answer["state"] for answer in answers if answer is not None]
 
     @operation
@@ -201,10 +203,10 @@ class ItemsOfSessions:
         found = yield from rows(LIVE_OF_SESSION, number=place.number)
         if not found:
             return
-        ledger = Ledger(session.codec, session.heads, self._signals)
+        endings = Endings(session.codec, session.heads, self._signals)
         ending = Ending("cancelled", "session cancelled", fences=1)
         items = [Found(session.codec, row) for row in found]
-        yield from ledger.finish([(item, ending) for item in items], LIVE)
+        yield from endings.finish([(item, ending) for item in items], LIVE)
 
     def remove(self, session: CheckpointOps, number: int) -> Op[None]:
         """Remove a session's items."""

@@ -31,6 +31,14 @@ SELECT count(*) AS writers,
     coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
 FROM hf_writers
 """
+# The indexes of open and doubtful effects hold no others.
+EFFECTS = """
+SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
+    (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
+    (SELECT count(*) FROM hf_effects WHERE status = 'issued'
+        AND lease_expires_at + settle_ms <= :now
+        AND issued_at + timeout_ms + settle_ms <= :now) AS abandoned
+"""
 DOORS = "SELECT name FROM hf_doors ORDER BY name"
 TREES_SHOWN_MAX = 10
 WRITERS_MAX = 10_000
@@ -64,6 +72,11 @@ class ContentOps:
         """Return how many writers there are, and how many have not written for so long."""
         return (yield from one(WRITERS, age_ms=age_ms)) or {"writers": 0, "abandoned": 0}
 
+    @query
+    def effects(self) -> Op[Row]:
+        """Return how many effects are in doubt, under way, and left behind by dead owners."""
+        return (yield from one(EFFECTS)) or {"unknown": 0, "issued": 0, "abandoned": 0}
+
 
 def content_findings(driver: SyncDriver) -> list[Finding]:
     """Check the rows of a store."""
@@ -71,6 +84,7 @@ def content_findings(driver: SyncDriver) -> list[Finding]:
         *guarded("feed", lambda: feed_findings(driver)),
         *guarded("history", lambda: [history_finding(driver)]),
         *guarded("writers", lambda: [writers_finding(driver)]),
+        *guarded("effects", lambda: effect_findings(driver)),
     ]
 
 
@@ -114,6 +128,22 @@ def writers_finding(driver: SyncDriver) -> Finding:
         advice = "Connections are opened too often: keep one store open in each process."
         return Finding("writers", "warning", message, advice)
     return Finding("writers", "ok", message)
+
+
+def effect_findings(driver: SyncDriver) -> list[Finding]:
+    """Look for effects that nobody knows the outcome of."""
+    row = driver.run(Call(ContentOps.effects, ContentOps()))
+    found = []
+    if row["unknown"]:
+        message = f"{plural(row['unknown'], 'effect')} in doubt: equal calls raise Unresolved."
+        advice = "`holdfast effects list` shows them; resolve or verify each."
+        found.append(Finding("effects", "warning", message, advice))
+    if row["abandoned"]:
+        message = f"{plural(row['abandoned'], 'effect')} left behind by an owner that is dead."
+        advice = "Start what owns the tools; it verifies them. Or resolve each by hand."
+        found.append(Finding("effects", "warning", message, advice))
+    under_way = plural(row["issued"], "effect")
+    return found or [Finding("effects", "ok", f"None in doubt, {under_way} under way.")]
 
 
 def guarded(check: str, examine: Callable[[], list[Finding]]) -> list[Finding]:

@@ -89,7 +89,9 @@ class PostgresBase:
         return {
             "conninfo": self._target.dsn,
             "kwargs": self._arguments,
-            "min_size": 1,
+            # The first call makes the first connection. One made ahead would not be ready for it:
+            # the pool would make a second, and from then on hand the two out in turn.
+            "min_size": 0,
             "max_size": POOL_CONNECTIONS_MAX,
             "open": False,
             "name": "holdfast",
@@ -140,7 +142,7 @@ class PostgresDriver(PostgresBase):
         )
 
     def open(self) -> None:
-        """Fill the pool, or raise StoreUnavailable."""
+        """Open the pool; the first call connects."""
         self.protocol.is_marking = True
         self.pool.open()
 
@@ -198,7 +200,7 @@ class AsyncPostgresDriver(PostgresBase):
         )
 
     async def open(self) -> None:
-        """Fill the pool, or raise StoreUnavailable."""
+        """Open the pool; the first call connects."""
         self.protocol.is_marking = True
         self._loop = asyncio.get_running_loop()
         await self.pool.open()

@@ -59,7 +59,7 @@ class Link:
             result = (yield from generators.execute(pgconn))[-1]
             if result.status in _FAILED:
                 raise psycopg.errors.error_from_result(result)
-            return [self._reply(result)]
+            return [self._reply(messages[0], result)]
         pgconn.enter_pipeline_mode()
         prepared = [self._enqueue(message) for message in dumped]
         pgconn.pipeline_sync()
@@ -69,7 +69,7 @@ class Link:
             pgconn.exit_pipeline_mode()
         if error is not None:
             raise error
-        return [self._reply(result) for result in results]
+        return [*map(self._reply, messages, results)]
 
     def _dump(self, message: Message) -> _Dumped:
         if not message.values:
@@ -118,8 +118,8 @@ class Link:
                 raise
         return found, error
 
-    def _reply(self, result: PGresult) -> Reply:
-        if result.status != ExecStatus.TUPLES_OK:
+    def _reply(self, message: Message, result: PGresult) -> Reply:
+        if message.is_unread or result.status != ExecStatus.TUPLES_OK:
             return Reply([], result.command_tuples or 0)
         names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
         self._transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)

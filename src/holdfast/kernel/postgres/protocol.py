@@ -48,6 +48,8 @@ class Message:
     text: str
     values: Sequence[object] = ()
     boundary: Boundary = "statement"
+    is_unread: bool = False
+    """Set where nobody looks at the rows that come back."""
 
 
 @dataclass(slots=True)
@@ -314,7 +316,9 @@ class Protocol:
             return self._local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
-        return [*self._local({}), self.message(Query(self._opening, parameters))]
+        mark = self.message(Query(self._opening, parameters))
+        mark.is_unread = True
+        return [*self._local({}), mark]
 
     def _local(self, settings: Mapping[str, str]) -> list[Message]:
         """Return the statement that makes settings for this transaction; a pooler allows it."""

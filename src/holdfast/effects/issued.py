@@ -1,0 +1,89 @@
+"""Effects whose tools a loop runs itself: the intent is taken here, the outcome told later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidArgument
+from ..kernel.flow import Flow, flow
+from ..kernel.operation import AfterCommit, AsyncBound, AsyncDriver, Op, SyncBound, SyncDriver
+from ..leases import Kept
+from ..records import EffectStatus
+from .calls import Result, describe, finish
+from .ledger import Ledger
+from .rows import Outcome, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The effect was run before; `result` is what came of it."""
+
+    result: Result[Any]
+
+
+class IssuedOps:
+    """An effect that is this caller's to run: its intent is durable, its outcome is to be told."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept) -> None:
+        self.ledger = ledger
+        self.ticket = ticket
+        self._kept = kept
+
+    @property
+    def effect_id(self) -> str:
+        """The id of the effect."""
+        return self.ticket.id
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key to pass on to the receiver; the same when the attempt is repeated."""
+        return self.ticket.idempotency_key
+
+    @flow
+    def complete(self, value: Any = None) -> Flow[Result[Any]]:
+        """Record that it happened, with its result. Raises LeaseLost if another took it over."""
+        self.ledger.codec.encode(value, name="result")
+        yield from self._finish(Outcome("completed", None, value))
+        return Result(value, self.ticket.id)
+
+    def completing(self, value: Any = None) -> Op[Result[Any]]:
+        """Record it inside another transaction: `yield from issued.completing(value)`."""
+        self.ledger.codec.encode(value, name="result")
+        if not (yield from self.ledger.finishing(self.ticket, Outcome("completed", None, value))):
+            raise self.ticket.lost()
+        yield AfterCommit(lambda: self.ledger.keeper.drop(self._kept))
+        return Result(value, self.ticket.id)
+
+    @flow
+    def fail(self, error: BaseException | str, *, happened: bool | None = None) -> Flow[None]:
+        """Record that it failed; `happened=False` if it is certain that nothing was done.
+
+        Otherwise it is in doubt, and parked until somebody decides.
+        """
+        if happened is True:
+            raise InvalidArgument("what happened is recorded with complete(result)")
+        said = error if isinstance(error, str) else describe(error)
+        is_certain = happened is False
+        status: EffectStatus = "failed" if is_certain else "unknown"
+        yield from self._finish(Outcome(status, "raised", error=said))
+
+    def _finish(self, outcome: Outcome) -> Flow[None]:
+        yield from finish(self.ledger, self.ticket, outcome)
+        self.ledger.keeper.drop(self._kept)
+
+
+class Issued(IssuedOps, SyncBound):
+    """An effect to be run by its caller."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: SyncDriver) -> None:
+        super().__init__(ledger, ticket, kept)
+        self.driver = driver
+
+
+class AsyncIssued(IssuedOps, AsyncBound):
+    """An effect to be run by its caller, in an event loop."""
+
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: AsyncDriver) -> None:
+        super().__init__(ledger, ticket, kept)
+        self.driver = driver

@@ -1,0 +1,258 @@
+"""Effects travel with their session, so that a moved session repeats nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.ciphers import AesGcm
+from holdfast.errors import CorruptRecord
+from holdfast.kernel.operation import rows
+from holdfast.portable import frames as format
+from holdfast.portable.checking import check
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+@pytest.fixture
+def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """A second place, on the other database than `place`."""
+    if "sqlite" in request.node.name:
+        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
+    return {"url": f"sqlite:///{tmp_path}/other.db"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.export"
+
+
+def open_at(place: dict[str, Any], **arguments: Any) -> holdfast.Store:
+    return holdfast.open(**place, durability="normal", **arguments)
+
+
+@holdfast.tool(effect="mutate", undo=lambda args, result, key: calls.append(("undo", result)))
+def charge(cents: int) -> dict[str, int]:
+    calls.append(cents)
+    return {"cents": cents}
+
+
+@holdfast.tool(effect="mutate")
+def lose(cents: int) -> None:
+    calls.append(cents)
+    raise ConnectionError("no answer")
+
+
+@holdfast.tool(effect="mutate", on_unknown="retry")
+def stumble(cents: int) -> None:
+    calls.append(cents)
+    raise ConnectionError("no answer")
+
+
+def fill(store: holdfast.Store) -> None:
+    session = store.session("trip")
+    session.save(a=1)
+    session.call(charge, cents=1, call_id="call 1")
+    assert session.call(charge, cents=0).value == {"cents": 0}
+    with pytest.raises(holdfast.Unresolved):
+        session.call(lose, cents=2)
+    with pytest.raises(ConnectionError):
+        session.call(stumble, cents=3)
+    with pytest.raises(ConnectionError):
+        session.call(stumble, cents=3)
+    begun = session.begin(charge, {"cents": 4})
+    assert isinstance(begun, holdfast.Issued)
+    session.save(a=2)
+
+
+def seen(store: holdfast.Store) -> list[dict[str, Any]]:
+    """What can be seen of effects, without what belongs to one database alone."""
+    found = [asdict(effect) for effect in store.effects()]
+    for effect in found:
+        for name in ("number", "lease_expires_at", "takeover_at"):
+            del effect[name]
+    return found
+
+
+def test_effects_and_attempts_arrive_as_they_were(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        fill(store)
+        assert store.export(file, ["trip"]).effects == 6
+        imported = target.import_sessions(file)
+        assert (imported.effects, imported.notes) == (6, ())
+        assert seen(target) == seen(store)
+        session = target.session("trip")
+        assert len(target.effects(session=session)) == 6
+
+
+def test_a_moved_session_repeats_nothing(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        fill(store)
+        store.export(file)
+        target.import_sessions(file)
+        calls.clear()
+        session = target.session("trip")
+        assert session.call(charge, cents=1, call_id="call 1").replayed
+        assert session.call(charge, cents=0).value == {"cents": 0}
+        with pytest.raises(holdfast.Unresolved):
+            session.call(lose, cents=2)
+        # The attempt under way arrives without an owner, so it is in doubt at once.
+        with pytest.raises(holdfast.Unresolved):
+            session.call(charge, cents=4, wait_seconds=0)
+        assert [effect.tool for effect in session.unresolved()] == ["lose", "charge"]
+        assert calls == []
+        undone = session.compensate(to=1)
+        assert [effect.result for effect in undone.undone] == [{"cents": 0}, {"cents": 1}]
+
+
+def test_a_fork_still_knows_what_its_origin_did(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        fill(store)
+        store.session("trip").fork(2, id="fork")
+        store.export(file, ["fork"])
+        target.import_sessions(file)
+        calls.clear()
+        assert target.session("fork").call(charge, cents=1).replayed
+        assert calls == []
+
+
+def test_a_fork_knows_it_also_when_the_origin_is_gone(
+    place: Any, other: Any, file: Path, tmp_path: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        fill(store)
+        fork = store.session("trip").fork(2, id="fork")
+        fork.save(b=1)
+        fork.fork(3, id="fork of fork")
+        store.session("trip").delete(force=True)
+        store.export(file, ["fork"])
+        store.export(tmp_path / "both", ["fork of fork"])
+        target.import_sessions(tmp_path / "both")
+        calls.clear()
+        for id in ("fork", "fork of fork"):
+            assert target.session(id).call(charge, cents=1).replayed
+        # Once more, from where it came to: numbers of sessions that are gone are no session's.
+        target.export(tmp_path / "again")
+        for id in ("fork of fork", "fork"):
+            store.session(id).delete()
+            target.session(id).delete()
+        assert store.import_sessions(tmp_path / "again").effects == 6
+        assert target.import_sessions(file).effects == 6
+        assert store.session("fork of fork").call(charge, cents=1).replayed
+        assert target.session("fork").call(charge, cents=1).replayed
+        assert calls == []
+        assert len(store.effects()) == len(target.effects()) == 6
+
+
+def test_a_session_that_was_deleted_comes_back_to_its_own_effects(place: Any, file: Path) -> None:
+    with open_at(place) as store:
+        fill(store)
+        store.export(file)
+        store.session("trip").delete(force=True)
+        before = seen(store)
+        store.import_sessions(file)
+        assert seen(store) == before
+        calls.clear()
+        session = store.session("trip")
+        assert session.call(charge, cents=1, call_id="call 1").replayed
+        session.rewind(2)
+        assert session.call(charge, cents=0).replayed
+        assert calls == []
+
+
+def test_a_key_that_is_known_here_goes_on_counting(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        with pytest.raises(ConnectionError):
+            target.session("trip").call(stumble, cents=3)
+        target.session("trip").delete()
+        fill(store)
+        store.export(file)
+        target.import_sessions(file)
+        attempts = [effect for effect in target.effects() if effect.tool == "stumble"]
+        assert len(attempts) == 3
+        generations = target.run(read_generations)
+        assert generations == [1, 2, 3]
+
+
+def read_generations(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
+    found = yield from rows(
+        "SELECT generation FROM hf_effects WHERE tool = 'stumble' ORDER BY number"
+    )
+    return [row["generation"] for row in found]
+
+
+def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
+    cipher = AesGcm({"k": bytes(range(32))}, current="k")
+    newer = AesGcm({"k": bytes(range(32)), "n": bytes(range(1, 33))}, current="n")
+    with open_at(place, cipher=cipher) as store, open_at(other, cipher=newer) as target:
+        fill(store)
+        store.export(file)
+        assert b"no answer" not in file.read_bytes()
+        target.import_sessions(file)
+        assert seen(target) == seen(store)
+
+
+def test_it_is_said_when_calls_with_secrets_cannot_be_recognised(
+    place: Any, other: Any, file: Path
+) -> None:
+    @holdfast.tool(effect="mutate")
+    def pay(card: str) -> None:
+        calls.append(card)
+
+    with open_at(place) as store, open_at(other) as target:
+        store.session("s").call(pay, card="4111 1111 1111 1111")
+        store.export(file)
+        assert b"4111" not in file.read_bytes()
+        (note,) = target.import_sessions(file).notes
+        assert note.startswith("1 effects were called with secrets")
+
+
+def effect_frame(**changes: Any) -> format.EffectFrame:
+    fields: dict[str, Any] = dict.fromkeys(format.EffectFrame.__struct_fields__)
+    fields |= {"id": "e", "status": "completed", "ended_at": 1, "parts": {"arguments": format.NIL}}
+    return format.EffectFrame(**{**fields, **changes})
+
+
+class Frames:
+    """A source of a few frames."""
+
+    label = "frames"
+
+    def __init__(self, *frames: format.Frame) -> None:
+        self._frames = frames
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def frames(self) -> Iterator[format.Frame]:
+        yield from self._frames
+
+
+@pytest.mark.parametrize(
+    ("frames", "problem"),
+    [
+        ([effect_frame(parts={})], "lacks its arguments"),
+        ([effect_frame(), effect_frame()], "comes twice"),
+        ([effect_frame(status="issued")], "wrong end"),
+        ([effect_frame(ended_at=None)], "wrong end"),
+        ([effect_frame(parts={"arguments": format.NIL, "odd": format.NIL})], "lacks its"),
+    ],
+)
+def test_effects_that_are_not_in_order_are_refused(
+    frames: list[format.Frame], problem: str
+) -> None:
+    from holdfast.codec import Codec
+
+    with pytest.raises(CorruptRecord, match=problem):
+        check(Codec(), Frames(*frames))
