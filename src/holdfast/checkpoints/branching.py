@@ -92,7 +92,7 @@ def lines_of(codec: Codec, manifest: Manifest) -> Op[set[int]]:
 class RewindOps(CheckpointOps):
     """Going back inside a session."""
 
-    def go_back(self, version: int) -> Op[Checkpoint]:
+    def _go_back(self, version: int) -> Op[Checkpoint]:
         """Go on from an older version, in a new epoch; what came after it stays, aside.
 
         Versions go on counting: the rewind itself is a `state_transition` record.

@@ -167,14 +167,19 @@ class Calling:
 
     def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
         """Look whether the effect is still owned, if its owner slept since it asked for it."""
-        for _ in range(RENEWALS_MAX):
-            if not kept.is_lost:
-                return
-            asked_at = uptime_seconds()
-            if not (yield from perform(Ledger.renew, self.ledger, [kept])):
-                break
-            kept.renewed_at = asked_at
-        self.ledger.keeper.drop(kept)
+        is_owned = not kept.is_lost
+        try:
+            for _ in range(RENEWALS_MAX):
+                if is_owned:
+                    return
+                asked_at = uptime_seconds()
+                if not (yield from perform(Ledger.renew, self.ledger, [kept])):
+                    break
+                kept.renewed_at = asked_at
+                is_owned = not kept.is_lost
+        finally:
+            if not is_owned:
+                self.ledger.keeper.drop(kept)
         raise ticket.lost()
 
     def _invoke(self, idempotency_key: str) -> Flow[Any]:

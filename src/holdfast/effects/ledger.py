@@ -204,6 +204,10 @@ class Ledger:
             row["arguments"], context=context(row["id"], "arguments")
         )
         place, scope, key = ticket.place, row["scope"], row["key"]
+        if place is not None and key != self._identify(place, request)[1]:
+            # An effect of the session that this one was forked from stays that one's: both, and
+            # other forks, find it there.
+            sealed |= {name: row[name] for name in ("session_number", "session_id")}
         issued = yield from self._issue(place, request, scope, key, sealed, row, row)
         return issued.ticket if isinstance(issued, Run) else None
 

@@ -46,6 +46,7 @@ ONCE_SECONDS = 24 * 3600.0
 KEY_CHARACTERS_MAX = 200
 WHO_CHARACTERS_MAX = 256
 
+LOOK_AT = f"{SELECT} WHERE id = :id"
 LIST = f"{SELECT} WHERE number > :after"
 HISTORY = f"{SELECT} WHERE key = :key ORDER BY generation"
 OF_SESSION = """ AND session_number = (
@@ -246,13 +247,13 @@ class StoreEffects:
     @query
     def effect(self, id: str) -> Op[Effect]:
         """Return one row of the ledger, or raise NotFound."""
-        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_effect_id(id))
         return self.ledger.effect(found_effect(found, id))
 
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:
         """Return every attempt of an effect, and what replaced it, oldest first."""
-        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_effect_id(id))
         key = found_effect(found, id)["key"]
         return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=key))]
 
@@ -316,7 +317,7 @@ class StoreEffects:
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:
         """Return an effect, whether its arguments are whole, and how long it must settle still."""
-        found = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_effect_id(id))
         row = found_effect(found, id)
         yield from self.ledger.learn_salt()
         wait_ms = settled_at(row) - row["now_ms"] if row["status"] == "unknown" else 0
@@ -324,7 +325,7 @@ class StoreEffects:
 
     def _lock_effect(self, id: str) -> Op[tuple[Row, Place | None]]:
         """Lock an effect's tree and row; return the row and its session's place."""
-        looked = yield from one(f"{SELECT} WHERE id = :id", id=require_effect_id(id))
+        looked = yield from one(LOOK_AT, id=require_effect_id(id))
         found = found_effect(looked, id)
         session = None
         if found["session_number"] is not None:

@@ -70,19 +70,15 @@ def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
         plain = {name: value for name, value in arguments.items() if name not in INJECTED}
         return {**typed_arguments(function, plain), **injected}
 
-    if inspect.iscoroutinefunction(function):
+    @functools.wraps(function)
+    async def called_async(**arguments: Any) -> Any:
+        return await function(**typed(arguments))
 
-        @functools.wraps(function)
-        async def called(**arguments: Any) -> Any:
-            return await function(**typed(arguments))
+    @functools.wraps(function)
+    def called(**arguments: Any) -> Any:
+        return function(**typed(arguments))
 
-    else:
-
-        @functools.wraps(function)
-        def called(**arguments: Any) -> Any:
-            return function(**typed(arguments))
-
-    return called
+    return called_async if inspect.iscoroutinefunction(function) else called
 
 
 @functools.lru_cache(maxsize=1024)

@@ -88,9 +88,10 @@ def leave_behind(ledger: Ledger, number: int, found: Sequence[Row]) -> Op[Compen
             yield from rows(ABANDON, number=row["number"])
             in_flight.append(ledger.effect(row))
         elif row["effect"] == "mutate":
-            # What was not undone stands: an equal call must not do it again.
-            yield from rows(STANDS, number=row["number"])
             standing.append(ledger.effect(row))
+        if row["effect"] == "mutate":
+            # What was not undone stands, or may: an equal call must not do it again.
+            yield from rows(STANDS, number=row["number"])
     return Compensation(irreversible=tuple(standing), in_flight=tuple(in_flight))
 
 

@@ -240,7 +240,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         require_version(version)
         yield from self._lock()
         found = yield from effects_after(self.number, version)
-        checkpoint = yield from self.go_back(version)
+        checkpoint = yield from self._go_back(version)
         left = yield from leave_behind(self.ledger, self.number, found)
         return Rewound(
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},

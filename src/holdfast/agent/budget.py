@@ -1,0 +1,97 @@
+"""The budget: a hard limit on money and tokens, judged by the ledger of spend alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from ..errors import BudgetExceeded, InvalidArgument
+from ..spend import Money, Spent, dollars, nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one model call used; `usd` None where no price is known."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    usd: Decimal | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in and out."""
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a million tokens cost, in US dollars."""
+
+    input_usd: Decimal | float | str = 0
+    output_usd: Decimal | float | str = 0
+
+    def of(self, input_tokens: int, output_tokens: int) -> Usage:
+        """Return so many tokens with their price."""
+        cost = Decimal(str(self.input_usd)) * input_tokens
+        cost += Decimal(str(self.output_usd)) * output_tokens
+        usd = dollars(nanos(cost / 1_000_000) or 0)
+        return Usage(input_tokens=input_tokens, output_tokens=output_tokens, usd=usd)
+
+
+class Budget:
+    """How much a session may spend, or its whole tree; None is no limit.
+
+    A call is made only if what was spent and what the model estimates for it fit together.
+    """
+
+    def __init__(
+        self, *, usd: Money | None = None, tokens: int | None = None, tree: bool = False
+    ) -> None:
+        limit = nanos(usd)
+        if tokens is not None and (type(tokens) is not int or tokens < 0):
+            raise InvalidArgument(f"tokens must be a whole number, 0 or more, not {tokens!r}")
+        self.usd = None if limit is None else dollars(limit)
+        self.tokens = tokens
+        self.tree = tree
+
+    def __repr__(self) -> str:
+        return f"Budget(usd={self.usd}, tokens={self.tokens}, tree={self.tree})"
+
+    def check(self, spent: Spent, next_call: Usage) -> None:
+        """Raise BudgetExceeded if the next call does not fit."""
+        if self.usd is not None and spent.unpriced:
+            raise BudgetExceeded(
+                f"{spent.unpriced} model calls have no known price, so a budget in dollars cannot "
+                "be kept; give the model a price, or limit tokens",
+                unpriced=spent.unpriced,
+            )
+        asked = next_call.usd or Decimal(0)
+        if self.usd is not None and (spent.usd + asked > self.usd or spent.usd >= self.usd):
+            raise BudgetExceeded(
+                f"spent ${spent.usd} of ${self.usd}, and the next call may cost ${asked}; raise "
+                "the budget to go on",
+                spent_usd=str(spent.usd),
+                limit_usd=str(self.usd),
+                next_usd=str(asked),
+            )
+        if self.tokens is not None and (
+            spent.tokens + next_call.tokens > self.tokens or spent.tokens >= self.tokens
+        ):
+            raise BudgetExceeded(
+                f"used {spent.tokens} of {self.tokens} tokens, and the next call may use "
+                f"{next_call.tokens}; raise the budget to go on",
+                spent_tokens=spent.tokens,
+                limit_tokens=self.tokens,
+                next_tokens=next_call.tokens,
+            )
+
+    def describe(self, spent: Spent) -> dict[str, Any]:
+        """Return what the channel `budget` shows; the ledger of spend stays the truth."""
+        return {
+            "spent_usd": float(spent.usd),
+            "limit_usd": None if self.usd is None else float(self.usd),
+            "spent_tokens": spent.tokens,
+            "limit_tokens": self.tokens,
+            "uncertain_usd": float(spent.uncertain_usd),
+        }

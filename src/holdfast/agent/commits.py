@@ -1,0 +1,174 @@
+"""The commits of the loop: each stores all that must be true together, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..kernel.operation import Op, fresh_id, one, operation
+from ..records import Checkpoint
+from ..spend import Spend, SpendOps, SpendState
+from .budget import Budget, Usage
+from .transcript import CHANNEL, Message, ToolCall, ToolResult, stamped
+
+NOW = "SELECT :now AS now_ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A tool call with its result, before it is stored."""
+
+    call: ToolCall
+    result: ToolResult
+    evidence: dict[str, Any]
+
+    @property
+    def message(self) -> Message:
+        """The message that the result becomes."""
+        return Message(role="tool", blocks=(self.result,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One model call as the ledger of spend shows it."""
+
+    model: str
+    source: str
+    usage: Usage
+    state: SpendState
+    id: str | None = None
+    details: Mapping[str, Any] | None = None
+
+
+class CommitOps:
+    """What the loop writes, through the handle that drives the session."""
+
+    def __init__(self, session: SpendOps) -> None:
+        self._session = session
+
+    @operation
+    def begin(
+        self,
+        executed: Sequence[Executed],
+        said: Sequence[Message],
+        iteration: int,
+        channels: Mapping[str, Any],
+        attempt: Attempt,
+    ) -> Op[tuple[list[Message], Spend]]:
+        """Store what is not stored yet and that the model is about to be asked."""
+        stored = yield from self._store_executed(executed)
+        stored += yield from self._stamp(said)
+        new = [message.to_plain() for message in stored[len(executed) :]]
+        data = {"iteration": iteration}
+        if channels:
+            yield from SpendOps.save(self._session, channels, kind="turn", data=data)
+        yield from SpendOps.append(self._session, CHANNEL, new, kind="iteration_start", data=data)
+        return stored, (yield from self._spend(attempt))
+
+    @operation
+    def ask_again(self, attempt: Attempt) -> Op[Spend]:
+        """Store that the model is about to be asked once more."""
+        return (yield from self._spend(attempt))
+
+    @operation
+    def answered(self, message: Message, data: Mapping[str, Any], attempt: Attempt) -> Op[Message]:
+        """Store the model's message, before its tools run, with what it cost."""
+        (stored,) = yield from self._stamp([message])
+        yield from SpendOps.append(
+            self._session, CHANNEL, [stored.to_plain()], kind="llm_response", data=dict(data)
+        )
+        yield from self._spend(attempt)
+        return stored
+
+    @operation
+    def failed(self, attempt: Attempt, data: Mapping[str, Any]) -> Op[None]:
+        """Store that a model call failed, and what it cost."""
+        yield from self._spend(attempt)
+        yield from SpendOps.record(self._session, "error_boundary", dict(data))
+
+    @operation
+    def spent(self, attempt: Attempt) -> Op[Spend]:
+        """Store what a call cost whose answer cannot be stored: it was paid all the same."""
+        return (yield from self._spend(attempt))
+
+    @operation
+    def keep(
+        self,
+        executed: Sequence[Executed],
+        channels: Mapping[str, Any],
+        iteration: int,
+        said: Sequence[Message] = (),
+        error: Mapping[str, Any] | None = None,
+    ) -> Op[list[Message]]:
+        """Store results; and if the run stops here, why, and what was said and not yet heard."""
+        stored = yield from self._store_executed(executed)
+        if channels:
+            data = {"iteration": iteration}
+            yield from SpendOps.save(self._session, channels, kind="turn", data=data)
+        if error is not None:
+            heard = yield from self._stamp(said)
+            new = [message.to_plain() for message in heard]
+            yield from SpendOps.append(
+                self._session, CHANNEL, new, kind="error_boundary", data=dict(error)
+            )
+            stored += heard
+        return stored
+
+    @operation
+    def end_turn(
+        self,
+        executed: Sequence[Executed],
+        channels: Mapping[str, Any],
+        iteration: int,
+        budget: Budget,
+    ) -> Op[tuple[list[Message], Checkpoint]]:
+        """Store the results of a turn and the turn itself: transcript, plan and budget."""
+        stored = yield from self._store_executed(executed)
+        data = {"iteration": iteration}
+        yield from SpendOps.record(self._session, "iteration_end", data)
+        spent = yield from SpendOps.spent(self._session, tree=budget.tree)
+        everything = {**channels, "budget": budget.describe(spent)}
+        checkpoint = yield from SpendOps.save(self._session, everything, kind="turn", data=data)
+        return stored, checkpoint
+
+    def _store_executed(self, executed: Sequence[Executed]) -> Op[list[Message]]:
+        stored = yield from self._stamp([each.message for each in executed])
+        for each, message in zip(executed, stored, strict=True):
+            yield from SpendOps.append(
+                self._session,
+                CHANNEL,
+                [message.to_plain()],
+                kind="tool_executed",
+                data=each.evidence,
+            )
+        return stored
+
+    def _stamp(self, messages: Sequence[Message]) -> Op[list[Message]]:
+        if not messages:
+            return []
+        row = yield from one(NOW)
+        assert row is not None
+        done = []
+        for message in messages:
+            message_id = yield from fresh_id()
+            block_ids = []
+            for _ in message.blocks:
+                block_ids.append((yield from fresh_id()))
+            done.append(stamped(message, message_id, int(row["now_ms"]), block_ids))
+        return done
+
+    def _spend(self, attempt: Attempt) -> Op[Spend]:
+        return (
+            yield from SpendOps.spend(
+                self._session,
+                attempt.model,
+                source=attempt.source,
+                input_tokens=attempt.usage.input_tokens,
+                output_tokens=attempt.usage.output_tokens,
+                usd=attempt.usage.usd,
+                state=attempt.state,
+                id=attempt.id,
+                details=attempt.details,
+            )
+        )

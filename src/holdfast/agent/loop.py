@@ -1,0 +1,164 @@
+"""The agent: a model, its tools and a session that survives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ..effects.tools import Tool
+from ..errors import InvalidArgument
+from ..kernel.flow import Flow, run_flow, run_flow_async
+from ..maintenance.recovery import RecoveryOps
+from ..sessions import AsyncSession, Session
+from .budget import Budget
+from .models import Model
+from .plan import Plan
+from .rules import (
+    BACKOFF_SECONDS,
+    REPEATS_MAX,
+    RETRIES,
+    TURNS_MAX,
+    Approve,
+    Cadence,
+    OnProgress,
+    OnUnresolved,
+    Permit,
+    make_rules,
+)
+from .running import Outcome, Running
+
+LEASE_SECONDS = 60.0
+
+
+class Agent:
+    """A durable agent loop: killed at any instant, it goes on in another process.
+
+    The model's message is stored before its tools run, with what it cost; tools run through the
+    ledger of effects. `run` drives a session of a sync store, `arun` one of an async store.
+    """
+
+    def __init__(
+        self,
+        session: Session | AsyncSession,
+        model: Model,
+        *,
+        tools: Sequence[Tool[..., Any]] = (),
+        system: str | None = None,
+        budget: Budget | None = None,
+        cadence: Cadence | Literal["turn", "call"] = "turn",
+        plan: Plan | msgspec.UnsetType | None = msgspec.UNSET,
+        planning: bool = False,
+        permit: Permit | None = None,
+        approve: Approve | None = None,
+        on_unresolved: OnUnresolved = "stop",
+        on_progress: OnProgress | None = None,
+        repeats_max: int | None = REPEATS_MAX,
+        turns_max: int = TURNS_MAX,
+        retries: int = RETRIES,
+        backoff_seconds: float = BACKOFF_SECONDS,
+        retry_on: tuple[type[BaseException], ...] = (TimeoutError, ConnectionError),
+        settings: Mapping[str, Any] | None = None,
+        scratchpad: str | Path | None = None,
+        source: str = "agent",
+        holder: str | None = None,
+        instance: str | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        if not isinstance(session, Session | AsyncSession):
+            raise InvalidArgument(
+                f"an agent needs a session (store.session(…)), not {type(session).__name__}"
+            )
+        self._rules = make_rules(
+            model=model,
+            tools=tools,
+            system=system,
+            budget=budget,
+            cadence=cadence,
+            planning=planning,
+            permit=permit,
+            approve=approve,
+            on_unresolved=on_unresolved,
+            on_progress=on_progress,
+            repeats_max=repeats_max,
+            turns_max=turns_max,
+            retries=retries,
+            backoff_seconds=backoff_seconds,
+            retry_on=retry_on,
+            settings=settings,
+            scratchpad=scratchpad,
+            source=source,
+            instance=instance,
+        )
+        self.session = session
+        # One name for all agents of a store: with `instance`, recovery fences every other.
+        self._holder: str = holder or session.owner.ledger.holder
+        self._has_recovered = False
+        self._lease_seconds = lease_seconds
+        self._given_plan = plan
+        self.plan: Plan | None = None if plan is msgspec.UNSET else plan
+        self.scratchpad: Path | None = self._rules.scratchpad
+
+    def run(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
+        """Finish the interrupted turn, then say the message and go on until the model answers.
+
+        Without a message it only goes on. A message with an id is said once, however often the
+        process is restarted. Raises Unresolved when an effect is in doubt, BudgetExceeded,
+        LoopDetected, ApprovalNeeded or ModelFailed; what was done stays, and run goes on from it.
+        """
+        session = self.session
+        if not isinstance(session, Session):
+            raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
+        _check(message, message_id)
+        if session.fence is not None:
+            return run_flow(session.driver, self._flow(session, message, message_id))
+        run_flow(session.driver, self._recover())
+        with session.drive(**self._driver()) as driven:
+            return run_flow(driven.driver, self._flow(driven, message, message_id))
+
+    async def arun(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
+        """Do what `run` does, with a session of an async store."""
+        session = self.session
+        if not isinstance(session, AsyncSession):
+            raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
+        _check(message, message_id)
+        if session.fence is not None:
+            return await run_flow_async(session.driver, self._flow(session, message, message_id))
+        await run_flow_async(session.driver, self._recover())
+        async with await session.drive(**self._driver()) as driven:
+            return await run_flow_async(driven.driver, self._flow(driven, message, message_id))
+
+    def _driver(self) -> dict[str, Any]:
+        return {
+            "holder": self._holder,
+            "instance": self._rules.instance,
+            "lease_seconds": self._lease_seconds,
+        }
+
+    def _recover(self) -> Flow[None]:
+        """Settle once what an earlier process left; who is given a driven session has done so."""
+        if not self._has_recovered:
+            yield from RecoveryOps.recover(
+                self.session.owner,
+                self._holder,
+                instance=self._rules.instance,
+                tools=list(self._rules.tools.values()),
+            )
+            self._has_recovered = True
+
+    def _flow(self, session: Any, message: str | None, message_id: str | None) -> Flow[Outcome]:
+        running = Running(self._rules, session, self._given_plan)
+        try:
+            return (yield from running.run(message, message_id))
+        finally:
+            self.plan, self.scratchpad = running.plan, running.scratchpad
+
+
+def _check(message: object, message_id: object) -> None:
+    if message is not None and not isinstance(message, str):
+        raise InvalidArgument(f"a message is text, not {type(message).__name__}")
+    is_id = isinstance(message_id, str) and 0 < len(message_id) <= 256
+    if message_id is not None and not is_id:
+        raise InvalidArgument(f"message_id is text of 1 to 256 characters, not {message_id!r}")

@@ -1,0 +1,215 @@
+"""Models: anything that turns a request into a response, and a scripted one for tests and demos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from ..errors import InvalidArgument
+from .budget import Price, Usage
+from .transcript import Block, Message, ReasoningBlock, TextBlock, ToolCall, ToolResult
+
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """A tool as a model is shown it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a model is asked: the whole conversation so far, and the tools it may call."""
+
+    messages: tuple[Message, ...]
+    system: str | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str = ""
+    iteration: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What a model answered; `metadata` goes into the stored message as it is."""
+
+    blocks: Sequence[Block]
+    usage: Usage = field(default_factory=Usage)
+    model: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+Answer: TypeAlias = Response | str
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Any callable from a request to a response, sync or async.
+
+    Optional attributes: `name`; `estimate(request) -> Usage`, an upper bound that the budget
+    counts before a call and for an attempt whose outcome nobody knows; `acall`, a coroutine
+    function that an async store uses in place of the call.
+    """
+
+    def __call__(self, request: Request, /) -> Answer | Awaitable[Answer]:
+        """Answer a request."""
+        ...
+
+
+class ModelError(Exception):
+    """A model call failed: whether to try again, and what it cost, as far as its model knows.
+
+    `usage` None means that nobody knows: the attempt then counts with its estimate.
+    `retry_seconds` is how long the provider asks to wait.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_retryable: bool = False,
+        usage: Usage | None = None,
+        retry_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.is_retryable = is_retryable
+        self.usage = usage
+        self.retry_seconds = retry_seconds
+
+
+def name_of(model: object) -> str:
+    """Return what a model is called in the ledger of spend."""
+    name = getattr(model, "name", None) or getattr(model, "__name__", None)
+    return name if isinstance(name, str) and name.isprintable() else type(model).__name__
+
+
+def estimate_of(model: object, request: Request) -> Usage:
+    """Return what a model says a request may cost; nothing if it says nothing."""
+    estimate = getattr(model, "estimate", None)
+    found = estimate(request) if callable(estimate) else Usage()
+    if not isinstance(found, Usage):
+        raise InvalidArgument(f"{name_of(model)}.estimate returned no Usage but {found!r}")
+    return found
+
+
+def response_of(model: object, answer: object) -> Response:
+    """Return a model's answer as a response; a text is one block."""
+    if isinstance(answer, str):
+        return Response(blocks=[TextBlock(text=answer)])
+    if not isinstance(answer, Response):
+        raise InvalidArgument(
+            f"model {name_of(model)} returned {type(answer).__name__}; it must return a "
+            "holdfast.agent.Response or a text"
+        )
+    for block in answer.blocks:
+        if not isinstance(block, TextBlock | ReasoningBlock | ToolCall):
+            raise InvalidArgument(
+                f"model {name_of(model)} returned a block of type {type(block).__name__}; a model "
+                "gives TextBlock, ReasoningBlock and ToolCall"
+            )
+    return answer
+
+
+Step: TypeAlias = Response | str | Block | Sequence[Block]
+
+
+class ScriptedModel:
+    """A model that follows a script, the same way in every process.
+
+    A list is followed by the number of answers that the transcript holds, so that a restarted
+    process goes on where the dead one was. A function gets the request and returns a step. Tokens
+    are counted from the texts (4 characters each) and priced; the estimate is exact.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[object] | Callable[[Request], Step],
+        *,
+        name: str = "scripted",
+        price: Price | None = None,
+    ) -> None:
+        if not callable(script):
+            for step in script:
+                _blocks(step)
+        self._script = script
+        self._price = price or Price()
+        self.name = name
+        self.asked = 0
+
+    def __call__(self, request: Request) -> Response:
+        """Return the next step of the script."""
+        self.asked += 1
+        return self._answer(request)
+
+    def estimate(self, request: Request) -> Usage:
+        """Return exactly what the call will cost; at the end of the script, nothing."""
+        try:
+            return self._answer(request).usage
+        except ModelError:
+            return Usage()
+
+    def _answer(self, request: Request) -> Response:
+        step = self._step(request)
+        blocks = _blocks(step)
+        metadata = step.metadata if isinstance(step, Response) else {}
+        usage = self._price.of(count_tokens(request), sum(map(_tokens, blocks)))
+        return Response(blocks=blocks, usage=usage, model=self.name, metadata=metadata)
+
+    def _step(self, request: Request) -> object:
+        if callable(self._script):
+            return self._script(request)
+        number = sum(message.role == "assistant" for message in request.messages)
+        if number >= len(self._script):
+            raise ModelError(
+                f"the script of {self.name} has {len(self._script)} steps and is at its end",
+                usage=Usage(),
+            )
+        return self._script[number]
+
+
+def _blocks(step: object) -> list[Block]:
+    if isinstance(step, Response):
+        return list(step.blocks)
+    if isinstance(step, str):
+        return [TextBlock(text=step)]
+    blocks: list[Block] = []
+    for block in step if isinstance(step, list | tuple) else [step]:
+        if isinstance(block, TextBlock | ReasoningBlock | ToolCall):
+            blocks.append(block)
+        else:
+            raise InvalidArgument(
+                "a step of a script is a text, a Response, or one or more of TextBlock, "
+                f"ReasoningBlock and ToolCall, not {type(block).__name__}"
+            )
+    return blocks
+
+
+def call(name: str, call_id: str = "", /, **arguments: Any) -> ToolCall:
+    """Return a tool call for a script."""
+    return ToolCall(call_id=call_id, name=name, arguments=arguments)
+
+
+def count_tokens(request: Request) -> int:
+    """Return about how many tokens a request has, from its texts alone."""
+    texts = len(request.system or "") + sum(
+        len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
+        for tool in request.tools
+    )
+    blocks = (block for message in request.messages for block in message.blocks)
+    return -(-texts // CHARACTERS_PER_TOKEN) + sum(map(_tokens, blocks))
+
+
+def _tokens(block: Block) -> int:
+    if isinstance(block, ToolCall):
+        text = block.name + json.dumps(block.arguments, ensure_ascii=False)
+    elif isinstance(block, ToolResult):
+        text = json.dumps(block.content, ensure_ascii=False)
+    else:
+        text = block.text
+    return -(-len(text) // CHARACTERS_PER_TOKEN)

@@ -1,0 +1,130 @@
+"""The plan: typed steps with postconditions and the evidence that they hold.
+
+It is stored whole in the session's channel `plan`. A session that never had a plan has no such
+channel; a plan that was given up is None; `{}` is an empty plan. All three stay what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+
+from ..errors import InvalidArgument, InvalidValue, SchemaMismatch
+from .shapes import Shape, read
+
+FORMAT = 1
+CHANNEL = "plan"
+StepStatus = Literal["pending", "active", "done", "failed", "skipped"]
+STEP_STATUSES: tuple[StepStatus, ...] = get_args(StepStatus)
+UNSET = msgspec.UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Postcondition(Shape):
+    """What must hold when a step is done; `evidence` says how that was seen, UNSET: not yet."""
+
+    text: str
+    evidence: Any = UNSET
+
+    TYPES: ClassVar = {"text": str}
+
+    @property
+    def is_met(self) -> bool:
+        """Whether there is evidence; empty evidence shows nothing."""
+        return self.evidence is not UNSET and bool(self.evidence)
+
+
+def _read_postconditions(data: Any, where: str) -> tuple[Postcondition, ...]:
+    return tuple(read(Postcondition, each, f"{where}[{i}]") for i, each in enumerate(data))
+
+
+def _write_each(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
+    return [shape.to_plain() for shape in shapes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Shape):
+    """One step of a plan; `evidence` is UNSET until something is said of it."""
+
+    id: str
+    title: str = ""
+    status: StepStatus = "pending"
+    postconditions: tuple[Postcondition, ...] = ()
+    evidence: Any = UNSET
+
+    TYPES: ClassVar = {"id": str, "title": str, "status": str, "postconditions": (list, tuple)}
+    READERS: ClassVar = {"postconditions": _read_postconditions}
+    WRITERS: ClassVar = {"postconditions": _write_each}
+
+
+def _read_steps(data: Any, where: str) -> tuple[Step, ...]:
+    steps = tuple(read(Step, each, f"{where}[{i}]") for i, each in enumerate(data))
+    for number, step in enumerate(steps):
+        if step.status not in STEP_STATUSES:
+            raise InvalidValue(
+                f"{where}[{number}].status is {step.status!r}; it is one of "
+                f"{', '.join(STEP_STATUSES)}",
+                path=f"{where}[{number}].status",
+            )
+    if len({step.id for step in steps}) < len(steps):
+        raise InvalidValue(f"{where} has two steps of one id", path=where)
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Shape):
+    """What an agent means to do, step by step."""
+
+    format: int = FORMAT
+    goal: str | None = None
+    steps: tuple[Step, ...] = field(default=())
+
+    ALWAYS = frozenset({"format"})
+    TYPES: ClassVar = {"format": int, "goal": (str, type(None)), "steps": (list, tuple)}
+    READERS: ClassVar = {"steps": _read_steps}
+    WRITERS: ClassVar = {"steps": _write_each}
+
+    def step(self, step_id: str) -> Step:
+        """Return a step by its id."""
+        for step in self.steps:
+            if step.id == step_id:
+                return step
+        raise InvalidArgument(f"the plan has no step {step_id!r}")
+
+    def with_step(self, step: Step) -> Plan:
+        """Return the plan with this step in the place of the one with its id, or behind all."""
+        if all(each.id != step.id for each in self.steps):
+            return replace(self, steps=(*self.steps, step))
+        return replace(
+            self, steps=tuple(step if each.id == step.id else each for each in self.steps)
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step is done or skipped, each postcondition of a done one with evidence."""
+        return all(
+            step.status == "skipped"
+            or (step.status == "done" and all(each.is_met for each in step.postconditions))
+            for step in self.steps
+        )
+
+
+def read_plan(data: Any) -> Plan | None:
+    """Return a stored plan; None stays None. Raises InvalidValue or SchemaMismatch."""
+    if data is None:
+        return None
+    plan = read(Plan, data, CHANNEL)
+    if plan.format > FORMAT:
+        raise SchemaMismatch(
+            f"the plan has format {plan.format} and this Holdfast reads formats up to {FORMAT}",
+            current=plan.format,
+            newest=FORMAT,
+        )
+    return plan
+
+
+def write_plan(plan: Plan | None) -> dict[str, Any] | None:
+    """Return a plan as it is stored."""
+    return None if plan is None else plan.to_plain()

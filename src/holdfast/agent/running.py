@@ -1,0 +1,328 @@
+"""One run of an agent: load, finish the interrupted turn, then turn by turn to the answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
+from ..kernel.flow import Flow, invoke, perform
+from ..leases import uptime_seconds
+from ..sessions import SessionsOps
+from ..sessions.ops import SessionOps
+from ..spend import Spend, SpendOps, Spent
+from .asking import Asker
+from .commits import Attempt, CommitOps, Executed
+from .dispatch import FATAL, dispatch, equal_calls_before, specs_of
+from .models import Request
+from .plan import CHANNEL as PLAN
+from .plan import Plan, read_plan, write_plan
+from .progress import Answered, Called, Calling, Resumed, Saved, Stopped
+from .rules import Rules
+from .transcript import CHANNEL, Message, ToolCall, dangling, legal, read_transcript, user_message
+
+log = logging.getLogger("holdfast.agent")
+SCRATCHPAD = "scratchpad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to: the answer, and what the session has spent in all.
+
+    `is_old` is true when the question had been answered before and nobody was asked.
+    """
+
+    session_id: str
+    message: Message
+    spent: Spent
+    iteration: int
+    is_old: bool = False
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return self.message.text
+
+
+class Running:
+    """The state of one run; everything in it can be lost and is found again in the store."""
+
+    def __init__(self, rules: Rules, session: Any, plan: Any = msgspec.UNSET) -> None:
+        self._rules = rules
+        self._session = session
+        self._commits = CommitOps(session)
+        self._messages: list[Message] = []
+        self._executed: list[Executed] = []
+        self._said: list[Message] = []
+        self._iteration = 0
+        self._turns = 0
+        self._turns_unsaved = 0
+        self._saved_at = uptime_seconds()
+        self._given_plan = plan
+        self._stored_plan: Any = msgspec.UNSET
+        self.plan: Plan | None = None
+        self.scratchpad: Path | None = None
+
+    def run(self, text: str | None, message_id: str | None) -> Flow[Outcome]:
+        """Finish what was interrupted, say the message, and go on to the answer."""
+        yield from self._open()
+        if text is None and not self._messages:
+            raise InvalidArgument("the session has no messages yet; run it with one")
+        try:
+            yield from self._finish_turn()
+            old = self._answer_to(message_id)
+            if old is not None:
+                return (yield from self._outcome(old, is_old=True))
+            self._say(text, message_id)
+            return (yield from self._turn_by_turn())
+        except HoldfastError as error:
+            yield from self._stop(error)
+            raise
+
+    def _open(self) -> Flow[None]:
+        """Load the session, and count what a dead process left open as spent."""
+        session = self._session
+        info = yield from perform(SessionOps.info, session)
+        yield from self._open_scratchpad(info.metadata)
+        left_open = yield from perform(SpendOps.close_spend, session)
+        latest = yield from perform(SpendOps.latest, session)
+        point = yield from perform(SpendOps.resume_point, session)
+        channels = {} if latest is None else latest.channels
+        self._messages = read_transcript(channels.get(CHANNEL))
+        self._stored_plan = channels.get(PLAN, msgspec.UNSET)
+        self.plan = None if self._stored_plan is msgspec.UNSET else read_plan(self._stored_plan)
+        if self._stored_plan is msgspec.UNSET and self._given_plan is not msgspec.UNSET:
+            self.plan = self._given_plan
+        self._iteration = point.iteration - 1
+        is_inside = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
+        if is_inside and self._messages and self._messages[-1].role != "user":
+            self._iteration = point.iteration
+        yield from self._tell(
+            Resumed(
+                messages=len(self._messages),
+                dangling_calls=len(dangling(self._messages)),
+                uncertain_attempts=len(left_open),
+            )
+        )
+
+    def _open_scratchpad(self, metadata: dict[str, Any]) -> Flow[None]:
+        """Reopen the directory that the session names, or note the one that was given."""
+        recorded, given = metadata.get(SCRATCHPAD), self._rules.scratchpad
+        if recorded is not None and given is not None and Path(recorded) != given:
+            raise InvalidArgument(
+                f"session {self._session.id} has its scratchpad in {recorded}, not in {given}"
+            )
+        if recorded is None and given is None:
+            return
+        self.scratchpad = Path(recorded) if recorded is not None else given
+        assert self.scratchpad is not None
+        yield from invoke(self.scratchpad.mkdir, parents=True, exist_ok=True)
+        if recorded is None:
+            named = {**metadata, SCRATCHPAD: str(self.scratchpad)}
+            store = self._session.owner
+            yield from perform(SessionsOps.session, store, self._session.id, metadata=named)
+
+    def _finish_turn(self) -> Flow[None]:
+        """Run the calls that the last answer made and that have no result yet; close its turn."""
+        last = self._last_answer()
+        missing = dangling(self._messages)
+        if last is None or any(message.role == "user" for message in self._after(last)):
+            return
+        calls = [call for message, call in missing if message is last]
+        point = yield from perform(SpendOps.resume_point, self._session)
+        is_open = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
+        if calls or is_open:
+            self._iteration = max(1, self._iteration)
+            yield from self._call_tools(calls)
+            yield from self._end_turn(is_due=True)
+
+    def _last_answer(self) -> Message | None:
+        found = [message for message in self._messages if message.role == "assistant"]
+        return found[-1] if found else None
+
+    def _after(self, message: Message) -> list[Message]:
+        return self._messages[self._messages.index(message) + 1 :]
+
+    def _answer_to(self, message_id: str | None) -> Message | None:
+        """Return the stored answer to a message that was said before, if it has one."""
+        places = [
+            number
+            for number, message in enumerate(self._messages)
+            if message_id is not None and message.id == message_id
+        ]
+        for message in self._messages[places[0] :] if places else ():
+            if message.role == "assistant" and not message.calls:
+                return message
+        return None
+
+    def _say(self, text: str | None, message_id: str | None) -> None:
+        is_said = message_id is not None and any(
+            message.id == message_id for message in self._messages
+        )
+        if text is not None and not is_said:
+            self._said.append(user_message(text, message_id or ""))
+
+    def _turn_by_turn(self) -> Flow[Outcome]:
+        while True:
+            last = self._messages[-1] if self._messages else None
+            is_answered = last is not None and last.role == "assistant" and not last.calls
+            if last is not None and is_answered and not self._said:
+                return (yield from self._outcome(last, is_old=self._turns == 0))
+            if self._turns >= self._rules.turns_max:
+                raise LimitExceeded(
+                    f"no answer after {self._turns} turns (turns_max); run again to go on",
+                    limit=self._rules.turns_max,
+                    actual=self._turns + 1,
+                )
+            self._iteration += 1
+            self._turns += 1
+            message = yield from self._ask()
+            yield from self._call_tools(message.calls)
+            yield from self._end_turn(is_due=not message.calls)
+
+    def _ask(self) -> Flow[Message]:
+        asker = Asker(self._rules, self._session, self._commits, self._iteration, self._tell)
+        taken = {call.call_id for message in self._messages for call in message.calls}
+        message, usage = yield from asker.ask(self._request, self._begin, taken)
+        self._messages.append(message)
+        yield from self._tell(Answered(iteration=self._iteration, message=message, usage=usage))
+        return message
+
+    def _request(self) -> Request:
+        unsaved = [each.message for each in self._executed]
+        return Request(
+            messages=tuple(legal([*self._messages, *unsaved, *self._said])),
+            system=self._rules.system,
+            tools=specs_of(self._rules),
+            settings=self._rules.settings,
+            session_id=self._session.id,
+            iteration=self._iteration,
+        )
+
+    def _begin(self, attempt: Attempt) -> Flow[Spend]:
+        """Store what the conversation still lacks, with the attempt that is about to be made."""
+        stored, spend = yield from perform(
+            CommitOps.begin,
+            self._commits,
+            self._executed,
+            self._said,
+            self._iteration,
+            self._changed_channels(),
+            attempt,
+        )
+        self._stored(stored)
+        self._said = []
+        return spend
+
+    def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
+        for call in calls:
+            yield from self._tell(Calling(iteration=self._iteration, call=call))
+            codec = self._session.codec
+            repeats = equal_calls_before(self._messages, call, codec)
+            executed, plan = yield from dispatch(self._rules, self._session, codec, call, repeats)
+            self._executed.append(executed)
+            self.plan = self.plan if plan is None else plan
+            if self._rules.cadence.each_call:
+                yield from self._keep()
+            yield from self._tell(
+                Called(iteration=self._iteration, call=call, result=executed.result)
+            )
+            limit = self._rules.repeats_max
+            if limit is not None and repeats > limit:
+                raise LoopDetected(
+                    f"the model called {call.name} {repeats + 1} times in a row with the same "
+                    "arguments, also after it was told; say something that helps it, and run again",
+                    tool=call.name,
+                    repeats=repeats + 1,
+                )
+
+    def _keep(self) -> Flow[None]:
+        stored = yield from perform(
+            CommitOps.keep,
+            self._commits,
+            self._executed,
+            self._changed_channels(),
+            self._iteration,
+        )
+        self._stored(stored)
+
+    def _end_turn(self, *, is_due: bool) -> Flow[None]:
+        """Save the turn if the cadence says so; else its results go with the next commit."""
+        cadence = self._rules.cadence
+        self._turns_unsaved += 1
+        is_due = is_due or (cadence.turns is not None and self._turns_unsaved >= cadence.turns)
+        if cadence.seconds is not None:
+            is_due = is_due or uptime_seconds() - self._saved_at >= cadence.seconds
+        if not is_due:
+            return
+        stored, checkpoint = yield from perform(
+            CommitOps.end_turn,
+            self._commits,
+            self._executed,
+            self._changed_channels(),
+            self._iteration,
+            self._rules.budget,
+        )
+        self._stored(stored)
+        self._turns_unsaved = 0
+        self._saved_at = uptime_seconds()
+        yield from self._tell(Saved(iteration=self._iteration, version=checkpoint.version))
+
+    def _stored(self, stored: Sequence[Message]) -> None:
+        self._messages += stored
+        self._executed = []
+        if self._changed_channels():
+            self._stored_plan = write_plan(self.plan)
+
+    def _changed_channels(self) -> dict[str, Any]:
+        """Return the plan if it is not what is stored; one that never was stays away."""
+        plan = write_plan(self.plan)
+        is_missing = self._stored_plan is msgspec.UNSET and plan is None
+        return {} if is_missing or plan == self._stored_plan else {PLAN: plan}
+
+    def _stop(self, error: HoldfastError) -> Flow[None]:
+        """Keep what is done and why the run ends here; a lost session keeps nothing."""
+        words = self._session.ledger.redactor.redact(str(error))
+        said = {"iteration": self._iteration, "error": type(error).__name__, "message": words}
+        if not isinstance(error, FATAL):
+            try:
+                stored = yield from perform(
+                    CommitOps.keep,
+                    self._commits,
+                    self._executed,
+                    self._changed_channels(),
+                    max(1, self._iteration),
+                    self._said,
+                    said,
+                )
+                self._stored(stored)
+                self._said = []
+            except HoldfastError:
+                log.warning("the end of a run could not be recorded", exc_info=True)
+        yield from self._tell(
+            Stopped(iteration=self._iteration, error=type(error).__name__, fields=error.fields)
+        )
+
+    def _outcome(self, message: Message, *, is_old: bool) -> Flow[Outcome]:
+        spent = yield from perform(SpendOps.spent, self._session, tree=self._rules.budget.tree)
+        return Outcome(
+            session_id=self._session.id,
+            message=message,
+            spent=spent,
+            iteration=self._iteration,
+            is_old=is_old,
+        )
+
+    def _tell(self, progress: Any) -> Flow[None]:
+        if self._rules.on_progress is None:
+            return
+        try:
+            yield from invoke(self._rules.on_progress, progress)
+        except Exception:
+            # Who watches must not be able to break what is watched.
+            log.exception("on_progress failed")

@@ -1,0 +1,184 @@
+"""The ledger of spend: exact, once per attempt, and never forgotten."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import InvalidArgument, LeaseLost, RequestMismatch
+from holdfast.testing.conformance import Subject, done, raises
+from tests.checkpoints.colours import both_colours
+
+
+@both_colours
+async def test_spend_is_summed_by_model_and_source(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    for _ in range(10):
+        await done(session.spend("big", input_tokens=10, output_tokens=1, usd="0.1"))
+    await done(session.spend("big", source="retry", state="failed", usd=0))
+    await done(session.spend("small", source="tool", input_tokens=5, usd=0.000000001))
+    await done(session.spend("free", output_tokens=7))
+    spent = await done(session.spent())
+    assert spent.usd == Decimal("1.000000001")
+    assert (spent.input_tokens, spent.output_tokens, spent.tokens) == (105, 17, 122)
+    assert (spent.attempts, spent.failed_attempts, spent.unpriced) == (13, 1, 1)
+    found = {(each.model, each.source): (each.attempts, each.usd) for each in spent.by}
+    assert found == {
+        ("big", "agent"): (10, Decimal(1)),
+        ("big", "retry"): (1, Decimal(0)),
+        ("free", "agent"): (1, Decimal(0)),
+        ("small", "tool"): (1, Decimal("0.000000001")),
+    }
+
+
+@both_colours
+async def test_an_open_attempt_counts_by_its_estimate_until_its_outcome_takes_its_place(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    opened = await done(session.spend("m", state="open", usd="0.5", details={"attempt": 1}))
+    spent = await done(session.spent())
+    assert (spent.usd, spent.uncertain_usd, spent.uncertain_attempts) == (
+        Decimal("0.5"),
+        Decimal("0.5"),
+        1,
+    )
+    settled = await done(session.spend("m", id=opened.id, input_tokens=3, usd="0.25"))
+    assert (settled.number, settled.details) == (opened.number, None)
+    spent = await done(session.spent())
+    assert (spent.usd, spent.uncertain_attempts, spent.attempts) == (Decimal("0.25"), 0, 1)
+    same = await done(session.spend("m", id=opened.id, input_tokens=3, usd="0.25"))
+    assert same == settled
+    await raises(RequestMismatch, lambda: session.spend("m", id=opened.id, usd="0.3"))
+    other = await done(store.session())
+    await raises(RequestMismatch, lambda: other.spend("m", id=opened.id, usd="0.25"))
+    assert (await done(session.spent())).usd == Decimal("0.25")
+    assert (await done(other.spent())).attempts == 0
+
+
+@both_colours
+async def test_what_a_dead_process_left_open_is_uncertain_and_can_still_be_settled(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    opened = await done(session.spend("m", state="open", usd=1))
+    (closed,) = await done(session.close_spend())
+    assert (closed.id, closed.state, closed.usd) == (opened.id, "uncertain", Decimal(1))
+    assert await done(session.close_spend()) == []
+    late = await done(session.spend("m", id=opened.id, usd="0.9"))
+    assert late.state == "settled"
+    assert (await done(session.spent())).usd == Decimal("0.9")
+
+
+@both_colours
+async def test_spend_outlives_rewinding_and_a_fork_starts_at_nothing(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    await done(session.save(x=1))
+    await done(session.spend("m", usd=2))
+    await done(session.rewind(1))
+    assert (await done(session.spent())).usd == 2
+    fork = await done(session.fork(1))
+    assert (await done(fork.spent())).usd == 0
+
+
+@both_colours
+async def test_a_tree_is_summed_over_all_its_sessions(subject: Subject) -> None:
+    store = await subject.open()
+    root = await done(store.session("root"))
+    child = await done(store.session("child", parent="root"))
+    other = await done(store.session("other"))
+    for session, usd in ((root, 1), (child, 2), (other, 4)):
+        await done(session.spend("m", usd=usd))
+    assert (await done(root.spent())).usd == 1
+    assert (await done(root.spent(tree=True))).usd == 3
+    assert (await done(child.spent(tree=True))).usd == 3
+
+
+@both_colours
+async def test_a_driver_without_its_lease_opens_nothing_but_may_say_what_was_paid(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    driven = await done(session.drive("one"))
+    opened = await done(driven.spend("m", state="open", usd=1))
+    await done(driven.close())
+    await raises(LeaseLost, lambda: driven.spend("m", state="open", usd=1))
+    await done(driven.spend("m", id=opened.id, usd="0.7"))
+    spent = await done(session.spent())
+    assert (spent.usd, spent.attempts) == (Decimal("0.7"), 1)
+
+
+@both_colours
+async def test_spend_and_checkpoint_are_one_commit(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+
+    def both(tx: holdfast.Transaction, is_doomed: bool) -> holdfast.Op[None]:
+        inside = tx.within(session)
+        yield from inside.append("transcript", [{"text": "hello"}], kind="llm_response")
+        yield from inside.spend("m", usd=1)
+        if is_doomed:
+            raise RuntimeError("no")
+
+    await raises(RuntimeError, lambda: store.run(both, True))
+    assert (await done(session.spent())).attempts == 0
+    assert await done(session.latest()) is None
+    await done(store.run(both, False))
+    assert (await done(session.spent())).usd == 1
+    events = await done(store.events(session.root_id))
+    assert [event.kind for event in events][-2:] == ["checkpoint_saved", "spend_recorded"]
+    assert events[-1].data["nano_usd"] == 1_000_000_000
+
+
+@both_colours
+async def test_attempts_are_listed_in_order_with_their_details(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    for number in range(5):
+        await done(session.spend("m", usd=number, details={"number": number}))
+    first = await done(session.spends(limit=2))
+    rest = await done(session.spends(after=first[-1].number))
+    assert [each.details["number"] for each in first + rest] == [0, 1, 2, 3, 4]
+    assert {each.session_id for each in first} == {session.id}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"usd": -1},
+        {"usd": "much"},
+        {"usd": float("nan")},
+        {"usd": True},
+        {"usd": 10**12},
+        {"input_tokens": -1},
+        {"output_tokens": 1.5},
+        {"state": "paid"},
+        {"source": ""},
+        {"model": 7},
+        {"id": ""},
+        {"details": {"x": object()}},
+    ],
+)
+def test_bad_figures_are_refused_before_anything_is_written(given: dict[str, Any]) -> None:
+    with holdfast.open("sqlite://") as store:
+        session = store.session()
+        with pytest.raises(InvalidArgument):
+            session.spend(**{"model": "m", **given})
+        assert session.spends() == []
+
+
+def test_the_database_refuses_an_unknown_state(place: dict[str, Any]) -> None:
+    from tests.checkpoints.colours import sql
+
+    with holdfast.open(**place) as store:
+        store.session().spend("m")
+        with pytest.raises(holdfast.Refused):
+            sql(store, "UPDATE hf_spend SET state = 'gone'")
