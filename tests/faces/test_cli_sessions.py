@@ -294,8 +294,8 @@ def test_prune_archives_vacuums_and_tells(filled: Any, quick: Run, tmp_path: Pat
     ]  # fmt: skip
     assert len(file.read_text().splitlines()) == 3
     assert data(quick("prune", "--keep", "10", "--archive", file, "--yes", "--json")) == {
-        "sessions": 0, "checkpoints": 0, "archived": 0, "lines": 0, "writers": 0,
-        "is_vacuumed": False, "damaged": [],
+        "sessions": 0, "checkpoints": 0, "archived": 0, "lines": 0, "writers": 0, "items": 0,
+        "effects": 0, "is_vacuumed": False, "damaged": [],
     }  # fmt: skip
     wrong = quick("prune", "--keep", "0", "--yes")
     assert (wrong.returncode, wrong.stderr) == (
@@ -379,7 +379,7 @@ def test_sessions_move_to_another_database(
     assert (exported["sessions"], exported["checkpoints"]) == (4, 17)
     assert exported["path"] == str(file)
     assert data(quick("checkpoints", "import", file, "--json", at=other)) == {
-        "sessions": 4, "checkpoints": 17, "notes": [],
+        "sessions": 4, "checkpoints": 17, "effects": 0, "notes": [],
     }  # fmt: skip
     with holdfast.open(**filled) as store, holdfast.open(**other) as second:  # type: ignore[arg-type]
         assert contents(second) == contents(store)

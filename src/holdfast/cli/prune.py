@@ -23,6 +23,9 @@ def prune(
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", help="How many of each session to keep.")
     ] = 100,
+    work_days: Annotated[
+        float, typer.Option("--work-days", metavar="N", help="Remove work finished before.")
+    ] = 30,
     archive: Annotated[
         Path | None,
         typer.Option("--archive", metavar="FILE", help="Keep what is removed here, as JSON lines."),
@@ -52,7 +55,9 @@ def prune(
             def progress(count: int) -> None:
                 shown.update(task, description=f"Pruning: {count:,} checkpoints removed")
 
-            pruned = opened.prune(keep=keep, archive=archive, vacuum=vacuum, progress=progress)
+            pruned = opened.prune(
+                keep=keep, work_days=work_days, archive=archive, vacuum=vacuum, progress=progress
+            )
     if as_json:
         print_json(asdict(pruned))
     else:
@@ -69,5 +74,9 @@ def _tell(pruned: Pruned, archive: Path | None) -> None:
         say(f"Archived {pruned.archived:,} in {archive.resolve()}.")
     if pruned.lines:
         say(f"Removed {pruned.lines:,} lists and values that nothing used.")
+    if pruned.items:
+        say(f"Removed {pruned.items:,} finished work items.")
+    if pruned.effects:
+        say(f"Forgot {pruned.effects:,} effects that nobody can ask for again.")
     if pruned.is_vacuumed:
         say("Gave the free space back.")

@@ -9,7 +9,9 @@ from typing import Any
 from ..checkpoints.diffing import brief, printable
 from ..clock import iso
 from ..codec import to_json
-from ..records import Checkpoint, SessionInfo
+from ..errors import CorruptRecord
+from ..records import Checkpoint, Effect, SessionInfo
+from ..work import WorkItem
 from .output import console
 
 
@@ -21,6 +23,21 @@ def session_data(info: SessionInfo) -> dict[str, Any]:
 def checkpoint_data(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint as JSON data."""
     return _with_iso_times(asdict(checkpoint))
+
+
+def effect_data(effect: Effect) -> dict[str, Any]:
+    """Return an effect as JSON data."""
+    return _with_iso_times(asdict(effect))
+
+
+def item_data(item: WorkItem[Any]) -> dict[str, Any]:
+    """Return a work item as JSON data; if a part of it is damaged, its row and the damage."""
+    try:
+        return _with_iso_times(item.to_dict())
+    except CorruptRecord as error:
+        names = ("id", "number", "type", "queue", "status", "holder", "fence", "updated_at")
+        fields = {name: getattr(item, name) for name in names}
+        return _with_iso_times({**fields, "damaged": str(error)})
 
 
 def _with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""`holdfast demo`: an agent is killed around the moment it charges a card, and charges it once."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from ...errors import InvalidArgument
+from ..options import AsJson
+from ..output import print_json
+
+if TYPE_CHECKING:
+    from ...store import Store
+    from .running import Trip
+    from .timeline import Timeline
+
+FILE = "demo.db"
+TRIPS_MAX = 20
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="PATH",
+            help=f"Leave {FILE} here.",
+            show_default="the working directory",
+        ),
+    ] = None,
+    trips: Annotated[
+        int, typer.Option("--trips", metavar="N", min=1, max=TRIPS_MAX, help="How many to plan.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Kill an agent five times while it pays for a trip, and show that it pays once.
+
+    It needs neither a network nor a model, and leaves its store to be looked at.
+    """
+    from .timeline import Timeline
+
+    if directory is not None and not directory.is_dir():
+        raise InvalidArgument(f"there is no directory {directory}; create it first")
+    path = FILE if directory is None else str(directory.resolve() / FILE)
+    url = f"sqlite:///{quote(path)}"
+    timeline = Timeline(is_silent=as_json)
+    pairs, commands = _play(url, trips, timeline)
+    problems = [problem for _, durable in pairs for problem in durable.problems()]
+    if as_json:
+        print_json(
+            {
+                "url": url,
+                "trips": [asdict(durable) for _, durable in pairs],
+                "plain": [asdict(plain) for plain, _ in pairs],
+                "problems": problems,
+                "try_next": [command for _, command in commands],
+            }
+        )
+    else:
+        timeline.conclude(pairs, problems)
+        timeline.suggest(path, commands)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _play(
+    url: str, trips: int, timeline: Timeline
+) -> tuple[list[tuple[Trip, Trip]], list[tuple[str, str]]]:
+    """Plan trips with both loops; return them, and commands to look at the last."""
+    from ...store import open
+    from .running import Runner, started
+
+    with ExitStack() as stack:
+        store = stack.enter_context(open(url))
+        timeline.introduce()
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
+        command = [sys.executable, "-m", f"{__name__}.payments"]
+        server = stack.enter_context(started(command, place / "server-errors"))
+        assert server.stdout is not None
+        runner = Runner(store, int(server.stdout.readline()), place, timeline.show)
+        first = runner.next_number()
+        pairs = []
+        for number in range(first, first + trips):
+            with timeline.section(number, "plain"):
+                plain = runner.plan(number, "plain")
+            with timeline.section(number, "durable"):
+                pairs.append((plain, runner.plan(number, "durable")))
+        return pairs, _commands(store, url, pairs[-1][1].id)
+
+
+def _commands(store: Store, url: str, id: str) -> list[tuple[str, str]]:
+    """Return commands that show what became of a trip, each with what it shows."""
+    _, after, before, *_ = (each.version for each in store.find_session(id).history(kind="turn"))
+    charge = store.effects(session=id)[-1]
+    wanted = {
+        "What its tools did": f"effects list --session {id}",
+        "The charge, tried twice and made once": f"effects show {charge.number}",
+        "Every version of its state": f"checkpoints list {id}",
+        "What paying changed": f"checkpoints diff {id} {before} {after}",
+        "Go on from before it paid, in another direction": f"checkpoints fork {id} {before}",
+        "The session and what is below it": f"sessions tree {id}",
+    }
+    end = f"--url {shlex.quote(url)}"
+    return [(what, f"{_program()} {command} {end}") for what, command in wanted.items()]
+
+
+def _program() -> str:
+    """Return how this command line can be called again from where it was called."""
+    if shutil.which("holdfast"):
+        return "holdfast"
+    called = Path(sys.argv[0])
+    if called.name == "holdfast" and called.is_file():
+        return shlex.quote(sys.argv[0])
+    return f"{shlex.quote(sys.executable)} -m holdfast.cli"

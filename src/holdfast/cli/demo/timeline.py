@@ -1,0 +1,163 @@
+"""What people see of the demo: a timeline as it happens, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..output import console
+from .trip import destination
+
+if TYPE_CHECKING:
+    from .running import Loop, Moment, Trip
+
+INTRODUCTION = """\
+An agent plans a trip: it asks a model, looks for trains, writes a file and
+charges a card at a payment server, which books every request that it gets.
+The agent is killed with SIGKILL at five points around the charge, and each
+time a new process takes its place:
+"""
+PICTURE = "   (1)  intent  (2)  charge  (3)  result  (4)  checkpoint  (5)"
+POINTS = {
+    "before_intent": "(1) before the intent",
+    "after_intent": "(2) after the intent",
+    "after_effect": "(3) after the charge",
+    "after_result": "(4) after the result",
+    "after_checkpoint": "(5) after the checkpoint",
+}
+PLAIN_POINTS = POINTS | {
+    "before_intent": "(1) before the charge",
+    "after_intent": "(2) before the charge",
+    "after_checkpoint": "(5) after the turn",
+}
+STYLES = {
+    "reached": "bold red",
+    "began": "green",
+    "verified": "yellow",
+    "replayed": "yellow",
+    "charged": "bold",
+    "done": "bold green",
+}
+LINE = "{:>5} {:>8}  {:<38}{:>6} {:>10} {:>8}"
+
+
+class Timeline:
+    """Writes a line for each thing that happens, on a terminal or into a log."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self._out = console()
+        self._out.quiet = is_silent
+        self._loop: Loop = "plain"
+
+    def introduce(self) -> None:
+        """Say what is going to happen."""
+        self._say(INTRODUCTION)
+        self._say(PICTURE, "bold")
+
+    @contextmanager
+    def section(self, number: int, loop: Loop) -> Iterator[None]:
+        """Show one trip; on a terminal, that it is under way."""
+        self._loop = loop
+        title = f"To {destination(number)} with Holdfast: it goes on where it was."
+        if loop == "plain":
+            title = f"To {destination(number)} with a plain loop: it begins again after each kill."
+        self._say(f"\n{title}\n", "bold")
+        self._line("time", "process", "", "tokens", "ledger", "charges", "dim")
+        with self._out.status("The next process starts"):
+            yield
+
+    def show(self, moment: Moment) -> None:
+        """Write down what happened."""
+        text = self._plain_text(moment) if self._loop == "plain" else _text(moment)
+        if text is None:
+            return
+        fields = moment.fields
+        is_replay = fields.get("is_replay", False)
+        self._line(
+            f"{moment.seconds:.1f}",
+            str(moment.process_id),
+            text,
+            str(fields.get("tokens", "")),
+            str(fields.get("ledger") or ""),
+            str(fields.get("charges", "")),
+            STYLES.get("replayed" if is_replay else moment.what, ""),
+        )
+
+    def _plain_text(self, moment: Moment) -> str | None:
+        match moment.what:
+            case "reached":
+                return f"SIGKILL {PLAIN_POINTS[moment.fields['point']]}"
+            case "done":
+                return f"done: {moment.fields['text']}"
+        return None
+
+    def conclude(self, pairs: Sequence[tuple[Trip, Trip]], problems: Sequence[str]) -> None:
+        """Put what both loops came to side by side."""
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column(f"{len(pairs)} trip{'s' if len(pairs) > 1 else ''}")
+        for heading in ("plain loop", "with Holdfast"):
+            table.add_column(heading, justify="right", min_width=14)
+        loops = list(zip(*pairs, strict=True))
+        wanted = {
+            "killed with SIGKILL": lambda trip: len(trip.kills),
+            "started again": lambda trip: trip.restarts,
+            "model calls": lambda trip: trip.model_calls,
+            "tokens": lambda trip: trip.tokens,
+            "charges at the payment server": lambda trip: trip.charges,
+        }
+        for name, count in wanted.items():
+            cells = [f"{sum(map(count, loop)):,}" for loop in loops]
+            if name.startswith("charges"):
+                styles = ("bold red", "bold red" if problems else "bold green")
+                cells = [f"[{style}]{cell}[/]" for style, cell in zip(styles, cells, strict=True)]
+            table.add_row(name, *cells)
+        self._out.print()
+        self._out.print(table)
+        saved = sum(durable.tokens_not_spent_again for _, durable in pairs)
+        self._say(f"\nWith Holdfast, {saved:,} tokens were not spent again.")
+        for problem in problems:
+            self._say(f"This is wrong: {problem}.", "bold red")
+
+    def suggest(self, path: str, commands: Sequence[tuple[str, str]]) -> None:
+        """Say what can be looked at now."""
+        self._say(f"\nEverything is in {path}. Look at it:", "bold")
+        for what, command in commands:
+            self._say(f"\n  {what}:", "dim")
+            self._out.print(f"  {command}", markup=False, soft_wrap=True)
+
+    def _line(self, *columns: str) -> None:
+        *texts, style = columns
+        self._say(LINE.format(*texts).rstrip(), style)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._out.print(text, style=style or None, markup=False)
+
+
+def _text(moment: Moment) -> str | None:
+    """Return what an agent with Holdfast did, in words."""
+    fields = moment.fields
+    match moment.what:
+        case "began" if fields["messages"]:
+            return f"goes on with {fields['messages']} messages"
+        case "began":
+            return "begins"
+        case "answered":
+            return f"model: {fields['text']}"
+        case "charged":
+            return f"charges {fields['cents'] / 100:.2f}"
+        case "verified":
+            return f"asks the server: charged? {'yes' if fields['is_charged'] else 'no'}"
+        case "called" if fields["is_replay"]:
+            return f"{fields['tool']}: known, not done again"
+        case "called":
+            return f"{fields['tool']}"
+        case "saved":
+            return f"checkpoint {fields['version']}"
+        case "reached":
+            return f"SIGKILL {POINTS[fields['point']]}"
+        case "done":
+            return "done"
+    return None
