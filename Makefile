@@ -7,7 +7,7 @@ SOURCES = $(wildcard src tests benchmarks)
 PYTEST_ARGS ?= -n logical
 
 # Peers have an environment of their own; only the kernel is measured without it.
-BENCH_KERNEL = $(if $(filter checkpoints,$(BENCH_ARGS)),,$(filter kernel,$(BENCH_ARGS)))
+BENCH_KERNEL = $(if $(filter checkpoints effects work,$(BENCH_ARGS)),,$(filter kernel,$(BENCH_ARGS)))
 BENCH_VENV = $(if $(BENCH_KERNEL),.venv/dev,.venv-peers/ready)
 
 # A name on the path is not enough: it may be a launcher without a Python behind it.

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import checkpoints, kernel
+from . import checkpoints, effects, kernel, work
 from .measure import Report
 
 TABLE_WIDTH = 110
 BENCHMARKS: dict[str, Callable[..., Report]] = {
     "kernel": kernel.run,
     "checkpoints": checkpoints.run,
+    "effects": effects.run,
+    "work": work.run,
 }
 
 

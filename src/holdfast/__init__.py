@@ -17,6 +17,8 @@ from .effects import (
     tool,
 )
 from .errors import (
+    ApprovalNeeded,
+    BudgetExceeded,
     CheckpointNotFound,
     CommitUnknown,
     Compacted,
@@ -31,6 +33,8 @@ from .errors import (
     LeaseHeld,
     LeaseLost,
     LimitExceeded,
+    LoopDetected,
+    ModelFailed,
     NotAStore,
     NotDone,
     NotFound,
@@ -48,6 +52,7 @@ from .errors import (
     StoreFull,
     StoreUnavailable,
     TypeConflict,
+    UnknownBlock,
     Unresolved,
     VersionConflict,
     WorkCancelled,
@@ -59,6 +64,7 @@ from .portable import Exported, Imported
 from .records import Checkpoint, Effect, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
 from .redaction import NoRedaction, Redactor
 from .sessions import AsyncSession, Session, TxSession, current_session
+from .spend import Spend, SpendSum, Spent
 from .store import AsyncStore, Store, Transaction, aopen, open
 from .work import (
     AsyncWork,
@@ -79,6 +85,7 @@ from .worker import AsyncRunningItem, RunningItem, Worker
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApprovalNeeded",
     "AsyncIssued",
     "AsyncRunningItem",
     "AsyncSession",
@@ -86,6 +93,7 @@ __all__ = [
     "AsyncWork",
     "AsyncWorkItem",
     "Beat",
+    "BudgetExceeded",
     "Checkpoint",
     "CheckpointNotFound",
     "CommitUnknown",
@@ -114,6 +122,8 @@ __all__ = [
     "LimitExceeded",
     "Limits",
     "LoadedCheckpoint",
+    "LoopDetected",
+    "ModelFailed",
     "NoRedaction",
     "NotAStore",
     "NotDone",
@@ -137,6 +147,9 @@ __all__ = [
     "SessionEnded",
     "SessionInfo",
     "SessionNotFound",
+    "Spend",
+    "SpendSum",
+    "Spent",
     "Store",
     "StoreBusy",
     "StoreClosed",
@@ -154,6 +167,7 @@ __all__ = [
     "TxWorkItem",
     "TypeConflict",
     "Unknown",
+    "UnknownBlock",
     "Unresolved",
     "VersionConflict",
     "VirtualClock",

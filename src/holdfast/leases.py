@@ -224,6 +224,7 @@ class Keeper:
         self._kept: set[Kept] = set()
         self._changed = threading.Condition()
         self._wakes_at = 0.0
+        self._idle_seconds = 60.0
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -232,6 +233,8 @@ class Keeper:
         kept = Kept(number, fence, lease_seconds, taken_at)
         with self._changed:
             self._kept.add(kept)
+            # Idle, the thread wakes in time for any lease of this length: none need wake it.
+            self._idle_seconds = min(self._idle_seconds, lease_seconds / 3)
             if self._thread is None and not self._is_closed:
                 self._wakes_at = kept.due_at
                 self._thread = threading.Thread(
@@ -280,7 +283,9 @@ class Keeper:
                 due = [kept for kept in self._kept if kept.due_at <= now]
                 if due:
                     return due
-                self._wakes_at = min((kept.due_at for kept in self._kept), default=now + 60)
+                self._wakes_at = min(
+                    (kept.due_at for kept in self._kept), default=now + self._idle_seconds
+                )
                 self._changed.wait(self._wakes_at - now)
         return []
 

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -25,17 +24,18 @@ from typer.testing import CliRunner
 import holdfast
 from holdfast import store as store_module
 from holdfast.cli import app as app_module
-from holdfast.cli import demo as demo_module
 from holdfast.kernel import operation
 from holdfast.kernel.health import server, sqlite
 from holdfast.kernel.schema import migrations, newest
 from holdfast.records import Finding
 from holdfast.testing.nouns import Counter, Setup
+from tests.faces.writer import SESSION_ID
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "holdfast.cli"]
 COMMANDS = {
     "migrate", "doctor", "backup", "demo", "prune", "import", "sessions", "checkpoints",
+    "effects", "work",
 }  # fmt: skip
 SECONDS_MAX = 60
 
@@ -220,8 +220,8 @@ def test_it_completes_commands_and_options(run: Run) -> None:
          "No such option: --nope; `holdfast doctor --help` shows what it takes"),
         (["nope"], "No such command 'nope'; `holdfast --help` shows what it takes"),
         (["backup"], "Missing argument 'PATH'; `holdfast backup --help` shows what it takes"),
-        (["demo", "--rounds", "0"],
-         "Invalid value for '--rounds': Input should be greater than or equal to 1; "
+        (["demo", "--trips", "0"],
+         "Invalid value for '--trips': Input should be greater than or equal to 1; "
          "`holdfast demo --help` shows what it takes"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -530,7 +530,7 @@ def test_doctor_finds_a_table_that_is_not_cleaned(
         other.execute("SELECT pg_stat_force_next_flush()")
         other.execute("SELECT 1")
     messages = [found.message for found in checked(schema) if found.check == "dead rows"]
-    assert messages == ["hf_meta has 500 dead rows beside 1 live ones."]
+    assert messages == ["hf_meta has 500 dead rows beside 2 live ones."]
 
 
 def test_doctor_finds_clocks_that_differ(
@@ -607,8 +607,8 @@ def test_backup_never_overwrites(quick: Run, here: Path, file: Path) -> None:
 @pytest.fixture
 def writer(place: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that writes to the place all the time."""
-    command = [sys.executable, "-m", "holdfast.cli.demo_writer", *place.values()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "tests.faces.writer", *place.values()]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         yield process
@@ -627,7 +627,7 @@ def test_backup_of_a_store_that_another_process_writes(
     for number in range(3):
         assert bad(run("doctor", "--url", f"sqlite:///copy-{number}.db", "--json")) == []
         with holdfast.open(f"sqlite:///{here}/copy-{number}.db") as copy:
-            events = copy.events("demo", limit=10_000)
+            events = copy.events(SESSION_ID, limit=10_000)
         values.append(events[-1].data["version"])
         assert [event.position for event in events] == list(range(1, values[-1] + 2))
     assert 0 < values[0] < values[1] < values[2]
@@ -667,70 +667,6 @@ def test_a_terminal_gets_colour_and_a_progress_bar(here: Path, file: Path) -> No
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert max(map(len, plain.splitlines())) <= 80
     assert "…" not in plain
-
-
-def test_the_demo_loses_nothing_and_goes_on_next_time(run: Run, here: Path) -> None:
-    first = run("demo", "--rounds", "2", "--directory", here, "--json")
-    assert (first.returncode, first.stderr) == (0, "")
-    rounds = json.loads(first.stdout)["rounds"]
-    assert [(found["lost"], found["is_whole"]) for found in rounds] == [(0, True)] * 2
-    assert rounds[0]["began_with"] == 1
-    assert rounds[1]["began_with"] == rounds[0]["found"] + 1
-    assert rounds[0]["process_id"] != rounds[1]["process_id"]
-    assert json.loads(first.stdout)["fork"] == {
-        "version": 2,
-        "shared": ["Where shall I go? (1)", "To Oslo. (2)"],
-        "original": "How do I get there? (3)",
-        "fork": "And by bicycle?",
-    }
-    shown = run("demo", "--rounds", "1", "--directory", here)
-    assert shown.returncode == 0
-    assert re.search(rf"\n +1 +\d+ +{rounds[1]['found'] + 1:,} .* 0  whole", shown.stdout)
-    assert re.search(r"\n0 of [\d,]+ acknowledged versions were lost\.\n", shown.stdout)
-
-
-def test_the_demo_tells_of_a_loss(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = demo_module._look
-    monkeypatch.setattr(demo_module, "_look", lambda url: (real(url)[0] - 1, True))
-    result = CliRunner().invoke(app_module.app, ["demo", "--rounds", "1", "--json"])
-    assert result.exit_code == 1
-    assert json.loads(result.output)["rounds"][0]["lost"] > 0
-
-
-def test_the_demo_needs_a_directory(quick: Run, here: Path) -> None:
-    result = quick("demo", "--directory", "none")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "Error: there is no directory none; create it first\n"
-
-
-def test_an_interrupted_demo_leaves_nothing_behind(here: Path) -> None:
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--rounds", "100"],
-        env=environment({"TMPDIR": str(here)}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not list(here.glob("*/holdfast-demo.db-wal")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.3)
-        os.killpg(process.pid, signal.SIGINT)
-        _, complaint = process.communicate(timeout=SECONDS_MAX)
-    assert (process.returncode, complaint) == (130, "")
-    assert names_in(here) == []
-    assert not [line for line in commands_running() if str(here) in line]
-
-
-def commands_running() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
-    return found
 
 
 def test_an_interrupt_is_quiet(

@@ -118,6 +118,30 @@ def stores(store: holdfast.Store) -> None:
     store.run(composed, 1, amount=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+def worked(store: holdfast.Store) -> None:
+    worker = holdfast.Worker(store, {"t": handler})
+    assert_type(worker, holdfast.Worker[holdfast.Store])
+    worker.run()
+
+
+async def worked_async(store: holdfast.AsyncStore) -> None:
+    worker = holdfast.Worker(store, {"t": async_handler})
+    assert_type(worker, holdfast.Worker[holdfast.AsyncStore])
+    await worker.run(until_empty=True)
+
+
+def handler(item: holdfast.RunningItem) -> int:
+    assert_type(item.progress("half"), None)
+    assert_type(item.session, holdfast.Session | None)
+    return item.fence
+
+
+async def async_handler(item: holdfast.AsyncRunningItem) -> int:
+    assert_type(await item.progress("half"), None)
+    assert_type(item.session, holdfast.AsyncSession | None)
+    return item.fence
+
+
 async def async_stores(store: holdfast.AsyncStore) -> None:
     assert_type(await store.run(composed, "root", amount=1), str)
     assert_type(await store.events("root"), list[holdfast.Event])

@@ -478,9 +478,13 @@ def test_a_fingerprint_tells_equal_secrets_from_different_ones() -> None:
 
 def test_a_fingerprint_depends_on_the_key_of_the_store() -> None:
     value = {"token": "abcdefgh12345678"}
-    assert redactor.fingerprint(value) != redactor.with_key(
-        b"another key, long enough"
-    ).fingerprint(value)
+    first, second = (
+        Redactor().with_key(key).fingerprint(value)
+        for key in (b"the key of one store", b"the key of another store")
+    )
+    assert first != second
+    # One of its own is not replaced.
+    assert redactor.with_key(b"the key of one store") is redactor
     with pytest.raises(InvalidArgument, match="needs a key"):
         Redactor().fingerprint(value)
     with pytest.raises(InvalidArgument, match="at least 16 bytes"):

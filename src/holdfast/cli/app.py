@@ -17,11 +17,13 @@ from . import (
     checkpoints,
     demo,
     doctor,
+    effects,
     migrate,
     moving,
     output,
     prune,
     sessions,
+    work,
 )
 
 app = typer.Typer(
@@ -34,6 +36,8 @@ for command in (migrate.migrate, doctor.doctor, backup.backup, demo.demo, prune.
 app.command("import")(moving.import_file)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(effects.app, name="effects")
+app.add_typer(work.app, name="work")
 
 
 def _show_version(wanted: bool) -> None:

@@ -274,7 +274,7 @@ def verify(
 
     The exit code is 4 if it cannot tell.
     """
-    known = [tool for name in tools for tool in _tools_of(name)]
+    known = [tool for name in tools for tool in tools_of(name)]
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = _find(opened, effect)
         settled = opened.verify(found.id, known)
@@ -306,7 +306,7 @@ def _find(opened: store.Store, wanted: str) -> Effect:
     return found[0]
 
 
-def _tools_of(name: str) -> list[Tool[..., Any]]:
+def tools_of(name: str) -> list[Tool[..., Any]]:
     """Import what the command line names, from the working directory too."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

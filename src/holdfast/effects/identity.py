@@ -78,11 +78,26 @@ class Past:
         """Whether a row of this session's was issued in the history that it has now."""
         return any(low <= row["issued_version"] <= high for low, high in self._own)
 
-    def holds_of_origin(self, row: Row, origin: tuple[str, int, int, int]) -> bool:
+    @staticmethod
+    def holds_of_origin(origin: tuple[str, int, int, int], row: Row) -> bool:
         """Whether a row of an origin came before this session was forked from it."""
         _, number, low, high = origin
         is_before = low <= row["issued_version"] < high
         return is_before and bool(row["session_number"] == number)
+
+
+def counting(found: Sequence[Row]) -> Row | None:
+    """Return the first row, or the one that came after it if that attempt failed."""
+    first = found[0] if found else None
+    if first is not None and first["status"] == "failed":
+        later = (
+            row
+            for row in found
+            if (row["key"], row["request_digest"]) == (first["key"], first["request_digest"])
+            and row["generation"] > first["generation"]
+        )
+        return next(later, first)
+    return first
 
 
 def lineage_at(number: int, id: str, version: int) -> Op[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from ..kernel.signals import Signals
 from ..leases import Keeper, Kept
 from ..records import Effect
 from ..redaction import Redaction
-from .identity import Past, derive_key, identify, is_whole, read_past, request_digest
+from .identity import Past, counting, derive_key, identify, is_whole, read_past, request_digest
 from .rows import (
     BY_CALL,
     BY_ID,
@@ -52,6 +53,7 @@ from .rows import (
     Run,
     Taken,
     Ticket,
+    Wanted,
     context,
     effect_of,
     look_at,
@@ -65,6 +67,8 @@ from .rows import (
 from .tools import Tool
 
 log = logging.getLogger("holdfast.effects")
+
+PENDING = Outcome("issued")
 
 
 @dataclass(slots=True)
@@ -89,58 +93,54 @@ class Ledger:
     @operation
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""
-        yield from self.learn_salt()
-        scope, key, digest = self._identify(place, request)
-        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
-        version, past = 0, None
-        asked = [Query(BY_KEY, {"key": key, "limit": 1})]
+        wanted = yield from self._want(place, request)
+        first = yield from self._issuing(wanted, None, None, PENDING)
+        asked = [Query(BY_KEY, {"key": wanted.key, "limit": 1}), first]
         if request.call_id is not None:
-            call = {"scope": scope, "call_id": request.call_id, "limit": 1}
-            asked.append(Query(BY_CALL, call))
+            call = {"scope": wanted.scope, "call_id": request.call_id, "limit": 1}
+            asked.insert(0, Query(BY_CALL, call))
+        past = None
         if place is None:
-            answers = yield from look_without_session(request.guard, *asked)
+            *answers, issued = yield from look_without_session(request.guard, *asked)
         else:
-            session, answers = yield from look_at(place, *asked)
-            version = session["version"]
+            session, (*answers, issued) = yield from look_at(place, *asked)
             if session["epoch"] > 1 or session["origin_number"] is not None:
                 past = yield from read_past(place.number)
-        newest = next(iter(answers[0]), None)
-        by_call = next(iter(answers[1]), None) if request.call_id is not None else None
-        row = _counting([found for found in (by_call, newest) if found is not None])
+        if issued:
+            return (yield from self._run(wanted, issued[0]))
+        newest = next(iter(answers[-1]), None)
+        row = counting([found for answer in answers for found in answer])
         if past is not None:
-            row = yield from self._in_the_past(past, scope, request, newest)
+            row = yield from self._in_the_past(past, wanted, newest)
         elif row is not None and row["undone_by"] is not None:
             row = None
         if row is not None and not row["is_expired"]:
-            if row["request_digest"] != digest:
+            if row["request_digest"] != wanted.digest:
                 raise mismatch(row, request)
             taken = yield from self._decide(place, request, row)
             if taken is not None:
                 return taken
-        sealed = {"arguments": arguments, "request_digest": digest, "issued_version": version}
-        return (yield from self._issue(place, request, scope, key, sealed, newest, row))
+        return (yield from self._issue(wanted, newest, row))
 
     @operation
     def log(
         self, place: Place | None, request: Request, outcome: Outcome
     ) -> Op[tuple[Effect, bool]]:
         """Write a read that has been done, and say whether it counts: of two the first does."""
-        yield from self.learn_salt()
-        scope, key, digest = self._identify(place, request)
-        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
-        version = 0
+        wanted = yield from self._want(place, request)
+        first = yield from self._issuing(wanted, None, None, outcome)
+        asked = (Query(BY_KEY, {"key": wanted.key, "limit": 1}), first)
         if place is None:
-            yield from look_without_session(request.guard)
+            found, logged = yield from look_without_session(request.guard, *asked)
         else:
-            session, _ = yield from look_at(place)
-            version = session["version"]
-        sealed = {"arguments": arguments, "request_digest": digest, "issued_version": version}
-        newest = yield from one(BY_KEY, key=key, limit=1)
+            _, (found, logged) = yield from look_at(place, *asked)
+        newest = next(iter(found), None)
         if newest is not None and newest["status"] == "completed" and not newest["is_expired"]:
             return self.effect(newest), False
-        row, is_ours = yield from self._insert(
-            place, request, scope, key, sealed, newest, None, outcome
-        )
+        if logged:
+            yield from self._tell_issued(wanted, logged[0]["id"], outcome)
+            return self.effect(logged[0]), True
+        row, is_ours = yield from self._insert(wanted, newest, None, outcome)
         return self.effect(row), is_ours or row["status"] != "completed"
 
     @query
@@ -199,16 +199,16 @@ class Ledger:
             return None
         row = yield from one(BY_ID, id=ticket.id)
         assert row is not None
-        sealed = {name: row[name] for name in ("request_digest", "issued_version")}
-        sealed["arguments"] = self.codec.unseal(
-            row["arguments"], context=context(row["id"], "arguments")
-        )
-        place, scope, key = ticket.place, row["scope"], row["key"]
-        if place is not None and key != self._identify(place, request)[1]:
+        arguments = self.codec.unseal(row["arguments"], context=context(row["id"], "arguments"))
+        owner = None
+        if row["session_number"] is not None:
             # An effect of the session that this one was forked from stays that one's: both, and
             # other forks, find it there.
-            sealed |= {name: row[name] for name in ("session_number", "session_id")}
-        issued = yield from self._issue(place, request, scope, key, sealed, row, row)
+            owner = (row["session_number"], row["session_id"])
+        names = (row["scope"], row["key"], row["request_digest"])
+        version = row["issued_version"]
+        wanted = Wanted(ticket.place, request, *names, arguments, owner, version)
+        issued = yield from self._issue(wanted, row, row)
         return issued.ticket if isinstance(issued, Run) else None
 
     @operation
@@ -286,37 +286,34 @@ class Ledger:
         )
         return scope, found.key, found.digest
 
-    def _in_the_past(
-        self, past: Past, scope: str, request: Request, newest: Row | None
-    ) -> Op[Row | None]:
+    def _want(self, place: Place | None, request: Request) -> Op[Wanted]:
+        """Say what a request is known by, and encode it, before any lock is held."""
+        yield from self.learn_salt()
+        scope, key, digest = self._identify(place, request)
+        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
+        owner = None if place is None else (place.number, place.session_id)
+        return Wanted(place, request, scope, key, digest, arguments, owner)
+
+    def _in_the_past(self, past: Past, wanted: Wanted, newest: Row | None) -> Op[Row | None]:
         """Return the row that counts in the history of a session that was rewound or forked."""
-        candidates: list[Row] = []
-        if request.call_id is not None:
-            found = yield from rows(
-                BY_CALL, scope=scope, call_id=request.call_id, limit=PAST_ROWS_MAX
-            )
-            candidates += [row for row in found if past.holds(row)]
-        if newest is not None:
-            found = yield from rows(BY_KEY, key=newest["key"], limit=PAST_ROWS_MAX)
-            candidates += [row for row in found if past.holds(row)]
+        request = wanted.request
         is_of_session = request.policy in {"session", "latest", "call"} and not request.item_id
+        key = None if newest is None else newest["key"]
+        places = [(wanted.scope, key, past.holds)]
         for origin in past.origins if is_of_session else ():
-            key = identify(
-                self.redactor,
-                self.codec.limits,
-                origin[0],
-                request.tool,
-                request.arguments,
-                request.distinct,
-            ).key
+            material = (origin[0], request.tool, request.arguments, request.distinct)
+            there = identify(self.redactor, self.codec.limits, *material).key
+            places.append((origin[0], there, functools.partial(past.holds_of_origin, origin)))
+        candidates: list[Row] = []
+        for scope, key, holds in places:
             if request.call_id is not None:
-                found = yield from rows(
-                    BY_CALL, scope=origin[0], call_id=request.call_id, limit=PAST_ROWS_MAX
-                )
-                candidates += [row for row in found if past.holds_of_origin(row, origin)]
-            found = yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)
-            candidates += [row for row in found if past.holds_of_origin(row, origin)]
-        return _counting([row for row in candidates if row["undone_by"] is None])
+                call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
+                found = yield from rows(BY_CALL, **call)
+                candidates += filter(holds, found)
+            if key is not None:
+                found = yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)
+                candidates += filter(holds, found)
+        return counting([row for row in candidates if row["undone_by"] is None])
 
     def _decide(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
         """Say what a row that was found means for a request; None: it is to be run."""
@@ -372,58 +369,68 @@ class Ledger:
         assert ended is not None
         return Known(self.effect(ended))
 
-    def _issue(
-        self,
-        place: Place | None,
-        request: Request,
-        scope: str,
-        key: str,
-        sealed: dict[str, Any],
-        newest: Row | None,
-        before: Row | None,
-    ) -> Op[Taken]:
+    def _issue(self, wanted: Wanted, newest: Row | None, before: Row | None) -> Op[Taken]:
         """Insert the next generation; whose insert it is owns the effect."""
-        pending = Outcome("issued")
-        row, is_ours = yield from self._insert(
-            place, request, scope, key, sealed, newest, before, pending
-        )
-        return Run(self._ticket(row, place, request)) if is_ours else Busy(self.effect(row), 1)
+        row, is_ours = yield from self._insert(wanted, newest, before, PENDING)
+        if is_ours:
+            return Run(self._ticket(row, wanted.place, wanted.request))
+        return Busy(self.effect(row), 1)
+
+    def _run(self, wanted: Wanted, row: Row) -> Op[Run]:
+        yield from self._tell_issued(wanted, row["id"], PENDING)
+        return Run(self._ticket(row, wanted.place, wanted.request))
 
     def _insert(
+        self, wanted: Wanted, newest: Row | None, before: Row | None, outcome: Outcome
+    ) -> Op[tuple[Row, bool]]:
+        """Return the row of the next generation, and whether it is this request's."""
+        statement = yield from self._issuing(wanted, newest, before, outcome, is_first=False)
+        inserted = yield statement
+        if inserted:
+            yield from self._tell_issued(wanted, inserted[0]["id"], outcome)
+            return inserted[0], True
+        found = yield from one(BY_KEY, key=wanted.key, limit=1)
+        assert found is not None
+        return found, False
+
+    def _issuing(
         self,
-        place: Place | None,
-        request: Request,
-        scope: str,
-        key: str,
-        sealed: dict[str, Any],
+        wanted: Wanted,
         newest: Row | None,
         before: Row | None,
         outcome: Outcome,
-    ) -> Op[tuple[Row, bool]]:
-        """Return the row of the next generation, and whether it is this request's."""
+        *,
+        is_first: bool = True,
+    ) -> Op[Query]:
+        """Return the statement that writes an attempt, after another of the same effect."""
+        request, key = wanted.request, wanted.key
+        id = yield from fresh_id()
         generation = 1 if newest is None else newest["generation"] + 1
         # An attempt that may have reached its receiver goes out again under the same key. After
         # one that is known to have failed, the receiver must not answer with that failure.
         is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
-        id = yield from fresh_id()
         # A key of the caller's is forgotten some time and then means something new. Any other is
         # the same again after a backup was restored: its receiver may know it already.
         idempotency_key = derive_key(self.salt, id if request.policy == "once" else key, generation)
         if is_retry and before is not None and before["reason"] != "raised":
             idempotency_key = before["idempotency_key"]
+        session_number, session_id = wanted.owner or (None, None)
         row = {
             "id": id,
-            "scope": scope,
+            "scope": wanted.scope,
             "key": key,
             "generation": generation,
             "call_id": request.call_id,
-            "session_number": None if place is None else place.number,
-            "session_id": None if place is None else place.session_id,
+            "session_number": session_number,
+            "session_id": session_id,
             "item_id": request.item_id,
+            "issued_version": wanted.issued_version,
             "tool": request.tool,
             "effect": request.effect,
             "is_irreversible": int(request.is_irreversible),
+            "request_digest": wanted.digest,
             "idempotency_key": idempotency_key,
+            "arguments": self.codec.seal(wanted.arguments, context=context(id, "arguments")),
             "attempt": before["attempt"] + 1 if is_retry and before is not None else 1,
             "holder": request.holder,
             "lease_ms": request.lease_ms,
@@ -431,19 +438,16 @@ class Ledger:
             "settle_ms": request.settle_ms,
             "ttl_ms": request.ttl_ms,
             "undoes": request.undoes,
-            **sealed,
+            "is_first": int(is_first),
             **self._sealed(id, outcome),
-            "arguments": self.codec.seal(sealed["arguments"], context=context(id, "arguments")),
         }
         del row["note"]
-        inserted = yield from one(ISSUE, **row)
-        if inserted is None:
-            inserted = yield from one(BY_KEY, key=key, limit=1)
-            assert inserted is not None
-            return inserted, False
-        if place is not None:
-            yield from self._tell(place, id, request.tool, request.call_id, outcome)
-        return inserted, True
+        return Query(ISSUE, row)
+
+    def _tell_issued(self, wanted: Wanted, id: str, outcome: Outcome) -> Op[None]:
+        if wanted.place is not None:
+            request = wanted.request
+            yield from self._tell(wanted.place, id, request.tool, request.call_id, outcome)
 
     def _ticket(self, row: Row, place: Place | None, request: Request) -> Ticket:
         return Ticket(
@@ -488,17 +492,3 @@ class Ledger:
     def _tidy(self, text: str) -> str:
         """Return a text that can be stored; it is cut only after its secrets are out."""
         return tidy(self.redactor.redact(text))
-
-
-def _counting(found: Sequence[Row]) -> Row | None:
-    """Return the first row, or the one that came after it if that attempt failed."""
-    first = found[0] if found else None
-    if first is not None and first["status"] == "failed":
-        later = (
-            row
-            for row in found
-            if (row["key"], row["request_digest"]) == (first["key"], first["request_digest"])
-            and row["generation"] > first["generation"]
-        )
-        return next(later, first)
-    return first

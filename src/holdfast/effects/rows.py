@@ -39,21 +39,40 @@ NEWEST_CHANGE_IN_SCOPE = """
 SELECT max(number) AS number FROM hf_effects
 WHERE item_id = :item_id AND effect IN ('write', 'mutate')
 """
+# The first time it goes out with the looks, in the hope that there is nothing to be found; what
+# is found then stands against it here as well.
 ISSUE = f"""
 INSERT INTO hf_effects (
     id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
     effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
     error, attempt, holder, lease_expires_at, timeout_ms, settle_ms, ttl_ms, undoes, issued_at,
     ended_at, expires_at
-) VALUES (
-    :id, :scope, :key, :generation, :call_id, :session_number, :session_id, :item_id,
-    :issued_version, :tool, :effect, :is_irreversible, :request_digest, :idempotency_key,
-    :arguments, :status, :reason, :result, :error, :attempt, :holder,
+)
+SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:generation AS INTEGER),
+    CAST(:call_id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
+    CAST(:item_id AS TEXT), coalesce(CAST(:issued_version AS INTEGER), (
+        SELECT s.version FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
+    ), 0), CAST(:tool AS TEXT), CAST(:effect AS TEXT), CAST(:is_irreversible AS INTEGER),
+    CAST(:request_digest AS TEXT), CAST(:idempotency_key AS TEXT), CAST(:arguments AS BLOB),
+    CAST(:status AS TEXT), CAST(:reason AS TEXT), CAST(:result AS BLOB), CAST(:error AS BLOB),
+    CAST(:attempt AS INTEGER), CAST(:holder AS TEXT),
     CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now + :lease_ms END,
-    :timeout_ms, :settle_ms, :ttl_ms, :undoes, :now,
+    CAST(:timeout_ms AS INTEGER), CAST(:settle_ms AS INTEGER), CAST(:ttl_ms AS INTEGER),
+    CAST(:undoes AS TEXT), :now,
     CASE WHEN CAST(:status AS TEXT) <> 'issued' THEN :now END,
     CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + CAST(:ttl_ms AS INTEGER) END
-) ON CONFLICT (key, generation) DO NOTHING
+WHERE :is_first = 0 OR (
+    NOT EXISTS (SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT))
+    AND NOT EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.scope = CAST(:scope AS TEXT)
+            AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
+            AND (s.epoch > 1 OR s.origin_number IS NOT NULL)
+    )
+)
+ON CONFLICT (key, generation) DO NOTHING
 RETURNING {COLUMNS}
 """  # noqa: S608
 TAKE_OVER = """
@@ -109,6 +128,22 @@ class Request:
     undoes: str | None = None
     guard: Guard | None = None
     """The lease of a work item without a session; a session's place has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request with what it is known by, ready to be written."""
+
+    place: Place | None
+    request: Request
+    scope: str
+    key: str
+    digest: str
+    arguments: bytes
+    owner: tuple[int, str] | None = None
+    """The number and id of the session whose effect it is."""
+    issued_version: int | None = None
+    """The version it belongs to, if that is not the session's present one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ WHERE status = 'issued' AND lease_expires_at > :now AND holder <> :holder
 RETURNING id
 """
 FENCE_WORK = """
-UPDATE hf_work SET lease_expires_at = :now
+UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND holder <> :holder
     AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots
 RETURNING id

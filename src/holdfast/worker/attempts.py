@@ -1,0 +1,255 @@
+"""One attempt: a handler runs under a lease, and what it came to is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import logging
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Literal
+
+from ..errors import (
+    CommitUnknown,
+    HoldfastError,
+    InvalidArgument,
+    InvalidValue,
+    LeaseLost,
+    LimitExceeded,
+    NotFound,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    WorkCancelled,
+    WorkFailed,
+)
+from ..leases import Kept
+from ..work.items import Item
+from .items import AsyncRunningItem, RunningItem
+
+Handler = Callable[[Any], Any]
+Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "lost"]
+
+# What passes by itself: it is tried again for as long as the lease lives.
+PASSING = (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown)
+BACKOFF_SECONDS = 0.05
+BACKOFF_SECONDS_MAX = 5.0
+STOPPED = (asyncio.CancelledError, concurrent.futures.CancelledError)
+
+log = logging.getLogger("holdfast.worker")
+
+
+class Attempt:
+    """A claimed item on its way through a handler."""
+
+    def __init__(self, item: Item, store: Any, kept: Kept) -> None:
+        self.kept = kept
+        self.number = item.number
+        self.is_cancelled = False
+        self.is_draining = False
+        self.is_ending = False
+        self.successor: Attempt | None = None
+        self._claimed = item
+        self._gate = threading.Lock()
+        self._is_lost = False
+        self._is_given_up = threading.Event()
+        self._interrupt: Callable[[], None] | None = None
+        self.item = RunningItem(store, item, self)
+        self.given: RunningItem | AsyncRunningItem = self.item
+
+    def begin(self) -> bool:
+        """Decide, once, who has the attempt: a thread that runs it, or who gives it back."""
+        return self._gate.acquire(blocking=False)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease must be taken for lost."""
+        return self._is_lost or self.kept.is_lost
+
+    def lose(self) -> Outcome:
+        """The lease is lost for good: say so, once, and tell the handler to stop."""
+        if not self._is_lost:
+            self._is_lost = True
+            log.warning(
+                "work item %s: the lease with fence %s is lost or was not renewed in time; its "
+                "handler can write nothing more",
+                self.item.id,
+                self.item.fence,
+            )
+            self._stop()
+        return "lost"
+
+    def cancel(self) -> None:
+        """Tell the handler that its item was cancelled."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._stop()
+
+    def give_up(self) -> None:
+        """Nobody waits for the handler any more; its item is being released."""
+        self._is_given_up.set()
+        self._stop()
+
+    def run(self, handler: Handler, async_store: Any, loop: Any) -> Outcome:
+        """Run the handler on this thread, or in the loop, and write what it came to."""
+        if self.is_lost:
+            return self.lose()
+        try:
+            output = self._call(handler, async_store, loop)
+        except LeaseLost as error:
+            # Another lease may be the one that it lost.
+            is_ours = error.fields.get("id") == self.item.id
+            return self._denied(error) if is_ours else self._fail(error)
+        except (WorkCancelled, *STOPPED) as error:
+            return self._stopped(error)
+        except BaseException as error:
+            return self._fail(error)
+        return self._complete(output)
+
+    def release(self) -> Outcome:
+        """Give the item back; no retry is spent."""
+        return self._write(self.item.release, "released")
+
+    def refuse(self, reason: str) -> Outcome:
+        """End the attempt without a handler; another worker may have one."""
+        return self._fail(reason)
+
+    def _call(self, handler: Handler, async_store: Any, loop: Any) -> Any:
+        if is_async(handler):
+            if async_store is None:
+                with asyncio.Runner() as runner:
+                    return runner.run(self._coroutine(handler))
+            self.given = AsyncRunningItem(async_store, self._claimed, self)
+            return asyncio.run_coroutine_threadsafe(self._coroutine(handler), loop).result()
+        result = handler(self.given)
+        if inspect.isawaitable(result):
+            if isinstance(result, Coroutine):
+                result.close()
+            raise InvalidArgument(
+                f"the handler of {self.item.type!r} returned an awaitable; write it as `async def`"
+            )
+        return result
+
+    async def _coroutine(self, handler: Handler) -> Any:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        self._interrupt = lambda: _call_soon(loop, task.cancel)
+        if self.is_lost or self.is_cancelled or self._is_given_up.is_set():
+            task.cancel()
+        try:
+            return await handler(self.given)
+        finally:
+            self._interrupt = None
+
+    def _stop(self) -> None:
+        if (interrupt := self._interrupt) is not None:
+            interrupt()
+
+    def _stopped(self, error: BaseException) -> Outcome:
+        """Say what becomes of a handler that was stopped, or that stopped by itself."""
+        if self.is_lost:
+            return self.lose()
+        if self.is_cancelled:
+            return self._write(self.item.cancel, "cancelled")
+        if self._is_given_up.is_set():
+            return "released"
+        return self._fail(error)
+
+    def _complete(self, output: Any) -> Outcome:
+        try:
+            return self._write(lambda: self.item.complete(output), "completed")
+        except (InvalidValue, LimitExceeded) as error:
+            # Another run would bring the same.
+            return self._fail(WorkFailed(f"the output cannot be stored: {error}"))
+        except HoldfastError as error:
+            return self._fail(error)
+
+    def _fail(self, error: object) -> Outcome:
+        retry, delay_seconds = True, None
+        if isinstance(error, WorkFailed):
+            retry, delay_seconds = bool(error.retry), error.delay_seconds
+            error = str(error)
+        elif isinstance(error, BaseException):
+            log.warning("work item %s (%s) failed", self.item.id, self.item.type, exc_info=error)
+        fail = partial(self.item.fail, retry=retry)
+        try:
+            return self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
+        except InvalidArgument as wrong:
+            return self._write(partial(fail, f"{error} ({wrong})"), "failed")
+
+    def _write(self, write: Callable[[], object], outcome: Outcome) -> Outcome:
+        """End the attempt in the store; while that cannot be reached the lease is the limit."""
+        if (ended := self._ended) is not None:
+            return _outcome_of(ended)
+        self.is_ending = True
+        pause = BACKOFF_SECONDS
+        while not self.is_lost:
+            try:
+                write()
+            except PASSING as error:
+                log.warning("work item %s cannot be ended now: %s", self.item.id, error)
+                self._is_given_up.wait(random.uniform(pause / 2, pause))
+                if self._is_given_up.is_set():
+                    break
+                pause = min(pause * 2, BACKOFF_SECONDS_MAX)
+            except (LeaseLost, NotFound) as error:
+                return self._denied(error)
+            except StoreError as error:
+                log.error("work item %s cannot be ended: %s", self.item.id, error)
+                break
+            else:
+                return outcome if outcome == "completed" else _outcome_of(self.item)
+        return self.lose() if self.is_lost else "lost"
+
+    @property
+    def delay_seconds(self) -> float:
+        """How long the item waits for its next attempt."""
+        ended = self._ended or self.item
+        return max(0.0, (ended.available_at - ended.updated_at) / 1000)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the attempt is over, or is being brought to its end."""
+        return self.is_ending or self._ended is not None
+
+    @property
+    def _ended(self) -> Item | None:
+        """The handle through which the handler, or the worker, has ended the attempt."""
+        for handle in (self.given, self.item):
+            if handle.status != "in_progress":
+                return handle
+        return None
+
+    def _denied(self, error: HoldfastError) -> Outcome:
+        if (ended := self._ended) is not None:
+            return _outcome_of(ended)
+        log.info("%s", error)
+        return self.lose()
+
+
+def is_async(handler: Handler) -> bool:
+    """Tell whether a handler is a coroutine function, or an object that is called like one."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004
+    )
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        log.debug("the event loop is closed; its handlers have ended")
+
+
+def _outcome_of(item: Item) -> Outcome:
+    """Return what a handle that ended its attempt says of it."""
+    match item.status:
+        case "completed" | "failed" | "cancelled":
+            return item.status
+        case _ if item.state == "pending" and item.error is None:
+            return "released"
+    return "retried"

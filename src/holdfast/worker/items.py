@@ -1,0 +1,81 @@
+"""A work item as its handler sees it: with its lease, and with what it should know of its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeaseLost, WorkCancelled
+from ..kernel.operation import Call
+from ..leases import Guard
+from ..sessions import AsyncSession, Session
+from ..work import AsyncWorkItem, WorkItem
+from ..work.items import Item
+
+if TYPE_CHECKING:
+    from .attempts import Attempt
+
+
+class _Running:
+    """What a handler can ask its item while it runs."""
+
+    attempt: Attempt
+    id: str
+    fence: int
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for the item to be cancelled: the handler should stop."""
+        return self.attempt.is_cancelled
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker is about to stop: a long handler may release its item and return."""
+        return self.attempt.is_draining
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is lost, or about to be: nothing more can be written."""
+        return self.attempt.is_lost
+
+    def check(self) -> None:
+        """Raise WorkCancelled or LeaseLost if the handler should stop; cheap, for every loop."""
+        self._require_lease()
+        if self.is_cancelled:
+            raise WorkCancelled(f"work item {self.id} was cancelled; its handler stops", id=self.id)
+
+    def _require_lease(self) -> None:
+        if self.is_lost:
+            raise LeaseLost(
+                f"work item {self.id}: the lease with fence {self.fence} is lost or was not "
+                "renewed in time; stop this attempt, nothing was written",
+                id=self.id,
+                fence=self.fence,
+            )
+
+    def _start(self, call: Call[Any]) -> Any:
+        # Before the lease is over for the database it is over here: no clock needs to agree.
+        self._require_lease()
+        return super()._start(call)  # type: ignore[misc]
+
+    def _guard(self) -> Guard:
+        guard: Guard = super()._guard()  # type: ignore[misc]
+        return replace(guard, is_lost=lambda: self.attempt.is_lost)
+
+
+class RunningItem(_Running, WorkItem[Session]):
+    """The work item that a handler is given."""
+
+    def __init__(self, owner: Any, item: Item, attempt: Attempt) -> None:
+        super().__init__(owner, {}, None)
+        self.attempt = attempt
+        self._adopt(item)
+
+
+class AsyncRunningItem(_Running, AsyncWorkItem[AsyncSession]):
+    """The work item that an async handler of an async store is given."""
+
+    def __init__(self, owner: Any, item: Item, attempt: Attempt) -> None:
+        super().__init__(owner, {}, None)
+        self.attempt = attempt
+        self._adopt(item)

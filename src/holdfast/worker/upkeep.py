@@ -1,0 +1,128 @@
+"""What every worker does beside its items: sweep, promote, and forget what is old."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import StoreClosed
+from ..kernel.flow import Flow, run_flow
+from ..maintenance.forgetting import forget_effects
+from ..maintenance.retention import EFFECT_DAYS, KEY_DAYS, require_days
+from ..store import Store
+from ..work import Watchdog, prune
+from .attempts import log
+
+SWEEPS_PER_PASS = 20
+RETENTION_SECONDS = 3600.0
+RETENTION_STEPS_MAX = 400
+# Items that are due one after the other are promoted together.
+PASS_SECONDS_MIN = 0.05
+
+
+class Upkeep:
+    """A thread that sweeps at its interval, and earlier when a delayed item is due."""
+
+    def __init__(
+        self,
+        store: Store,
+        interval_seconds: float,
+        work_days: float | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._interval_seconds = interval_seconds
+        self._work_ms = None if work_days is None else require_days(work_days)
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._next_at = time.monotonic() + self._pause()
+        self._retention_at = time.monotonic() + random.uniform(0, RETENTION_SECONDS)
+        self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the transaction under way."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def expect(self, seconds: float) -> None:
+        """An item is due in so many seconds."""
+        at = time.monotonic() + seconds + random.uniform(0, PASS_SECONDS_MIN)
+        with self._changed:
+            if at < self._next_at:
+                self._next_at = at
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while self._wait():
+            with _logged("the sweep failed and will be tried again"):
+                self._sweep()
+            if self._work_ms is not None and time.monotonic() >= self._retention_at:
+                self._retention_at = time.monotonic() + RETENTION_SECONDS * random.uniform(0.5, 1)
+                with _logged("old items were not removed; that will be tried again"):
+                    self._forget(self._work_ms)
+
+    def _wait(self) -> bool:
+        """Wait for the next pass; False when there is none."""
+        with self._changed:
+            while not self._is_stopping:
+                left = self._next_at - time.monotonic()
+                if left <= 0:
+                    self._next_at = time.monotonic() + self._pause()
+                    return True
+                self._changed.wait(left)
+        return False
+
+    def _pause(self) -> float:
+        return self._interval_seconds * random.uniform(0.5, 1)
+
+    def _sweep(self) -> None:
+        for _ in range(SWEEPS_PER_PASS):
+            swept = self._store.work.sweep()
+            if swept.promoted:
+                # Rings of its own store's items reach it too, but only where signals work.
+                self._wake()
+            if swept.next_due_ms is not None:
+                self.expect(max(PASS_SECONDS_MIN, swept.next_due_ms / 1000))
+            if not swept.has_more or self._is_stopping:
+                return
+
+    def _forget(self, work_ms: int) -> None:
+        store = self._store
+        watchdog = Watchdog(store.codec, store.heads, store.signals)
+        days = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
+        for steps in (prune(watchdog, work_ms), forget_effects(*days)):
+            run_flow(store.driver, self._bounded(steps))
+
+    def _bounded(self, steps: Flow[Any]) -> Flow[None]:
+        """Run a flow for a bounded number of steps; what it left is for the next time."""
+        answer = None
+        for _ in range(RETENTION_STEPS_MAX):
+            if self._is_stopping:
+                break
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            answer = yield step
+        steps.close()
+
+
+@contextmanager
+def _logged(failure: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreClosed:
+        log.debug("the store is closed")
+    except Exception:
+        log.warning(failure, exc_info=True)

@@ -1,0 +1,238 @@
+"""The worker: handlers, a store of either colour, and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from ..effects.tools import by_name
+from ..errors import InvalidArgument
+from ..kernel.flow import in_thread
+from ..kernel.opening import open_driver
+from ..kernel.url import SqliteTarget
+from ..leases import default_holder, lease_milliseconds, require_holder
+from ..maintenance.retention import require_days
+from ..sessions.ops import BOOT_MARK
+from ..store import AsyncStore, Store
+from ..work.claiming import CLAIM_MAX, require_queues
+from .attempts import Handler, Outcome
+from .engine import STOP_SECONDS_MAX, Engine, Plan, within
+
+S = TypeVar("S", bound=Store | AsyncStore)
+
+CONCURRENCY_MAX = 500
+SECONDS_MAX = 24 * 3600
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker(Generic[S]):
+    """Runs the handlers of work items until it is stopped; any number may run at once.
+
+    `handlers` maps a type to the function that does its items: it is given the item and returns
+    the output. A plain function runs in a thread. An async one runs in the loop of an async
+    store, and in a loop of its own with a sync store. An exception uses up a retry, unless it is
+    WorkFailed, which says itself what shall be.
+    """
+
+    def __init__(
+        self,
+        store: S,
+        handlers: Mapping[str, Handler],
+        *,
+        concurrency: int = 4,
+        queues: Sequence[str] | str | None = None,
+        lease_seconds: float = 30,
+        holder: str | None = None,
+        instance: str | None = None,
+        poll_seconds: float = 1,
+        sweep_interval_seconds: float = 10,
+        prefetch: int = 0,
+        drain_seconds: float = 30,
+        work_days: float | None = 30,
+        tools: Any = None,
+    ) -> None:
+        if not isinstance(store, Store | AsyncStore):
+            raise InvalidArgument(f"a worker needs a store, not {type(store).__name__}")
+        _require_count("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        _require_count("prefetch", prefetch, 0, CLAIM_MAX - concurrency)
+        lease_milliseconds(lease_seconds)
+        for label, seconds, least in (
+            ("poll_seconds", poll_seconds, 0.001),
+            ("sweep_interval_seconds", sweep_interval_seconds, 0.001),
+            ("drain_seconds", drain_seconds, 0),
+        ):
+            _require_seconds(label, seconds, least)
+        if work_days is not None:
+            require_days(work_days)
+        by_name(tools)
+        boot = default_holder() if holder is None else holder
+        name = boot if instance is None else f"{instance}{BOOT_MARK}{boot}"
+        require_holder(name)
+        self.store = store
+        self._plan = Plan(
+            handlers=_require_handlers(handlers),
+            queues=require_queues(sorted(handlers) if queues is None else queues),
+            concurrency=concurrency,
+            prefetch=prefetch,
+            lease_seconds=lease_seconds,
+            boot=boot,
+            instance=instance,
+            holder=name,
+            poll_seconds=poll_seconds,
+            sweep_interval_seconds=sweep_interval_seconds,
+            drain_seconds=drain_seconds,
+            work_days=work_days,
+            tools=tools,
+        )
+        self._engine: Engine | None = None
+        self._stops_before = 0
+
+    @property
+    def holder(self) -> str:
+        """The name that this worker's leases carry."""
+        return self._plan.holder
+
+    @property
+    def counts(self) -> Counter[Outcome]:
+        """How its attempts ended: completed, retried, failed, cancelled, released or lost."""
+        return Counter() if self._engine is None else self._engine.counts.copy()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._engine is not None and self._engine.stops > 0
+
+    @property
+    def is_stopped_at_once(self) -> bool:
+        """Whether it was told to stop a second time, before it had drained."""
+        return self._engine is not None and self._engine.stops > 1
+
+    @overload
+    def run(self: Worker[Store], *, until_empty: bool = ...) -> None: ...
+    @overload
+    def run(self: Worker[AsyncStore], *, until_empty: bool = ...) -> Coroutine[Any, Any, None]: ...
+    def run(self, *, until_empty: bool = False) -> Any:
+        """Work until stopped, by `stop` or by a signal, or until nothing is ready and nothing runs.
+
+        In the main thread SIGTERM and SIGINT drain it: nothing more is taken, what runs may
+        finish for `drain_seconds`, the rest is given back and no retry is spent. A second signal
+        gives everything back at once. With an async store the call is awaited.
+        """
+        if self._engine is not None:
+            raise InvalidArgument("a worker runs once; make another")
+        if isinstance(self.store, Store):
+            return self._run_sync(self.store, until_empty)
+        return self._run_async(self.store, until_empty)
+
+    def stop(self) -> None:
+        """Drain and return from `run`; called again, give everything back at once.
+
+        From any thread and from signal handlers.
+        """
+        if self._engine is None:
+            self._stops_before += 1
+        else:
+            self._engine.stop()
+
+    def _begin(self, engine: Engine) -> Engine:
+        """Remember the engine; what stopped the worker before it ran counts."""
+        self._engine = engine
+        for _ in range(self._stops_before):
+            engine.stop()
+        return engine
+
+    def _run_sync(self, store: Store, until_empty: bool) -> None:
+        with _beating(store) as beats:
+            engine = self._begin(Engine(self._plan, store, beats))
+            with _signals(engine):
+                engine.run(until_empty=until_empty)
+
+    async def _run_async(self, store: AsyncStore, until_empty: bool) -> None:
+        loop = asyncio.get_running_loop()
+        twin = await asyncio.to_thread(_twin, store)
+        with contextlib.ExitStack() as stack:
+            stack.callback(within, STOP_SECONDS_MAX, twin.ledger.keeper.close)
+            beats = await asyncio.to_thread(stack.enter_context, _beating(twin))
+            engine = self._begin(Engine(self._plan, twin, beats, store, loop))
+            with _signals(engine):
+                await _until_ended(engine, until_empty)
+
+
+async def _until_ended(engine: Engine, until_empty: bool) -> None:
+    """Run the engine in a thread; whoever cancels the wait for it stops it, and waits on."""
+    ended = asyncio.wrap_future(in_thread(functools.partial(engine.run, until_empty=until_empty)))
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            engine.stop()
+    if cancelled is not None:
+        ended.exception()  # Retrieved, so that asyncio does not warn of a lost error.
+        raise cancelled
+    ended.result()
+
+
+def _twin(store: AsyncStore) -> Store:
+    """Return a sync store over the same database, for the worker's own threads."""
+    driver: Any = store.driver
+    return Store(*store._joined(driver.twin()))
+
+
+@contextlib.contextmanager
+def _beating(store: Store) -> Iterator[Any]:
+    """Lend a driver for heartbeats that nothing else can keep busy."""
+    if isinstance(store._target, SqliteTarget):
+        # All writers of a file wait for one lock; another connection would only wait as well.
+        yield store.driver
+        return
+    driver = open_driver(store._target, store._settings, migrate=False)
+    try:
+        yield driver
+    finally:
+        within(STOP_SECONDS_MAX, driver.close)
+
+
+@contextlib.contextmanager
+def _signals(engine: Engine) -> Iterator[None]:
+    """Stop the engine at a signal; only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: engine.stop())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _require_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:
+    if not isinstance(handlers, Mapping) or not handlers:
+        raise InvalidArgument("handlers must be a dict of one type or more: {'mail': send_mail}")
+    for type_, handler in handlers.items():
+        if not callable(handler):
+            raise InvalidArgument(
+                f"the handler of {type_!r} must be a function, not {type(handler).__name__}"
+            )
+    return dict(handlers)
+
+
+def _require_count(label: str, count: object, least: int, most: int) -> None:
+    if type(count) is not int or not least <= count <= most:
+        raise InvalidArgument(f"{label} must be a whole number of {least} to {most}, not {count!r}")
+
+
+def _require_seconds(label: str, seconds: object, least: float) -> None:
+    is_number = type(seconds) in (int, float)
+    if not is_number or not least <= seconds <= SECONDS_MAX:  # type: ignore[operator]
+        raise InvalidArgument(f"{label} must be {least:g} to {SECONDS_MAX}, not {seconds!r}")

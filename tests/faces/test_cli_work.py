@@ -1,0 +1,371 @@
+"""Work items and workers on the command line, on both databases."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.cli import app as app_module
+
+COMMAND = [sys.executable, "-m", "holdfast.cli"]
+SECONDS_MAX = 60
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+Result = subprocess.CompletedProcess[str]
+Run = Callable[..., Result]
+
+HANDLERS = """
+import asyncio
+import pathlib
+import time
+
+HERE = pathlib.Path(__file__).parent
+
+
+def plain(item):
+    (HERE / f"began-{item.id}").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+    return "drained" if item.is_draining else "done"
+
+
+async def asynchronous(item):
+    (HERE / f"began-{item.id}").touch()
+    while not (HERE / "go").exists():
+        await asyncio.sleep(0.01)
+    return "drained" if item.is_draining else "done"
+
+
+sync_handlers = {"t": plain}
+async_handlers = {"t": asynchronous}
+not_handlers = 3
+
+
+def made():
+    return {"t": lambda item: item.input}
+"""
+
+
+@pytest.fixture
+def quick(
+    place: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command in this process, on the place, with nobody at the keyboard."""
+
+    def quick(*arguments: str, stdin: str = "") -> Result:
+        options = [f"--{name}={text}" for name, text in place.items()]
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        capfd.readouterr()
+        code = app_module.run([*arguments, *options])
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return quick
+
+
+@pytest.fixture
+def store(place: dict[str, str]) -> Iterator[holdfast.Store]:
+    with holdfast.open(**place) as opened:  # type: ignore[arg-type]
+        yield opened
+
+
+def data(result: Result) -> Any:
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def text(result: Result) -> str:
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+# Looking
+
+
+def test_items_are_submitted_listed_and_shown(store: holdfast.Store, quick: Run) -> None:
+    store.session("s")
+    made = data(
+        quick(
+            "work", "submit", "mail", '{"to": "ann"}', "--session=s", "--priority=3",
+            "--max-retries=1", "--key=k", "--on-crash=review", "--json",
+        )
+    )  # fmt: skip
+    assert (made["input"], made["session_id"], made["priority"]) == ({"to": "ann"}, "s", 3)
+    again = text(quick("work", "submit", "mail", "--key=k"))
+    assert again.strip() == made["id"]
+    quick("work", "submit", "later", "-", "--delay=3600", "--queue=q", stdin="[1, 2]")
+    listed = data(quick("work", "list", "--json"))
+    assert [item["type"] for item in listed["items"]] == ["later", "mail"]
+    assert listed["items"][0]["input"] == [1, 2]
+    assert all(ISO.fullmatch(item["created_at"]) for item in listed["items"])
+    page = data(quick("work", "list", "--limit=1", "--json"))
+    rest = data(quick("work", "list", f"--before={page['next_before']}", "--json"))
+    assert [item["id"] for item in rest["items"]] == [made["id"]]
+    for narrowed in ("--queue=q", "--type=later"):
+        assert len(data(quick("work", "list", narrowed, "--json"))["items"]) == 1
+    table = text(quick("work", "list"))
+    assert "pending (time)" in table
+    assert made["id"] in table
+    assert "ann" in text(quick("work", "show", made["id"]))
+    assert data(quick("work", "show", made["id"], "--json"))["on_crash"] == "review"
+    assert text(quick("work", "why", made["id"])).startswith("It is ready")
+    assert data(quick("work", "why", made["id"], "--json"))["id"] == made["id"]
+
+
+def test_stored_text_cannot_command_the_terminal(store: holdfast.Store, quick: Run) -> None:
+    item = store.work.submit("mail", "\x1b[31mred[bold]")
+    [held] = store.work.claim("w")
+    held.fail("\x1b]0;title\x07", retry=False)
+    for command in (("show", item.id), ("why", item.id), ("list",), ("top", "--once")):
+        assert "\x1b" not in text(quick("work", *command))
+
+
+def test_a_damaged_item_does_not_hide_the_others(store: holdfast.Store, quick: Run) -> None:
+    from tests.checkpoints.colours import sql
+
+    good, bad = store.work.submit("t", "good"), store.work.submit("t", "bad")
+    sql(store, "UPDATE hf_work SET input = :junk WHERE id = :id", junk=b"junk", id=bad.id)
+    found = data(quick("work", "list", "--json"))["items"]
+    assert [item["id"] for item in found] == [bad.id, good.id]
+    assert "damaged" in found[0]
+    assert found[1]["input"] == "good"
+
+
+def test_items_are_cancelled_retried_and_redriven(store: holdfast.Store, quick: Run) -> None:
+    ids = [store.work.submit("t", n, delay_seconds=3600).id for n in range(3)]
+    assert data(quick("work", "retry", ids[0], "--json"))["waits_for"] is None
+    refused = quick("work", "cancel", ids[1])
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert text(quick("work", "cancel", ids[1], "--yes")) == f"Work item {ids[1]} is cancelled.\n"
+    [held] = store.work.claim("w")
+    assert "asked to stop" in text(quick("work", "cancel", held.id, "--yes"))
+    store.work.submit("u", "dead")
+    [dead] = store.work.claim("w", queues="u")
+    dead.fail("broken", retry=False)
+    assert [each["id"] for each in data(quick("work", "list", "--dead", "--json"))["items"]] == [
+        dead.id
+    ]
+    assert quick("work", "redrive").returncode == 2
+    made = data(quick("work", "redrive", "--all", "--yes", "--json"))["items"]
+    assert [(each["redriven_from"], each["input"]) for each in made] == [(dead.id, "dead")]
+    assert text(quick("work", "redrive", "--all", "--yes")) == "No work item is dead.\n"
+    again = data(quick("work", "redrive", ids[1], "--json"))["items"]
+    assert again[0]["redriven_from"] == ids[1]
+
+
+def test_a_sweep_takes_dead_leases(store: holdfast.Store, quick: Run) -> None:
+    for max_retries in (0, 1):
+        store.work.submit("t", max_retries=max_retries)
+    store.work.claim("dead", limit=2, lease_seconds=0.001)
+    time.sleep(0.01)
+    swept = data(quick("work", "sweep", "--json"))
+    assert (swept["requeued"], swept["failed"], swept["parked"]) == (1, 1, 0)
+    assert "0 requeued, 0 failed" in text(quick("work", "sweep"))
+
+
+def test_top_shows_the_queue_once_or_as_json(store: holdfast.Store, quick: Run) -> None:
+    store.work.submit("mail")
+    store.work.submit("mail")
+    store.work.claim("worker-1")
+    seen = data(quick("work", "top", "--json"))
+    assert seen["leases"]["active"] == 1
+    assert {(count["status"], count["items"]) for count in seen["counts"]} == {
+        ("pending", 1),
+        ("in_progress", 1),
+    }
+    assert [item["holder"] for item in seen["running"]] == ["worker-1"]
+    picture = text(quick("work", "top", "--once"))
+    assert "1 running" in picture
+    assert "worker-1" in picture
+    assert quick("work", "top", "--every=0").returncode == 2
+
+
+def test_top_is_live_in_a_terminal(place: dict[str, str], store: holdfast.Store) -> None:
+    options = [f"--{name}={value}" for name, value in place.items()]
+    process, descriptor = pty.fork()
+    if process == 0:
+        os.environ.update(TERM="xterm", COLUMNS="200", LINES="40")
+        os.execv(sys.executable, [*COMMAND, "work", "top", "--every=0.1", *options])
+    try:
+        _read_until(descriptor, "Nothing waits")
+        store.work.submit("urgent mail")
+        _read_until(descriptor, "urgent mail")
+        os.kill(process, signal.SIGINT)
+    finally:
+        _drain(descriptor)
+        _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+
+
+def _read_until(descriptor: int, wanted: str) -> None:
+    seen, deadline = "", time.monotonic() + SECONDS_MAX
+    while wanted not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([descriptor], [], [], 0.2)[0]:
+            seen += os.read(descriptor, 65536).decode(errors="replace")
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("show", "nothing"), 3, "no work item"),
+        (("why", "nothing"), 3, "no work item"),
+        (("retry", "nothing"), 3, "no work item"),
+        (("submit", "t", "{not json"), 2, "input"),
+        (("submit", "t", "--session=none"), 3, "no session"),
+        (("submit", "t", "--max-retries=-1"), 2, "max_retries"),
+        (("submit", "t", "--on-crash=panic"), 2, "on_crash"),
+        (("list", "--status=lost"), 2, "unknown status"),
+        (("list", "--limit=0"), 2, "limit"),
+        (("list", "--dead", "--type=t"), 2, "--dead"),
+        (("run", "handlers"), 2, "MODULE:HANDLERS"),
+        (("run", "no_such_module:handlers"), 2, "cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    store: holdfast.Store, quick: Run, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = quick("work", *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    as_json = quick("work", *arguments, "--json")
+    assert said in json.loads(as_json.stderr)["message"]
+
+
+# Running
+
+
+class Workers:
+    """Worker processes started from a folder with a module of handlers."""
+
+    def __init__(self, place: dict[str, str], folder: Path) -> None:
+        self.folder = folder
+        self._place = place
+        self._processes: list[subprocess.Popen[str]] = []
+        (folder / "mails.py").write_text(HANDLERS)
+
+    def start(self, handlers: str, *options: str) -> subprocess.Popen[str]:
+        arguments = [f"--{name}={value}" for name, value in self._place.items()]
+        process = subprocess.Popen(
+            [*COMMAND, "work", "run", f"mails:{handlers}", *arguments, *options],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def wait_for(self, is_so: Callable[[], object]) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def began(self) -> int:
+        return len(list(self.folder.glob("began-*")))
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def workers(place: dict[str, str], store: holdfast.Store, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(place, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_worker_runs_until_nothing_is_left(store: holdfast.Store, workers: Workers) -> None:
+    for number in range(5):
+        store.work.submit("t", number, queue="fast")
+    process = workers.start("made", "--until-empty", "--queues=fast,slow", "--json")
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["ended"] == {"completed": 5}
+    found = store.work.list(status="completed")
+    assert sorted(item.output for item in found) == list(range(5))
+    refused = workers.start("not_handlers")
+    assert "must be a dict" in refused.communicate(timeout=SECONDS_MAX)[1]
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("handlers", ["sync_handlers", "async_handlers"])
+def test_sigterm_drains_and_spends_no_retry(
+    store: holdfast.Store, workers: Workers, handlers: str
+) -> None:
+    """In both colours: what runs is finished, what waits is given back."""
+    ids = [item.id for item in store.work.submit_many([holdfast.Submission("t")] * 5)]
+    process = workers.start(handlers, "--concurrency=2", "--prefetch=3", "--instance=one")
+    workers.wait_for(lambda: workers.began() == 2)
+    process.send_signal(signal.SIGTERM)
+    workers.wait_for(lambda: len(store.work.list(status="pending")) == 3)
+    (workers.folder / "go").touch()
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, errors
+    assert output == "Stopped: 2 completed, 3 released.\n"
+    items = [store.work.get(id) for id in ids]
+    assert (
+        sorted((each.status, each.output) for each in items if each.output)
+        == [("completed", "drained")] * 2
+    )
+    assert [(each.retry_count, each.rescues, each.failures) for each in items] == [(0, 0, 0)] * 5
+    assert [each.releases for each in items if each.status == "pending"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("handlers", ["sync_handlers", "async_handlers"])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(
+    store: holdfast.Store, workers: Workers, handlers: str, second: signal.Signals
+) -> None:
+    ids = [item.id for item in store.work.submit_many([holdfast.Submission("t")] * 2)]
+    process = workers.start(handlers, "--concurrency=2", "--drain=600")
+    workers.wait_for(lambda: workers.began() == 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(second)
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130, errors
+    assert output == "Stopped: 2 released.\n"
+    items = [store.work.get(id) for id in ids]
+    assert [(each.status, each.retry_count, each.releases) for each in items] == [
+        ("pending", 0, 1)
+    ] * 2
+
+
+def test_what_outlasts_the_drain_is_given_back(store: holdfast.Store, workers: Workers) -> None:
+    id = store.work.submit("t").id
+    process = workers.start("async_handlers", "--drain=0.2")
+    workers.wait_for(lambda: workers.began() == 1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=SECONDS_MAX)
+    assert (process.returncode, output) == (0, "Stopped: 1 released.\n")
+    item = store.work.get(id)
+    assert (item.status, item.retry_count, item.releases) == ("pending", 0, 1)

@@ -1,0 +1,300 @@
+"""SIGKILL before and after every statement and COMMIT of every operation on work, on both
+databases: each is whole or has left nothing, and the next process goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import holdfast
+import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
+from holdfast import Submission
+from holdfast.kernel.operation import Call, rows
+from holdfast.testing.crashes import CrashPoints
+from holdfast.work import Watchdog
+from tests.checkpoints.looking import Look
+from tests.crash.children import run
+
+Say = Callable[[str], None]
+
+
+class Desk:
+    """A session and its items, found by the queue that bears its name."""
+
+    def __init__(self, store: holdfast.Store, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.session: Any = None
+        self.items: list[Any] = []
+
+    def look(self) -> None:
+        """Find the session and its items, so that the operation itself need not."""
+        self.session = self.store.find_session(self.name)
+        self.store.heads.forget(self.session.number)
+        self.items = [
+            self.store.work.get(item.id, fence=item.fence) if item.status == "in_progress" else item
+            for item in reversed(self.store.work.list(queue=self.name))
+        ]
+
+    def submit(self, type: str = "t", **given: Any) -> Any:
+        return self.store.work.submit(type, {"n": 1}, **{"queue": self.name, **given})
+
+
+Act = Callable[[Desk], Any]
+
+
+class Step(NamedTuple):
+    """One operation: what is there before it, and the operation itself."""
+
+    setup: Act
+    act: Act
+
+
+def empty(desk: Desk) -> None:
+    desk.store.session(desk.name).save(plan=0)
+
+
+def submitted(desk: Desk) -> None:
+    """One item with the session, one without, one that waits."""
+    empty(desk)
+    desk.submit(session=desk.name, key="k")
+    desk.submit(priority=-1)
+    desk.submit(session=desk.name, delay_seconds=600)
+
+
+def claimed(desk: Desk) -> None:
+    submitted(desk)
+    desk.store.work.claim("w", queues=desk.name, limit=2)
+
+
+def last_try(desk: Desk) -> None:
+    empty(desk)
+    desk.submit(session=desk.name, max_retries=0)
+    desk.store.work.claim("w", queues=desk.name)
+
+
+def expired(desk: Desk, **given: Any) -> None:
+    empty(desk)
+    desk.submit(session=desk.name, **given)
+    desk.store.work.claim("w", queues=desk.name, lease_seconds=0.001)
+    time.sleep(0.01)
+
+
+def expired_alone(desk: Desk) -> None:
+    empty(desk)
+    desk.submit()
+    desk.store.work.claim("w", queues=desk.name, lease_seconds=0.001)
+    time.sleep(0.01)
+
+
+def asked_to_stop(desk: Desk) -> None:
+    expired(desk)
+    desk.store.work.cancel(desk.store.work.list(queue=desk.name)[0].id)
+
+
+def due(desk: Desk) -> None:
+    empty(desk)
+    desk.submit(session=desk.name, delay_seconds=0.001)
+    time.sleep(0.01)
+
+
+def dead(desk: Desk) -> None:
+    last_try(desk)
+    desk.look()
+    desk.items[0].fail("no")
+
+
+class Naming:
+    """Stands for an effect under way: its outcome is the session's name."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def completing(self, value: str) -> holdfast.Op[None]:
+        statement = "UPDATE hf_sessions SET name = :name WHERE number = :number"
+        yield from rows(statement, name=value, number=self._session.number)
+
+
+def complete_all(desk: Desk) -> None:
+    desk.items[0].complete(
+        {"sent": 1},
+        checkpoint={"kind": "tool_executed", "data": {"sent": 1}, "plan": 2},
+        effect=(Naming(desk.session), "sent"),
+        then=[Submission("next", 1, queue=desk.name), Submission("next", 2, queue=desk.name)],
+    )
+
+
+def composed(desk: Desk) -> None:
+    def several(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        yield from tx.within(desk.session).save(plan=3)
+        yield from tx.work.within(desk.items[0]).complete("tx")
+        made = yield from tx.work.submit("next", queue=desk.name, session=desk.session)
+        yield from tx.work.cancel(made.id)
+
+    desk.store.run(several)
+
+
+def prune(desk: Desk) -> None:
+    """Remove this desk's items only, as a prune of the whole store does with each tree's."""
+    store = desk.store
+    watchdog = Watchdog(store.codec, store.heads, store.signals)
+    found = [
+        {"number": item.number, "root_id": item.root_id, "session_id": item.session_id}
+        for item in desk.items
+    ]
+    store.driver.run(Call(Watchdog.remove, watchdog, (found,)))
+
+
+STEPS: dict[str, Step] = {
+    "submit": Step(empty, lambda d: d.submit(session=d.session, key="k")),
+    "submit without a session": Step(empty, lambda d: d.submit()),
+    "submit many": Step(
+        empty,
+        lambda d: d.store.work.submit_many(
+            [Submission("t", n, queue=d.name, session=d.name) for n in range(3)]
+        ),
+    ),
+    "claim": Step(submitted, lambda d: d.store.work.claim("w", queues=d.name, limit=5)),
+    "claim of two queues": Step(
+        submitted, lambda d: d.store.work.claim("w", queues=[d.name, "none"])
+    ),
+    "heartbeat": Step(claimed, lambda d: d.store.work.heartbeat(d.items[:2], lease_seconds=86_400)),
+    "progress": Step(claimed, lambda d: d.items[0].progress({"half": True})),
+    "save under the lease": Step(claimed, lambda d: d.items[0].session.save(plan=1)),
+    "complete": Step(claimed, lambda d: d.items[0].complete({"ok": True})),
+    "complete without a session": Step(claimed, lambda d: d.items[1].complete({"ok": True})),
+    "complete with everything": Step(claimed, complete_all),
+    "complete many": Step(
+        claimed, lambda d: d.store.work.complete_many([(item, 1) for item in d.items[:2]])
+    ),
+    "fail": Step(claimed, lambda d: d.items[0].fail("no")),
+    "fail for good": Step(last_try, lambda d: d.items[0].fail("no")),
+    "release": Step(claimed, lambda d: d.items[0].release()),
+    "cancel as its holder": Step(claimed, lambda d: d.items[0].cancel()),
+    "cancel what waits": Step(claimed, lambda d: d.store.work.cancel(d.items[2].id)),
+    "ask to stop": Step(claimed, lambda d: d.store.work.cancel(d.items[0].id)),
+    "retry": Step(claimed, lambda d: d.store.work.retry(d.items[2].id)),
+    "redrive": Step(dead, lambda d: d.store.work.redrive(d.items[0].id)),
+    "sweep": Step(expired, lambda d: d.store.work.sweep()),
+    "sweep without a session": Step(expired_alone, lambda d: d.store.work.sweep()),
+    "sweep a last try": Step(lambda d: expired(d, max_retries=0), lambda d: d.store.work.sweep()),
+    "sweep what was to stop": Step(asked_to_stop, lambda d: d.store.work.sweep()),
+    "sweep for review": Step(
+        lambda d: expired(d, on_crash="review"), lambda d: d.store.work.sweep()
+    ),
+    "promote": Step(due, lambda d: d.store.work.promote()),
+    "cancel the session": Step(claimed, lambda d: d.session.cancel()),
+    "delete the session": Step(claimed, lambda d: d.session.delete(force=True)),
+    "prune": Step(dead, prune),
+    "several in one commit": Step(claimed, composed),
+}
+FIELDS = (
+    *("type", "state", "holder", "fence", "cancel_requested", "retry_count", "attempts"),
+    *("failures", "rescues", "releases", "key", "input", "output", "error", "last_progress"),
+)
+
+
+def shape(store: holdfast.Store, name: str) -> dict[str, Any]:
+    """Everything that the store knows of a desk, without ids and times."""
+    items = list(reversed(store.work.list(queue=name)))
+    ids = {item.id: index for index, item in enumerate(items)}
+    sessions = Look(store).rows("SELECT name, status FROM hf_sessions WHERE id = :id", id=name)
+    found: dict[str, Any] = {
+        "sessions": [(row["name"], row["status"]) for row in sessions],
+        "events": [event.kind for event in store.events(name)],
+    }
+    for index, item in enumerate(items):
+        found[f"item {index}"] = [
+            *(getattr(item, field) for field in FIELDS),
+            ids.get(item.redriven_from or ""),
+            item.lease_expires_at is not None and item.lease_expires_at > item.created_at + 6e6,
+        ]
+    if sessions:
+        found["history"] = [
+            (each.kind, repr(each.data).replace(each.item_id or "-", "item"))
+            for each in store.find_session(name).history()
+        ]
+    return found
+
+
+def opened(place: dict[str, str], points: CrashPoints) -> holdfast.Store:
+    # Only power loss tells the durabilities apart.
+    return holdfast.open(**place, hooks=points.hooks, durability="normal")  # type: ignore[arg-type]
+
+
+def reference(place: dict[str, str], say: Say) -> None:
+    """Say what every operation begins from and leads to, and how many places it passes."""
+    points = CrashPoints()
+    with opened(place, points) as store:
+        store.settle("nobody:1")
+        for number, step in enumerate(STEPS.values()):
+            desk = Desk(store, f"r{number}")
+            points.is_armed = False
+            step.setup(desk)
+            desk.look()
+            before = shape(store, desk.name)
+            points.points.clear()
+            points.is_armed = True
+            step.act(desk)
+            points.is_armed = False
+            after = shape(store, desk.name)
+            assert before != after, "the shape must tell whether the step was taken"
+            say(repr((boundaries(points), repr(before), repr(after))))
+
+
+def boundaries(points: CrashPoints) -> list[int]:
+    """Return the places to die at: before each statement and COMMIT, and after the last one."""
+    last = len(points.points)
+    return [
+        number
+        for number, point in enumerate(points.points, 1)
+        if point.moment == "before" or number == last
+    ]
+
+
+def die(place: dict[str, str], step: str, name: str, die_at: int) -> None:
+    """Set one operation up, do it, and die at one of its places."""
+    points = CrashPoints(die_at)
+    points.is_armed = False
+    with opened(place, points) as store:
+        desk = Desk(store, name)
+        STEPS[step].setup(desk)
+        desk.look()
+        points.is_armed = True
+        STEPS[step].act(desk)
+
+
+def test_killed_at_every_point_all_or_nothing(
+    place: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = run(lambda say: reference(place, say))
+    assert status == 0
+    expected = dict(zip(STEPS, map(eval, lines), strict=True))
+    kills = 0
+    for number, (step, (places, before, after)) in enumerate(expected.items()):
+        names = {die_at: f"k{number}-{die_at}" for die_at in places}
+        # A sweep takes everybody's items, so what it left is looked at before the next one.
+        together = [[at] for at in places] if step.startswith(("sweep", "promote")) else [places]
+        for group in together:
+            for at in group:
+                status, _ = run(lambda _: die(place, step, names[at], at))  # noqa: B023
+                assert status == -signal.SIGKILL, f"{step}: {at} of {places[-1]}"
+                kills += 1
+            with holdfast.open(**place, durability="normal") as store:  # type: ignore[arg-type]
+                for at in group:
+                    found = repr(shape(store, names[at]))
+                    assert found in {before, after}, f"{step}, killed at {at} of {places[-1]}"
+                    assert found == after or at != places[-1]
+                    if found == before:
+                        desk = Desk(store, names[at])
+                        desk.look()
+                        STEPS[step].act(desk)
+                        assert repr(shape(store, names[at])) == after, f"{step}, done again"
+    with capsys.disabled():
+        database = place["url"].partition(":")[0]
+        print(f"\n{database}: killed at {kills} points of {len(STEPS)} operations")

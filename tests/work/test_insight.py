@@ -1,0 +1,181 @@
+"""What people ask of the queue."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from holdfast import Growth, LeaseHealth, NotFound, Submission, VirtualClock, WorkCount
+from holdfast.testing.conformance import Subject, done, raises
+from tests.checkpoints.colours import both_colours
+
+
+async def opened(subject: Subject) -> tuple[Any, VirtualClock]:
+    clock = VirtualClock()
+    return await subject.open(clock=clock, durability="normal"), clock
+
+
+def count(type: str, status: Any, items: int, average: float, oldest: float) -> WorkCount:
+    return WorkCount(
+        type=type,
+        status=status,
+        items=items,
+        average_age_seconds=average,
+        oldest_age_seconds=oldest,
+    )
+
+
+@both_colours
+async def test_counts_are_by_type_and_status_with_ages(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    assert await done(store.work.counts()) == []
+    await done(store.work.submit("a"))
+    clock.advance(10)
+    await done(store.work.submit_many([Submission("a", delay_seconds=60), Submission("b")]))
+    [item] = await done(store.work.claim("w", queues="b"))
+    clock.advance(10)
+    live = [count("a", "pending", 2, 15.0, 20.0), count("b", "in_progress", 1, 10.0, 10.0)]
+    assert await done(store.work.counts()) == live
+    assert await done(store.work.counts(finished=False)) == live
+    await done(item.complete())
+    assert await done(store.work.counts()) == [live[0], count("b", "completed", 1, 10.0, 10.0)]
+    assert await done(store.work.counts(finished=False)) == live[:1]
+
+
+@both_colours
+async def test_health_tells_stale_and_expired_leases_apart(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    nothing = LeaseHealth(
+        active=0,
+        stale=0,
+        expired=0,
+        cancelling=0,
+        average_heartbeat_seconds=0.0,
+        longest_heartbeat_seconds=0.0,
+    )
+    assert await done(store.work.health()) == nothing
+    await done(store.work.submit_many([Submission("a")] * 3))
+    items = await done(store.work.claim("w", limit=3, lease_seconds=200))
+    clock.advance(150)
+    await done(items[0].heartbeat())
+    await done(store.work.cancel(items[1].id))
+    clock.advance(60)
+    assert await done(store.work.health()) == LeaseHealth(
+        active=3,
+        stale=2,
+        expired=2,
+        cancelling=1,
+        average_heartbeat_seconds=160.0,
+        longest_heartbeat_seconds=210.0,
+    )
+    assert (await done(store.work.health(stale_seconds=59))).stale == 3
+
+
+@both_colours
+async def test_growth_names_the_sessions_with_the_most_checkpoints(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    began = clock.now_ms()
+    for number, name in enumerate(("a", "b", "c")):
+        session = await done(store.session(name))
+        for _ in range(number + 1):
+            await done(session.record("turn"))
+            clock.advance(1)
+    grown = await done(store.work.growth(limit=2))
+    assert grown == [
+        Growth(
+            session_id="c", checkpoints=3, newest=3, first_at=began + 3000, last_at=began + 5000
+        ),
+        Growth(
+            session_id="b", checkpoints=2, newest=2, first_at=began + 1000, last_at=began + 2000
+        ),
+    ]
+
+
+@both_colours
+async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    work = store.work
+    first = await done(work.submit("t", key="first"))
+    second = await done(work.submit("t", max_retries=1, on_crash="review"))
+
+    async def why(item: Any) -> str:
+        return str(await done(work.why(item.id)))
+
+    nobody = "none of the queue runs now: is a worker there that serves it?"
+    assert await why(first) == f"It is ready, with nothing before it in queue 't'; {nobody}"
+    [held] = await done(work.claim("ann", lease_seconds=60))
+    ready = "It is ready, with nothing before it in queue 't'; 1 of the queue run now."
+    assert await why(second) == ready
+    clock.advance(12.5)
+    running = "ann runs it since 12.5 s, last heartbeat 12.5 s ago; "
+    assert await why(first) == f"{running}its lease ends in 47.5 s."
+    await done(work.cancel(first.id))
+    assert await why(first) == f"{running}its lease ends in 47.5 s. It was asked to stop."
+    await done(held.complete())
+    assert await why(first) == "It was completed 0.0 s ago."
+    [held] = await done(work.claim("bob", lease_seconds=60))
+    await done(held.fail("no paper", delay_seconds=240))
+    assert (await why(second)).endswith(
+        ", 4 min from now, before retry 1 of 1. Last error: no paper."
+    )
+    clock.advance(250)
+    waits = "It is due since 10.0 s and waits for a sweep. Last error: no paper."
+    assert await why(second) == waits
+    await done(work.promote())
+    assert await why(second) == (
+        f"It is ready, with nothing before it in queue 't'; {nobody} Last error: no paper."
+    )
+    [held] = await done(work.claim("bob", lease_seconds=60))
+    clock.advance(10_000)
+    assert "its lease ended 2.8 h ago: the next sweep takes it." in await why(second)
+    await done(work.sweep())
+    assert "not to be run again unseen" in await why(second)
+    third = await done(work.submit("t"))
+    [held] = await done(work.claim("bob"))
+    await done(held.fail("no ink", retry=False))
+    assert await why(third) == (
+        "It failed for good; work.redrive submits it again. Last error: no ink."
+    )
+    await done(work.cancel(second.id))
+    assert await why(second) == "It was cancelled 0.0 s ago."
+    await done(work.submit_many([Submission("t") for _ in range(1200)]))
+    last = await done(work.submit("t"))
+    assert "with 1000 items or more before it" in await why(last)
+    await raises(NotFound, partial(work.why, "nobody"))
+
+
+@both_colours
+async def test_lists_filter_and_page_from_the_newest(subject: Subject) -> None:
+    store, _ = await opened(subject)
+    work = store.work
+    session = await done(store.session("s"))
+    for number in range(3):
+        await done(work.submit("a", number, session=session))
+        await done(work.submit("b", number, delay_seconds=5, queue="q"))
+        await done(work.submit("c", number, max_retries=0))
+    running = await done(work.claim("ann", queues="a", limit=2))
+    for item in await done(work.claim("bob", queues="c", limit=2)):
+        await done(item.fail("no"))
+    await done(work.complete_many([(running[0], None)]))
+    await done(work.cancel((await done(work.list(type="c", status="pending")))[0].id))
+
+    async def listed(**given: Any) -> list[str]:
+        return [f"{item.type}{item.input}" for item in await done(work.list(**given))]
+
+    assert await listed() == ["c2", "b2", "a2", "c1", "b1", "a1", "c0", "b0", "a0"]
+    assert await listed(session=session) == await listed(session="s") == ["a2", "a1", "a0"]
+    assert await listed(status="pending") == ["b2", "a2", "b1", "b0"]
+    assert await listed(status="in_progress") == await listed(holder="ann") == ["a1"]
+    assert await listed(holder="ann", status="completed") == []
+    assert await listed(status="completed") == ["a0"]
+    assert await listed(status="failed") == ["c1", "c0"]
+    assert await listed(status="cancelled") == ["c2"]
+    assert await listed(type="b", status="pending") == await listed(queue="q") == ["b2", "b1", "b0"]
+    assert await listed(session="s", status="pending", type="a") == ["a2"]
+    assert await listed(session="nobody") == []
+    page = await done(work.list(limit=4))
+    rest = await done(work.list(before=page[-1].number))
+    assert [item.id for item in page + rest] == [item.id for item in await done(work.list())]
+    dead = await done(work.dead(limit=1))
+    assert [item.input for item in dead] == [1]
+    assert [item.input for item in await done(work.dead(before=dead[0].number))] == [0]

@@ -1,0 +1,122 @@
+"""How the databases read hf_work: along the partial indexes, never along the whole table."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Submission
+from holdfast.kernel.sql import Dialect
+from holdfast.work import claiming, finishing, items, ops, submitting, sweeping
+from tests.checkpoints.looking import Look
+
+SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
+FINISHED = 4_000
+FUTURE = 2_000
+BACKLOG = 4_000
+
+HELD = {"number": 1, "fence": 1}
+ENDED = {
+    **HELD,
+    "state": "completed",
+    "is_final": 1,
+    "output": None,
+    "error": None,
+    **dict.fromkeys(("delay_ms", "retries", "failures", "rescues", "releases", "fences"), 0),
+}
+CLAIMED = {"holder": "w", "limit": 5, "lease_ms": 1, "queue0": "a", "queue1": "b"}
+PAGE = {"before": 2**62, "limit": 5}
+HOT = {"claim", "claim of two queues", "heartbeat", "finish", "guard", "promote"}
+# Statement, its parameters, and the indexes that it may use.
+STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "claim": (claiming._claim_of(1), CLAIMED, {"ix_work_ready"}),
+    "claim of two queues": (claiming._claim_of(2), CLAIMED, {"ix_work_ready"}),
+    "ready queues": (claiming.READY_QUEUES, {"limit": 5}, {"ix_work_ready"}),
+    "heartbeat": (claiming.HEARTBEAT, {"held": json.dumps({1: 1}), "lease_ms": 1}, set()),
+    "finish": (finishing.HELD, ENDED, set()),
+    "finish expired": (finishing.EXPIRED, ENDED, set()),
+    "guard": (items.HOLD, HELD, set()),
+    "expired": (sweeping.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
+    "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
+    "next due": (sweeping.NEXT_DUE, {}, {"ix_work_scheduled"}),
+    "old": (sweeping.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
+    "of a session": (sweeping.LIVE_OF_SESSION, {"number": 1}, {"ix_work_session"}),
+    "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
+    "dead": (ops.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
+    "failed": (ops._page({}, "failed"), PAGE, {"ix_work_dead"}),
+    "waiting for review": (ops._page({}, "pending"), PAGE, {"ix_work_review"}),
+    "held by": (ops._page({"holder": "w"}, None), {**PAGE, "holder": "w"}, {"ix_work_running"}),
+    "of a type": (ops._page({"type": "a"}, None), {**PAGE, "type": "rare"}, {"ix_work_type"}),
+}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def full(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_dsn: str
+) -> Iterator[holdfast.Store]:
+    """A store with many finished items, many of the future, and few that are ready."""
+    if request.param == "sqlite":
+        place: dict[str, Any] = {"url": f"sqlite:///{tmp_path_factory.mktemp('plans')}/store.db"}
+    else:
+        place = {"url": postgres_dsn, "namespace": SCHEMA}
+    with holdfast.open(**place, durability="normal") as store:
+        work = store.work
+        for start in range(0, FINISHED, 1000):
+            work.submit_many([Submission("a", start)] * 1000)
+            assert all(work.complete_many([(each, 1) for each in work.claim("w", limit=1000)]))
+        work.submit_many([Submission("a", delay_seconds=3600)] * FUTURE)
+        work.submit_many([Submission("backlog")] * BACKLOG)
+        session = store.session("s")
+        work.submit_many([Submission(name, session=session) for name in "abc" * 10])
+        work.submit("a", key="k")
+        work.claim("w", limit=5, queues="a")
+        if request.param == "postgres":
+            _run(postgres_dsn, f'VACUUM ANALYZE "{SCHEMA}".hf_work')
+        yield store
+    if request.param == "postgres":
+        _run(postgres_dsn, f'DROP SCHEMA "{SCHEMA}" CASCADE')
+
+
+def _run(dsn: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_the_index_is_used_and_the_table_is_not_scanned(full: holdfast.Store, name: str) -> None:
+    statement, parameters, indexes = STATEMENTS[name]
+    if full.driver.dialect == "sqlite":
+        found = Look(full).rows(f"EXPLAIN QUERY PLAN {statement}", **parameters)
+        plan = "\n".join(row["detail"] for row in found)
+        # What scans without an index may only be what a subquery found.
+        scanned = set(re.findall(r"SCAN (\w+)$", plan, re.MULTILINE))
+        assert not scanned & {"hf_work", "w", "d", "n"}, plan
+    else:
+        plan = "\n".join(_postgres_plan(full.url, statement, parameters))
+        assert "Seq Scan on hf_work" not in plan, plan
+        # As it is after the fifth time, when the server plans for any parameters.
+        if name in HOT:
+            plan = "\n".join(_postgres_plan(full.url, statement, None))
+            assert not re.search("Seq Scan on hf_work|Bitmap", plan), plan
+    for index in indexes:
+        assert index in plan, plan
+
+
+def _postgres_plan(url: str, statement: str, parameters: dict[str, Any] | None) -> list[str]:
+    import psycopg
+
+    compiled = Dialect(SCHEMA).statement(statement)
+    with psycopg.connect(url) as connection, psycopg.RawCursor(connection) as cursor:
+        if parameters is None:
+            cursor.execute(f"EXPLAIN (GENERIC_PLAN) {compiled.text}".encode())
+        else:
+            cursor.execute(f"EXPLAIN {compiled.text}".encode(), compiled.values(parameters))
+        return [row[0] for row in cursor.fetchall()]
