@@ -66,7 +66,7 @@ def list_effects(
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List effects: what is in doubt first, then all in the order in which they were issued."""
+    """List effects: what is in doubt first, then all in the order of issue."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         session_id = None if session is None else opened.find_session(session).id
         wanted = cast("EffectStatus | None", status)

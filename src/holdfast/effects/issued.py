@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class IssuedOps:
         self.ledger = ledger
         self.ticket = ticket
         self._kept = kept
+        # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
+        weakref.finalize(self, ledger.keeper.drop, kept)
 
     @property
     def effect_id(self) -> str:
