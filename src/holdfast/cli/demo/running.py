@@ -205,6 +205,8 @@ def started(
 def _limited(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kill a process that hangs, so that the demo does not."""
     guard = threading.Timer(PROCESS_SECONDS_MAX, process.kill)
+    # An interrupt before the block below must not leave the demo waiting for it.
+    guard.daemon = True
     guard.start()
     try:
         yield
