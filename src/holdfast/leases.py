@@ -16,7 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .errors import HoldfastError, InvalidArgument, LeaseHeld, LeaseLost, NotFound
+from .errors import (
+    HoldfastError,
+    InvalidArgument,
+    LeaseHeld,
+    LeaseLost,
+    NotFound,
+    StoreClosed,
+    StoreForked,
+)
 from .kernel.operation import Op, Query, Row, one
 from .records import Lease
 
@@ -175,7 +183,7 @@ class Heartbeat:
             began = time.monotonic()
             try:
                 self._beat()
-            except (LeaseLost, NotFound):
+            except (LeaseLost, NotFound, StoreClosed, StoreForked):
                 self._lost.set()
                 return
             except HoldfastError:

@@ -38,7 +38,7 @@ from .leases import default_holder
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
-from .redaction import Redaction, Redactor
+from .redaction import Redaction, Redactor, require_key
 from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
 from .work import AsyncWork, ItemsOfSessions, TxWork, Work
 
@@ -417,12 +417,12 @@ def _redaction(redaction: Redaction | None) -> Redaction:
     """Check what takes secrets out, before anything is touched."""
     if redaction is None:
         return Redactor()
-    for method in ("redact", "fingerprint", "with_key"):
-        if not callable(getattr(redaction, method, None)):
-            raise InvalidArgument(
-                f"redaction must have {method}(), {type(redaction).__name__} has not; "
-                "holdfast.NoRedaction() stores secrets as they are"
-            )
+    if not callable(getattr(redaction, "redact", None)):
+        raise InvalidArgument(
+            f"redaction must have redact(), {type(redaction).__name__} has not; "
+            "holdfast.NoRedaction() stores secrets as they are"
+        )
+    require_key(getattr(redaction, "key", None))
     return redaction
 
 

@@ -56,6 +56,20 @@ async def test_a_write_that_is_run_again_counts_as_the_newest(subject: Subject) 
 
 
 @both_colours
+async def test_a_write_is_run_again_in_a_new_session_of_the_same_id(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    write = world.tool(effect="write")
+    session = await done(store.session("s"))
+    await done(session.call(write, to="file"))
+    await done(session.delete())
+    session = await done(store.session("s"))
+    assert [(await done(session.call(write, to="file"))).replayed for _ in range(2)] == [
+        False,
+        True,
+    ]
+
+
+@both_colours
 async def test_a_call_id_finds_its_own_row_first_whatever_came_in_between(subject: Subject) -> None:
     world, store = World(), await subject.open()
     write = world.tool(effect="write")
@@ -183,3 +197,78 @@ async def test_once_takes_a_tool_with_its_rules(subject: Subject) -> None:
     world.fails_with, world.verdict = ConnectionError(), Landed("sent")
     found = await done(store.once("k", mail, request={"to": "ann"}))
     assert (found.value, world.done) == ("sent", [("ann", "")])
+
+
+SECRETS = {"to": "card 4111 1111 1111 1111", "text": "EMP-123456 of ann@example.com"}
+KEY = b"a key beside the database"
+
+
+@both_colours
+async def test_what_counts_as_a_secret_does_not_change_which_calls_are_one(
+    subject: Subject,
+) -> None:
+    world, store = World(), await subject.open()
+    mail = world.tool()
+    read = world.tool(effect="read", name="read")
+    session = await done(store.session("s"))
+    first = await done(session.call(mail, **SECRETS))
+    named = await done(session.call(mail, **{**SECRETS, "text": "other"}, call_id="c1"))
+    await done(session.call(read, **SECRETS, call_id="c2"))
+    await done(store.once("k", mail, request=SECRETS))
+    assert len(world.done) == 4
+    for redaction in (
+        holdfast.Redactor(extra={"badge": r"EMP-[0-9]{6}"}, emails=True),
+        holdfast.NoRedaction(),
+    ):
+        later = await subject.open(redaction=redaction)
+        session = await done(later.session("s"))
+        again = await done(session.call(mail, **SECRETS))
+        assert again.replay_of == first.effect_id
+        again = await done(session.call(mail, **{**SECRETS, "text": "other"}, call_id="c1"))
+        assert again.replay_of == named.effect_id
+        assert (await done(session.call(read, **SECRETS, call_id="c2"))).replayed
+        assert (await done(later.once("k", mail, request=SECRETS))).replayed
+    assert len(world.done) == 4
+    # A secret that differs makes another call, though nothing of it is stored.
+    changed = {**SECRETS, "to": "card 4012 8888 8888 1881"}
+    await raises(RequestMismatch, lambda: session.call(mail, **changed, call_id="c1"))
+    assert not (await done(session.call(mail, **changed))).replayed
+
+
+@both_colours
+async def test_a_key_beside_the_database_takes_the_place_of_its_salt(subject: Subject) -> None:
+    world, store = World(), await subject.open(redaction=holdfast.Redactor(key=KEY))
+    mail = world.tool()
+    session = await done(store.session("s"))
+    sent = await done(session.call(mail, **SECRETS))
+    other = await subject.open(redaction=holdfast.Redactor(key=KEY, emails=True))
+    session = await done(other.session("s"))
+    assert (await done(session.call(mail, **SECRETS))).replay_of == sent.effect_id
+    plain = await subject.open()
+    session = await done(plain.session("s"))
+    assert not (await done(session.call(mail, **SECRETS))).replayed
+    first, second = await done(store.effects())
+    assert first.key != second.key
+    assert len(set(world.keys)) == 2
+
+
+@both_colours
+async def test_a_redaction_of_ones_own_needs_one_method(subject: Subject) -> None:
+    class Stars:
+        key: bytes | None = None
+
+        def redact(self, value: Any) -> Any:
+            return dict.fromkeys(value, "***") if type(value) is dict else value
+
+    world, redaction = World(), Stars()
+    store = await subject.open(redaction=redaction)
+    session = await done(store.session("s"))
+    mail = world.tool()
+    await done(session.call(mail, to="ann"))
+    assert (await done(session.call(mail, to="ann"))).replayed
+    assert not (await done(session.call(mail, to="bob"))).replayed
+    (first, _) = await done(store.effects())
+    assert first.arguments == {"to": "***"}
+    redaction.key = b"short"
+    await raises(InvalidArgument, lambda: subject.open(redaction=redaction))
+    await raises(InvalidArgument, lambda: subject.open(redaction=object()))

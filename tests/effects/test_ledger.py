@@ -96,7 +96,7 @@ async def test_recovery_fences_earlier_boots_of_an_instance(subject: Subject) ->
     second = await done(session.drive("boot-2"))
     await raises(LeaseLost, lambda: driven.save(x=1))
     await done(other.save(x=1))
-    for each in (second, other):
+    for each in (driven, second, other):
         await done(each.close())
 
 

@@ -171,18 +171,20 @@ def test_a_session_that_was_deleted_comes_back_to_its_own_effects(place: Any, fi
         assert calls == []
 
 
-def test_a_key_that_is_known_here_goes_on_counting(place: Any, other: Any, file: Path) -> None:
+def test_a_key_that_is_known_here_goes_on_counting(
+    place: Any, other: Any, file: Path, tmp_path: Path
+) -> None:
     with open_at(place) as store, open_at(other) as target:
-        with pytest.raises(ConnectionError):
-            target.session("trip").call(stumble, cents=3)
-        target.session("trip").delete()
         fill(store)
         store.export(file)
         target.import_sessions(file)
-        attempts = [effect for effect in target.effects() if effect.tool == "stumble"]
-        assert len(attempts) == 3
-        generations = target.run(read_generations)
-        assert generations == [1, 2, 3]
+        for each in (store, target):
+            with pytest.raises(ConnectionError):
+                each.session("trip").call(stumble, cents=3)
+        target.session("trip").delete(force=True)
+        store.export(tmp_path / "newer")
+        target.import_sessions(tmp_path / "newer")
+        assert target.run(read_generations) == [1, 2, 3, 4]
 
 
 def read_generations(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
@@ -201,21 +203,6 @@ def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
         assert b"no answer" not in file.read_bytes()
         target.import_sessions(file)
         assert seen(target) == seen(store)
-
-
-def test_it_is_said_when_calls_with_secrets_cannot_be_recognised(
-    place: Any, other: Any, file: Path
-) -> None:
-    @holdfast.tool(effect="mutate")
-    def pay(card: str) -> None:
-        calls.append(card)
-
-    with open_at(place) as store, open_at(other) as target:
-        store.session("s").call(pay, card="4111 1111 1111 1111")
-        store.export(file)
-        assert b"4111" not in file.read_bytes()
-        (note,) = target.import_sessions(file).notes
-        assert note.startswith("1 effects were called with secrets")
 
 
 def effect_frame(**changes: Any) -> format.EffectFrame:

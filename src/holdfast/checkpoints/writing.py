@@ -61,7 +61,7 @@ FROM hf_sessions s WHERE s.number = :number AND s.head = :head
 RETURNING epoch, state_sequence, created_at
 """
 LOOK = """
-SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
+SELECT number, version, epoch, head, origin_number, salt, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """

@@ -17,6 +17,9 @@ from ..errors import (
     InvalidArgument,
     InvalidValue,
     NotDone,
+    StoreBusy,
+    StoreFull,
+    StoreUnavailable,
     Unresolved,
 )
 from ..kernel.flow import (
@@ -37,6 +40,7 @@ from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_secon
 
 V = TypeVar("V")
 CALL_ID_CHARACTERS_MAX = 256
+FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
 
 
@@ -378,10 +382,21 @@ def doubt_of(tool: Tool[..., Any]) -> Any:
 
 
 def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
-    """Record an outcome; of one that comes too late, keep it beside the effect and raise."""
-    if not (yield from perform(Ledger.finish, ledger, ticket, outcome)):
-        yield from perform(Ledger.keep_late, ledger, ticket, outcome)
-        raise ticket.lost()
+    """Record an outcome; of one that comes too late, keep it beside the effect and raise.
+
+    It is all that is known of what was done, so a store that is busy or away is waited for.
+    """
+    for pause in (*FINISH_PAUSES_SECONDS, None):
+        try:
+            if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
+                return
+            break
+        except (StoreBusy, StoreUnavailable, StoreFull):
+            if pause is None:
+                raise
+            yield from wait(pause)
+    yield from perform(Ledger.keep_late, ledger, ticket, outcome)
+    raise ticket.lost()
 
 
 def ask_about(tool: Tool[..., Any], effect: Effect, *, is_whole: bool) -> Flow[Verdict]:

@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..checkpoints.reading import EPOCHS, path
-from ..codec import Limits, digest
+from ..checkpoints.writing import Place
+from ..codec import Limits, canonical
 from ..kernel.operation import Op, Row, one, rows
-from ..redaction import Redaction
+from .rows import Identity, Request
 
 LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a request is compared by."""
+def identify(salt: bytes, limits: Limits, place: Place | None, request: Request) -> Identity:
+    """Return what a request is known by, in the place where it is made.
 
-    key: str
-    digest: str
-
-
-def identify(
-    redactor: Redaction, limits: Limits, scope: str, tool: str, arguments: Any, distinct: Any
-) -> Identity:
-    """Return a call's key and digest; `distinct` is what makes two calls one effect.
-
-    A secret counts by a keyed hash of it, so that neither holds anything to guess it from.
+    Hashes with a salt of the whole arguments: who has no salt cannot try secrets, and what counts
+    as a secret can change without any call becoming another.
     """
-    # In one walk, so that arguments that are also what is distinct are looked through once.
-    scope, tool, distinct, arguments = redactor.fingerprint([scope, tool, distinct, arguments])
-    key = digest([scope, tool, distinct], limits, name="arguments")[:32]
-    return Identity(key, digest([tool, arguments], limits, name="request"))
+    scope = "global" if place is None else place.session_id
+    if request.item_id is not None:
+        scope = f"item:{request.item_id}"
+    if request.policy == "once":
+        key = f"once:{request.distinct}"
+        if request.item_id is not None:
+            key = f"once:{request.item_id}:{request.distinct}"
+        return Identity(salt, scope, key, _hash(salt, limits, request.arguments, "request"))
+    if request.policy == "undo":
+        digest = _hash(salt, limits, [request.tool, request.distinct], "request")
+        return Identity(salt, scope, f"undo:{request.distinct}", digest)
+    within = "global" if request.policy == "global" else scope
+    digest = _hash(salt, limits, [request.tool, request.arguments], "request")
+    return Identity(salt, scope, key_within(salt, limits, within, request), digest)
 
 
-def request_digest(redactor: Redaction, limits: Limits, request: Any) -> str:
-    """Return what two equal requests have in common."""
-    return digest(redactor.fingerprint(request), limits, name="request")
+def key_within(salt: bytes, limits: Limits, scope: str, request: Request) -> str:
+    """Return the key of a request in a scope; `distinct` is what makes two calls one effect."""
+    return _hash(salt, limits, [scope, request.tool, request.distinct], "arguments")[:32]
 
 
-def is_whole(redactor: Redaction, limits: Limits, row: Row, arguments: Any) -> bool:
+def is_whole(salts: Iterable[bytes], limits: Limits, row: Row, arguments: Any) -> bool:
     """Whether these are the arguments that a row was asked with, and none was taken out."""
     request = arguments if row["key"].startswith("once:") else [row["tool"], arguments]
-    return bool(request_digest(redactor, limits, request) == row["request_digest"])
+    found = (_hash(salt, limits, request, "request") for salt in salts)
+    return row["request_digest"] in found
 
 
 def derive_key(salt: bytes, key: str, generation: int) -> str:
     """Return the idempotency key that a receiver is given: no other store makes the same."""
     material = b"\0".join((b"holdfast effect 1", salt, key.encode(), str(generation).encode()))
     return f"hf_{hashlib.sha256(material).hexdigest()[:40]}"
+
+
+def _hash(salt: bytes, limits: Limits, value: Any, name: str) -> str:
+    return hmac.digest(salt, canonical(value, limits, name=name), "sha256").hex()
 
 
 class Past:

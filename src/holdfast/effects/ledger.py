@@ -30,7 +30,7 @@ from ..kernel.signals import Signals
 from ..leases import Keeper, Kept
 from ..records import Effect
 from ..redaction import Redaction
-from .identity import Past, counting, derive_key, identify, is_whole, read_past, request_digest
+from .identity import Past, counting, derive_key, is_whole, key_within, read_past
 from .rows import (
     BY_CALL,
     BY_ID,
@@ -42,10 +42,10 @@ from .rows import (
     NEWEST_CHANGE_IN_SCOPE,
     PAST_ROWS_MAX,
     RENEW,
-    SALT,
     TAKE_OVER,
     UNDONE,
     Busy,
+    Identity,
     InDoubt,
     Known,
     Outcome,
@@ -64,6 +64,7 @@ from .rows import (
     tidy,
     topic,
 )
+from .salts import SALT_OF, SALTS, Salts
 from .tools import Tool
 
 log = logging.getLogger("holdfast.effects")
@@ -83,29 +84,37 @@ class Ledger:
     """Runs a call on a thread of our own."""
     is_joined: bool = False
     keeper: Keeper = field(init=False)
-    salt: bytes = b""
+    salts: Salts = field(init=False)
     tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
     """The tools that were called in this process, by name."""
 
     def __post_init__(self) -> None:
+        self.salts = Salts(getattr(self.redactor, "key", None))
         self.keeper = Keeper(lambda kept: self.run(Call(Ledger.renew, self, (kept,))))
 
     @operation
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""
-        wanted = yield from self._want(place, request)
+        taken = None
+        while taken is None:
+            wanted = yield from self._want(place, request)
+            taken = yield from self._take(wanted)
+        return taken
+
+    def _take(self, wanted: Wanted) -> Op[Taken | None]:
+        """Do so for a request that was identified; None if that was done with the wrong salt."""
+        place, request, identity = wanted.place, wanted.request, wanted.identity
         first = yield from self._issuing(wanted, None, None, PENDING)
-        asked = [Query(BY_KEY, {"key": wanted.key, "limit": 1}), first]
+        asked = [SALTS, Query(BY_KEY, {"key": identity.key, "limit": 1}), first]
         if request.call_id is not None:
-            call = {"scope": wanted.scope, "call_id": request.call_id, "limit": 1}
-            asked.insert(0, Query(BY_CALL, call))
+            call = {"scope": identity.scope, "call_id": request.call_id, "limit": 1}
+            asked.insert(1, Query(BY_CALL, call))
+        session, (salts, *answers, issued) = yield from self._look(wanted, asked)
+        if not self.salts.is_true(wanted.belief, place, salts[0], session):
+            return None
         past = None
-        if place is None:
-            *answers, issued = yield from look_without_session(request.guard, *asked)
-        else:
-            session, (*answers, issued) = yield from look_at(place, *asked)
-            if session["epoch"] > 1 or session["origin_number"] is not None:
-                past = yield from read_past(place.number)
+        if session is not None and (session["epoch"] > 1 or session["origin_number"] is not None):
+            past = yield from read_past(session["number"])
         if issued:
             return (yield from self._run(wanted, issued[0]))
         newest = next(iter(answers[-1]), None)
@@ -115,7 +124,7 @@ class Ledger:
         elif row is not None and row["undone_by"] is not None:
             row = None
         if row is not None and not row["is_expired"]:
-            if row["request_digest"] != wanted.digest:
+            if not self.salts.is_of(self.codec.limits, row, wanted):
                 raise mismatch(row, request)
             taken = yield from self._decide(place, request, row)
             if taken is not None:
@@ -127,13 +136,14 @@ class Ledger:
         self, place: Place | None, request: Request, outcome: Outcome
     ) -> Op[tuple[Effect, bool]]:
         """Write a read that has been done, and say whether it counts: of two the first does."""
-        wanted = yield from self._want(place, request)
-        first = yield from self._issuing(wanted, None, None, outcome)
-        asked = (Query(BY_KEY, {"key": wanted.key, "limit": 1}), first)
-        if place is None:
-            found, logged = yield from look_without_session(request.guard, *asked)
-        else:
-            _, (found, logged) = yield from look_at(place, *asked)
+        while True:
+            wanted = yield from self._want(place, request)
+            first = yield from self._issuing(wanted, None, None, outcome)
+            by_key = Query(BY_KEY, {"key": wanted.identity.key, "limit": 1})
+            session, answers = yield from self._look(wanted, [SALTS, by_key, first])
+            salts, found, logged = answers
+            if self.salts.is_true(wanted.belief, place, salts[0], session):
+                break
         newest = next(iter(found), None)
         if newest is not None and newest["status"] == "completed" and not newest["is_expired"]:
             return self.effect(newest), False
@@ -146,16 +156,24 @@ class Ledger:
     @query
     def find_read(self, place: Place | None, request: Request) -> Op[Effect | None]:
         """Return the completed read of the same call id, if there is one."""
-        yield from self.learn_salt()
-        _, key, digest = self._identify(place, request)
-        newest = yield from one(BY_KEY, key=key, limit=1)
+        yield from self.salts.learn()
+        while True:
+            belief = self.salts.believed(place)
+            identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
+            number = None if place is None else place.number
+            by_key = Query(BY_KEY, {"key": identity.key, "limit": 1})
+            answers = yield from batch(SALTS, Query(SALT_OF, {"number": number}), by_key)
+            (salts,), session, found = answers
+            if self.salts.is_true(belief, place, salts, next(iter(session), None)):
+                break
+        newest = next(iter(found), None)
         if newest is None or newest["status"] != "completed" or newest["is_expired"]:
             return None
         if place is not None and newest["session_number"] == place.number:
             past = yield from read_past(place.number)
             if not past.holds(newest):
                 return None
-        if newest["request_digest"] != digest:
+        if newest["request_digest"] != identity.digest:
             raise mismatch(newest, request)
         return self.effect(newest)
 
@@ -205,9 +223,11 @@ class Ledger:
             # An effect of the session that this one was forked from stays that one's: both, and
             # other forks, find it there.
             owner = (row["session_number"], row["session_id"])
-        names = (row["scope"], row["key"], row["request_digest"])
+        belief = self.salts.believed(ticket.place)
+        salt = self.salts.of(belief, request)[0]
+        identity = Identity(salt, row["scope"], row["key"], row["request_digest"])
         version = row["issued_version"]
-        wanted = Wanted(ticket.place, request, *names, arguments, owner, version)
+        wanted = Wanted(ticket.place, request, identity, arguments, belief, owner, version)
         issued = yield from self._issue(wanted, row, row)
         return issued.ticket if isinstance(issued, Run) else None
 
@@ -235,7 +255,7 @@ class Ledger:
 
     def is_whole(self, row: Row) -> bool:
         """Whether an effect's stored arguments are those it was asked with, secrets and all."""
-        return is_whole(self.redactor, self.codec.limits, row, self.effect(row).arguments)
+        return is_whole(self.salts.all(), self.codec.limits, row, self.effect(row).arguments)
 
     def effect(self, row: Row) -> Effect:
         """Return a row as a record."""
@@ -258,61 +278,43 @@ class Ledger:
             return Outcome("completed", "not_storable", None, str(error))
         return Outcome("completed", None, result)
 
-    def learn_salt(self) -> Op[None]:
-        """Read, once, what makes this store's keys and fingerprints its own."""
-        if not self.salt:
-            found = yield from one(SALT)
-            assert found is not None
-            self.salt = bytes.fromhex(found["value"])
-            self.redactor = self.redactor.with_key(self.salt)
-
-    def _identify(self, place: Place | None, request: Request) -> tuple[str, str, str]:
-        """Return a request's scope, key and digest."""
-        limits = self.codec.limits
-        scope = "global" if place is None else place.session_id
-        if request.item_id is not None:
-            scope = f"item:{request.item_id}"
-        if request.policy == "once":
-            key = f"once:{request.distinct}"
-            if request.item_id is not None:
-                key = f"once:{request.item_id}:{request.distinct}"
-            return scope, key, request_digest(self.redactor, limits, request.arguments)
-        if request.policy == "undo":
-            digest = request_digest(self.redactor, limits, [request.tool, request.distinct])
-            return scope, f"undo:{request.distinct}", digest
-        within = "global" if request.policy == "global" else scope
-        found = identify(
-            self.redactor, limits, within, request.tool, request.arguments, request.distinct
-        )
-        return scope, found.key, found.digest
-
     def _want(self, place: Place | None, request: Request) -> Op[Wanted]:
         """Say what a request is known by, and encode it, before any lock is held."""
-        yield from self.learn_salt()
-        scope, key, digest = self._identify(place, request)
+        yield from self.salts.learn()
+        belief = self.salts.believed(place)
+        identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
         arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
         owner = None if place is None else (place.number, place.session_id)
-        return Wanted(place, request, scope, key, digest, arguments, owner)
+        return Wanted(place, request, identity, arguments, belief, owner)
+
+    def _look(
+        self, wanted: Wanted, asked: Sequence[Query]
+    ) -> Op[tuple[Row | None, list[list[Row]]]]:
+        """Lock what a request belongs to; return the session's row, if any, and the answers."""
+        if wanted.place is None:
+            return None, (yield from look_without_session(wanted.request.guard, *asked))
+        return (yield from look_at(wanted.place, *asked))
 
     def _in_the_past(self, past: Past, wanted: Wanted, newest: Row | None) -> Op[Row | None]:
         """Return the row that counts in the history of a session that was rewound or forked."""
         request = wanted.request
         is_of_session = request.policy in {"session", "latest", "call"} and not request.item_id
         key = None if newest is None else newest["key"]
-        places = [(wanted.scope, key, past.holds)]
+        places = [(wanted.identity.scope, key, past.holds)]
         for origin in past.origins if is_of_session else ():
-            material = (origin[0], request.tool, request.arguments, request.distinct)
-            there = identify(self.redactor, self.codec.limits, *material).key
-            places.append((origin[0], there, functools.partial(past.holds_of_origin, origin)))
+            holds = functools.partial(past.holds_of_origin, origin)
+            for salt in self.salts.of(wanted.belief, request):
+                there = key_within(salt, self.codec.limits, origin[0], request)
+                places.append((origin[0], there, holds))
         candidates: list[Row] = []
-        for scope, key, holds in places:
+        for scope, key, is_held in places:
             if request.call_id is not None:
                 call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
                 found = yield from rows(BY_CALL, **call)
-                candidates += filter(holds, found)
+                candidates += filter(is_held, found)
             if key is not None:
                 found = yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)
-                candidates += filter(holds, found)
+                candidates += filter(is_held, found)
         return counting([row for row in candidates if row["undone_by"] is None])
 
     def _decide(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
@@ -345,7 +347,7 @@ class Ledger:
             found = yield from one(NEWEST_CHANGE, session_number=place.number)
         else:
             found = yield from one(NEWEST_CHANGE_IN_SCOPE, item_id=request.item_id)
-        return None if found is None else int(found["number"])
+        return None if found is None else found["number"]
 
     def _step_in(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
         """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""
@@ -389,7 +391,7 @@ class Ledger:
         if inserted:
             yield from self._tell_issued(wanted, inserted[0]["id"], outcome)
             return inserted[0], True
-        found = yield from one(BY_KEY, key=wanted.key, limit=1)
+        found = yield from one(BY_KEY, key=wanted.identity.key, limit=1)
         assert found is not None
         return found, False
 
@@ -403,7 +405,7 @@ class Ledger:
         is_first: bool = True,
     ) -> Op[Query]:
         """Return the statement that writes an attempt, after another of the same effect."""
-        request, key = wanted.request, wanted.key
+        request, identity = wanted.request, wanted.identity
         id = yield from fresh_id()
         generation = 1 if newest is None else newest["generation"] + 1
         # An attempt that may have reached its receiver goes out again under the same key. After
@@ -411,14 +413,15 @@ class Ledger:
         is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
         # A key of the caller's is forgotten some time and then means something new. Any other is
         # the same again after a backup was restored: its receiver may know it already.
-        idempotency_key = derive_key(self.salt, id if request.policy == "once" else key, generation)
+        material = id if request.policy == "once" else identity.key
+        idempotency_key = derive_key(identity.salt, material, generation)
         if is_retry and before is not None and before["reason"] != "raised":
             idempotency_key = before["idempotency_key"]
         session_number, session_id = wanted.owner or (None, None)
         row = {
             "id": id,
-            "scope": wanted.scope,
-            "key": key,
+            "scope": identity.scope,
+            "key": identity.key,
             "generation": generation,
             "call_id": request.call_id,
             "session_number": session_number,
@@ -428,7 +431,7 @@ class Ledger:
             "tool": request.tool,
             "effect": request.effect,
             "is_irreversible": int(request.is_irreversible),
-            "request_digest": wanted.digest,
+            "request_digest": identity.digest,
             "idempotency_key": idempotency_key,
             "arguments": self.codec.seal(wanted.arguments, context=context(id, "arguments")),
             "attempt": before["attempt"] + 1 if is_retry and before is not None else 1,
@@ -439,6 +442,8 @@ class Ledger:
             "ttl_ms": request.ttl_ms,
             "undoes": request.undoes,
             "is_first": int(is_first),
+            "salts": wanted.belief.salts,
+            "session_salt": wanted.belief.session_salt,
             **self._sealed(id, outcome),
         }
         del row["note"]

@@ -319,7 +319,7 @@ class StoreEffects:
         """Return an effect, whether its arguments are whole, and how long it must settle still."""
         found = yield from one(LOOK_AT, id=require_effect_id(id))
         row = found_effect(found, id)
-        yield from self.ledger.learn_salt()
+        yield from self.ledger.salts.look()
         wait_ms = settled_at(row) - row["now_ms"] if row["status"] == "unknown" else 0
         return self.ledger.effect(row), self.ledger.is_whole(row), wait_ms
 

@@ -69,8 +69,10 @@ WHERE :is_first = 0 OR (
     )
     AND NOT EXISTS (
         SELECT 1 FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
-            AND (s.epoch > 1 OR s.origin_number IS NOT NULL)
+            AND (s.epoch > 1 OR s.origin_number IS NOT NULL
+                OR coalesce(s.salt, '') <> CAST(:session_salt AS TEXT))
     )
+    AND (SELECT value FROM hf_meta WHERE name = 'effects_salt') = CAST(:salts AS TEXT)
 )
 ON CONFLICT (key, generation) DO NOTHING
 RETURNING {COLUMNS}
@@ -101,7 +103,6 @@ UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
 WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
 """
 KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
-SALT = "SELECT value FROM hf_meta WHERE name = 'effects_salt'"
 
 Doubt = Literal["verify", "retry", "park", "fail"]
 
@@ -131,15 +132,32 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """What a request is known by, and the salt that made it so."""
+
+    salt: bytes
+    scope: str
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """The salts as they were when a request was identified: the store's, the session's own."""
+
+    salts: str
+    session_salt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """A request with what it is known by, ready to be written."""
 
     place: Place | None
     request: Request
-    scope: str
-    key: str
-    digest: str
+    identity: Identity
     arguments: bytes
+    belief: Belief
     owner: tuple[int, str] | None = None
     """The number and id of the session whose effect it is."""
     issued_version: int | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..kernel.flow import Flow, perform
-from ..kernel.operation import Op, Row, one, query, rows
+from ..kernel.operation import Op, Query, Row, batch, query, rows
 from ..records import Checkpoint, Effect
 from .calls import Calling, describe, prepare
 from .identity import read_past
@@ -72,9 +72,10 @@ class Standing:
 
 def effects_after(number: int, version: int) -> Op[list[Row]]:
     """Return a session's effects issued at or after a version of its present history."""
-    found = yield from rows(AFTER, number=number, version=version)
-    session = yield from one(EPOCH, number=number)
-    if session is not None and session["epoch"] > 1:
+    found, session = yield from batch(
+        Query(AFTER, {"number": number, "version": version}), Query(EPOCH, {"number": number})
+    )
+    if session and session[0]["epoch"] > 1:
         past = yield from read_past(number)
         found = [row for row in found if past.is_on_path(row)]
     return found

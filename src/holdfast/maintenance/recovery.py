@@ -132,7 +132,7 @@ class _Recovery:
 
         The flag says whether its stored arguments are whole.
         """
-        yield from self.ledger.learn_salt()
+        yield from self.ledger.salts.look()
         given = {"number": effect.number, "fence": effect.fence}
         taken = yield from one(TAKE_OVER, **given, holder=holder, lease_ms=tool.lease_ms)
         row = yield from one(BY_ID, id=effect.id)

@@ -23,6 +23,7 @@ from .frames import (
     ItemsFrame,
     LineFrame,
     PinFrame,
+    SaltFrame,
     SessionFrame,
     Source,
     TreeFrame,
@@ -60,10 +61,14 @@ class _Checker:
     _session: SessionFrame | None = None
     _version: int = 0
     _effects: set[str] = field(default_factory=set)
+    _salts: set[str] = field(default_factory=set)
 
     def problem(self, frame: Frame) -> str | None:
         """Return what is wrong with a frame, or None."""
         match frame:
+            case SaltFrame(salt):
+                self._salts.add(salt)
+                return None
             case TreeFrame():
                 return self._check_tree(frame)
             case EventFrame():
@@ -137,6 +142,8 @@ class _Checker:
             return f"session {frame.id!r} has a parent or root that is not before it"
         if any(first > frame.version or target >= first for _, first, target in frame.epochs):
             return f"session {frame.id!r} has an epoch that begins nowhere"
+        if frame.salt is not None and frame.salt not in self._salts:
+            return f"session {frame.id!r} has a salt that is not before it"
         self.sessions[frame.id] = self._session = frame
         self._version = 0
         return None

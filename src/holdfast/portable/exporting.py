@@ -22,6 +22,7 @@ from ..checkpoints.lines import (
 from ..checkpoints.writing import checkpoint_context
 from ..codec import Codec
 from ..effects.rows import context as effect_context
+from ..effects.salts import SALTS
 from ..errors import CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, large_query, one, rows
 from ..kernel.schema import read_store_id
@@ -36,6 +37,7 @@ from .frames import (
     ItemsFrame,
     LineFrame,
     PinFrame,
+    SaltFrame,
     SessionFrame,
     TreeFrame,
 )
@@ -56,9 +58,9 @@ SELECT position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 SESSION = """
-SELECT s.number, s.lineage, s.id, s.name, s.parent_id, s.root_id, s.agent, s.user_id, s.status,
-    s.version, s.epoch, s.fence, o.id AS origin_id, s.origin_version, s.metadata, s.created_at,
-    s.updated_at, s.last_resumed_at
+SELECT s.number, s.lineage, s.salt, s.id, s.name, s.parent_id, s.root_id, s.agent, s.user_id,
+    s.status, s.version, s.epoch, s.fence, o.id AS origin_id, s.origin_version, s.metadata,
+    s.created_at, s.updated_at, s.last_resumed_at
 FROM hf_sessions s LEFT JOIN hf_sessions o ON o.number = s.origin_number WHERE s.number = :number
 """
 EPOCHS = """
@@ -119,6 +121,7 @@ class Exporter:
     def write(self, writer: ExportWriter, ids: Sequence[str] | None) -> Op[dict[str, int]]:
         """Write the trees of these sessions, or of all, and the trees they were forked from."""
         writer.begin((yield from read_store_id()))
+        salts = yield from self._write_salts(writer)
         roots = yield from self._roots(ids)
         numbers: list[int] = []
         for root_id in roots:
@@ -132,7 +135,7 @@ class Exporter:
         effects = yield from self._write_orphaned(writer, numbers)
         checkpoints = 0
         for number in numbers:
-            checkpoints += yield from self._write_session(writer, number)
+            checkpoints += yield from self._write_session(writer, number, salts[0])
             effects += yield from self._write_effects(writer, number)
         return {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
 
@@ -153,6 +156,15 @@ class Exporter:
                 origins = yield from rows(ORIGIN_ROOTS, root_id=root_id)
                 waiting += [row["root_id"] for row in origins]
         return sorted(found)
+
+    def _write_salts(self, writer: ExportWriter) -> Op[list[str]]:
+        """Write what effects are known by, the store's own salt first."""
+        found = yield from one(SALTS.sql)
+        assert found is not None
+        salts = str(found["value"]).split()
+        for salt in salts:
+            writer.write(SaltFrame(salt))
+        return salts
 
     def _write_tree(self, writer: ExportWriter, root_id: str) -> Op[None]:
         tree = yield from one(TREE, root_id=root_id)
@@ -235,12 +247,13 @@ class Exporter:
                 f"line {line_id} lacks items between {expected} and {high}", line_id=line_id
             )
 
-    def _write_session(self, writer: ExportWriter, number: int) -> Op[int]:
+    def _write_session(self, writer: ExportWriter, number: int, salt: str) -> Op[int]:
         row = yield from one(SESSION, number=number)
         assert row is not None
         epochs = yield from rows(EPOCHS, number=number)
         fields: dict[str, Any] = dict(row)
         fields["user"] = fields.pop("user_id")
+        fields["salt"] = row["salt"] or salt
         metadata = self.codec.unseal(row["metadata"], context=("hf_sessions", row["id"]))
         fields["metadata"] = Raw(metadata)
         fields["epochs"] = [tuple(epoch.values()) for epoch in epochs]

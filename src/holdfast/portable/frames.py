@@ -39,6 +39,13 @@ Number = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Version = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Salt = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class SaltFrame(msgspec.Struct, array_like=True, frozen=True, tag="salt"):
+    """A salt that effects are known by: the store's, or one that a session brought to it."""
+
+    salt: Salt
 
 
 class TreeFrame(msgspec.Struct, array_like=True, frozen=True, tag="tree"):
@@ -96,6 +103,7 @@ class SessionFrame(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     metadata: msgspec.Raw
     number: Count = 0
     lineage: list[tuple[Name, Number, Small, Small]] | None = None
+    salt: Salt | None = None
 
 
 class CheckpointFrame(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint"):
@@ -171,7 +179,8 @@ class EndFrame(msgspec.Struct, array_like=True, frozen=True, tag="end"):
 
 
 Frame: TypeAlias = (
-    TreeFrame
+    SaltFrame
+    | TreeFrame
     | EventFrame
     | LineFrame
     | ItemsFrame

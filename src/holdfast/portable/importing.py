@@ -14,6 +14,7 @@ from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
 from ..checkpoints.writing import checkpoint_context, random_id
 from ..codec import Codec
 from ..effects.rows import context as effect_context
+from ..effects.salts import SALTS
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
@@ -28,6 +29,7 @@ from .frames import (
     ItemsFrame,
     LineFrame,
     PinFrame,
+    SaltFrame,
     SessionFrame,
     Source,
     TreeFrame,
@@ -57,10 +59,10 @@ USE = "INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number)"
 ADD_SESSION = """
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, version, epoch, head, origin_number,
-    origin_version, lineage, metadata, fence, created_at, updated_at, last_resumed_at
+    origin_version, lineage, salt, metadata, fence, created_at, updated_at, last_resumed_at
 ) VALUES (
     :id, :name, :parent_id, :root_id, :agent, :user, :status, :version, :epoch, :head,
-    :origin_number, :origin_version, :lineage, :metadata, :fence, :created_at, :updated_at,
+    :origin_number, :origin_version, :lineage, :salt, :metadata, :fence, :created_at, :updated_at,
     :last_resumed_at
 ) ON CONFLICT (id) DO NOTHING RETURNING number
 """
@@ -79,6 +81,10 @@ INSERT INTO hf_checkpoints (
 ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
 ADD_ATTESTATION = """
 INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
+"""
+ADD_SALT = """
+UPDATE hf_meta SET value = value || ' ' || CAST(:salt AS TEXT)
+WHERE name = 'effects_salt' AND replace(value, CAST(:salt AS TEXT), '') = value
 """
 HERE = "SELECT session_number FROM hf_effects WHERE id = :id"
 LEAST = "SELECT coalesce(min(session_number), 0) AS least FROM hf_effects"
@@ -123,14 +129,14 @@ class Importer:
         return None
 
     @operation
-    def write(self, source: Source) -> Op[tuple[dict[str, int], list[str]]]:
+    def write(self, source: Source) -> Op[dict[str, int]]:
         """Write every frame in one transaction; the source is read again if it is re-run."""
         loader = _Loader(self.codec)
         for frame in source.frames():
             yield from loader.take(frame)
         yield from loader.finish(source.label)
         counts = {"sessions": len(loader.numbers), "checkpoints": loader.checkpoints}
-        return {**counts, "effects": loader.effects}, loader.notes()
+        return {**counts, "effects": loader.effects}
 
 
 @dataclass(slots=True)
@@ -141,7 +147,7 @@ class _Loader:
     numbers: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
     effects: int = 0
-    _with_secrets: int = 0
+    _salt: str = ""
     _sources: dict[int, int] = field(default_factory=dict)
     _found: dict[int, int] = field(default_factory=dict)
     _lines: dict[int, int] = field(default_factory=dict)
@@ -159,6 +165,8 @@ class _Loader:
     def take(self, frame: Frame) -> Op[None]:
         """Write one frame, now or with those that follow."""
         match frame:
+            case SaltFrame(salt):
+                yield from rows(ADD_SALT, salt=salt)
             case TreeFrame():
                 yield from self._plant(frame)
             case EventFrame():
@@ -171,11 +179,8 @@ class _Loader:
                 yield from self._add_session(frame)
             case CheckpointFrame():
                 self._add_checkpoint(frame)
-            case PinFrame():
-                key = self._number * SHIFT + frame.version
-                self._later(ADD_PIN, key=key, reason=frame.reason, created_at=frame.created_at)
-            case AttestationFrame():
-                self._add_attestation(frame)
+            case PinFrame() | AttestationFrame():
+                self._add_said(frame)
             case EffectFrame():
                 yield from self._add_effect(frame)
         if len(self._held) >= QUERIES_PER_BATCH:
@@ -255,6 +260,7 @@ class _Loader:
         fields["fence"] = min(frame.fence + FENCE_STEP, 2**63 - 1)
         fields["head"] = random_id((yield from fresh_id()))
         fields["lineage"] = yield from self._lineage(frame)
+        fields["salt"] = yield from self._own_salt(frame)
         del fields["epochs"], fields["origin_id"], fields["number"]
         row = yield from one(ADD_SESSION, **fields, origin_number=origin)
         if row is None:
@@ -308,10 +314,13 @@ class _Loader:
             self._later(USE, line_id=line_id, number=self._number)
         self._uses = set()
 
-    def _add_attestation(self, frame: AttestationFrame) -> None:
-        key = self._number * SHIFT + frame.version
-        evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
-        self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=frame.created_at)
+    def _add_said(self, frame: PinFrame | AttestationFrame) -> None:
+        key, created_at = self._number * SHIFT + frame.version, frame.created_at
+        if isinstance(frame, PinFrame):
+            self._later(ADD_PIN, key=key, reason=frame.reason, created_at=created_at)
+        else:
+            evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
+            self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=created_at)
 
     def _lineage(self, frame: SessionFrame) -> Op[str | None]:
         """Return where a fork's effects from before the fork lie in this store."""
@@ -322,6 +331,14 @@ class _Loader:
             here = yield from self._number_of(number)
             moved.append([id, self._found.get(number, here), low, high])
         return json.dumps(moved)
+
+    def _own_salt(self, frame: SessionFrame) -> Op[str | None]:
+        """Return the salt that a session brings, unless it is this store's."""
+        if not self._salt:
+            found = yield from one(SALTS.sql)
+            assert found is not None
+            self._salt = str(found["value"]).split()[0]
+        return None if frame.salt == self._salt else frame.salt
 
     def _number_of(self, source: int) -> Op[int]:
         """Return the number here of a session there; one that is gone gets a negative one."""
@@ -349,16 +366,6 @@ class _Loader:
         fields["session_number"] = self._found[source] if number < 0 else number
         self._later(ADD_EFFECT, **fields)
         self.effects += 1
-        self._with_secrets += b"[redacted:" in bytes(frame.parts["arguments"])
-
-    def notes(self) -> list[str]:
-        """Return what another store cannot know of the effects."""
-        if not self._with_secrets:
-            return []
-        return [
-            f"{self._with_secrets} effects were called with secrets, which are not stored; in "
-            "another store than their own, equal calls are not recognised as such"
-        ]
 
     def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
         return self.codec.seal(bytes(body), context=context)

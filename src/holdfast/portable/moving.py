@@ -151,5 +151,5 @@ def _import(driver: Any, codec: Codec, read: Any) -> Imported:
     existing = twin.run(Call(Importer.existing, importer, (ids,)))
     if existing is not None:
         raise already_there(existing)
-    counts, notes = twin.run(Call(Importer.write, importer, (source,)))
-    return Imported(**counts, notes=(*source.notes(), *notes))
+    counts = twin.run(Call(Importer.write, importer, (source,)))
+    return Imported(**counts, notes=source.notes())

@@ -13,6 +13,6 @@ over more than a bounded stretch.
 
 from __future__ import annotations
 
-from .redactor import NoRedaction, Redaction, Redactor
+from .redactor import NoRedaction, Redaction, Redactor, require_key
 
-__all__ = ["NoRedaction", "Redaction", "Redactor"]
+__all__ = ["NoRedaction", "Redaction", "Redactor", "require_key"]

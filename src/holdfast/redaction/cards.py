@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .editing import Edit, Replace
+from .editing import Edit
 
 _DIGITS: Final = bytes(48 if 48 <= i <= 57 else 32 for i in range(256))
 _CARD_DIGITS_MIN: Final = 13
@@ -39,13 +39,13 @@ def is_card(digits: bytes) -> bool:
     return total % 10 == 0 and len(set(digits)) > 1
 
 
-def without_cards(raw: bytes, replace: Replace) -> bytes:
+def without_cards(raw: bytes) -> bytes:
     """Replace every card number."""
     digits = raw.translate(_DIGITS)
     at = digits.find(_FIRST_GROUP)
     if at < 0 or digits.count(b"0") < _CARD_DIGITS_MIN:
         return raw
-    edit = Edit(raw, replace)
+    edit = Edit(raw)
     while at >= 0:
         found = _CARD.match(raw, at)
         at += len(_FIRST_GROUP)

@@ -7,7 +7,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import Final
 
-from .editing import PLACEHOLDER, Edit, Replace, replace_all
+from .editing import PLACEHOLDER, Edit, replace_all
 from .names import kind_of
 from .tokens import WORD_BYTES
 
@@ -52,7 +52,7 @@ _SIGNATURE: Final = re.compile(
 )
 
 
-def without_named(raw: bytes, replace: Replace) -> bytes:
+def without_named(raw: bytes) -> bytes:
     """Replace every secret that a name, a scheme or a command announces."""
     # Names are found in the lower-case bytes, which have the same positions.
     lower = raw.lower()
@@ -63,20 +63,20 @@ def without_named(raw: bytes, replace: Replace) -> bytes:
             hits.append(at)
             at = lower.find(name, at + len(name))
     if hits:
-        raw = _without_values(raw, lower, sorted(hits), replace)
+        raw = _without_values(raw, lower, sorted(hits))
     if b"bearer" in lower:
-        raw = replace_all(_BEARER, "bearer", raw, replace, _is_credential)
+        raw = replace_all(_BEARER, "bearer", raw, _is_credential)
     if b"basic" in lower:
-        raw = replace_all(_BASIC, "basic", raw, replace, _is_basic)
+        raw = replace_all(_BASIC, "basic", raw, _is_basic)
     if b"curl" in lower:
-        raw = replace_all(_CURL_USER, "password", raw, replace)
+        raw = replace_all(_CURL_USER, "password", raw)
     if b"sig=" in lower or b"signature=" in lower:
-        raw = replace_all(_SIGNATURE, "signature", raw, replace)
+        raw = replace_all(_SIGNATURE, "signature", raw)
     return raw
 
 
-def _without_values(raw: bytes, lower: bytes, hits: list[int], replace: Replace) -> bytes:
-    edit = Edit(raw, replace)
+def _without_values(raw: bytes, lower: bytes, hits: list[int]) -> bytes:
+    edit = Edit(raw)
     for at in hits:
         found = _ANNOUNCED.match(lower, at) if at >= edit.done else None
         if found is None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
 import operator
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
-from functools import partial
-from hashlib import sha256
 from typing import Any, Final, Protocol
 
 from ..errors import InvalidArgument
 from .cards import is_card, without_cards
-from .editing import Replace, replace_all
+from .editing import hidden, replace_all
 from .named import without_named
 from .names import kind_of
 from .tokens import without_tokens
@@ -32,18 +28,13 @@ _SCHEMA_TYPES: Final = ("string", "object", "integer", "number", "boolean", "arr
 
 
 class Redaction(Protocol):
-    """Takes secrets out of plain data before it is stored."""
+    """Takes secrets out of plain data before it is stored.
+
+    It may have an attribute `key`: bytes kept outside the store, with which calls are compared.
+    """
 
     def redact(self, value: Any) -> Any:
         """Return the value to store; the very same object when there is no secret in it."""
-        ...
-
-    def fingerprint(self, value: Any) -> Any:
-        """Return the value to hash: equal for equal values, without the secrets."""
-        ...
-
-    def with_key(self, key: bytes) -> Redaction:
-        """Return the same redaction with the key of a store for its fingerprints."""
         ...
 
 
@@ -54,22 +45,15 @@ class NoRedaction:
         """Return the value itself."""
         return value
 
-    def fingerprint(self, value: Any) -> Any:
-        """Return the value itself."""
-        return value
-
-    def with_key(self, key: bytes) -> NoRedaction:
-        """Return itself: it needs no key."""
-        return self
-
 
 class Redactor:
     """Replaces secrets of common shapes by `[redacted:kind]`; any thread may use it.
 
     `extra` maps the kind of a further secret to its pattern, `{"badge": r"EMP-[0-9]{6}"}`, and
     `emails` counts addresses as secrets. A pattern of yours must not backtrack without bound.
-    `key` makes the fingerprints by which equal secrets are told; without one they are made with
-    a key that lies in the store, where whoever has the file can try card numbers.
+    `key` makes the hashes by which equal calls are told; without one they are made with a salt
+    that lies in the store, where whoever has the file can try card numbers. Keep it: with another
+    key no call is recognised.
     """
 
     def __init__(
@@ -83,70 +67,44 @@ class Redactor:
             if not _KIND.fullmatch(kind):
                 problem = f"The kind {kind!r} must be a lower-case word, like card_number."
                 raise InvalidArgument(problem, argument="extra")
-        if key is not None and len(key) < _KEY_BYTES_MIN:
-            problem = f"The key must have at least {_KEY_BYTES_MIN} bytes."
-            raise InvalidArgument(problem, argument="key")
+        require_key(key)
         self._extra = [(kind, re.compile(pattern)) for kind, pattern in (extra or {}).items()]
         self._emails = emails
-        self._key = key
-
-    def with_key(self, key: bytes) -> Redactor:
-        """Return the same redaction with a store's key for its fingerprints, unless it has one."""
-        if self._key is not None:
-            return self
-        return Redactor(extra=dict(self._extra), emails=self._emails, key=key)
+        self.key = key
 
     def redact(self, value: Any) -> Any:
         """Return the value with `[redacted:kind]` for each secret, or the very same object."""
-        return _Walk(self._redact_text, _hide).walk(value)
+        return _Walk(self._text).walk(value)
 
-    def fingerprint(self, value: Any) -> Any:
-        """Return the value with `[redacted:kind:HASH]` for each secret, or the very same object.
-
-        The hash is keyed: it tells equal secrets from different ones, and who has the database
-        without the key cannot find a secret by trying.
-        """
-        if self._key is None:
-            raise InvalidArgument("A fingerprint needs a key: Redactor(key=…).", argument="key")
-        replace = partial(_keyed, self._key)
-        return _Walk(partial(self._text, replace=replace), replace).walk(value)
-
-    def _redact_text(self, text: str) -> str:
-        return self._text(text, _hide)
-
-    def _text(self, text: str, replace: Replace) -> str:
+    def _text(self, text: str) -> str:
         for kind, pattern in self._extra:
-            text = pattern.sub(lambda found, kind=kind: replace(kind, found[0]), text)  # type: ignore[misc]
+            text = pattern.sub(hidden(kind), text)
         length = len(text)
         if length < _LENGTH_MIN or (length < _TOKEN_LENGTH_MIN and text.isidentifier()):
             return text
         before = text.encode("utf-8", "surrogatepass")
-        raw = without_named(without_tokens(before, replace), replace)
+        raw = without_named(without_tokens(before))
         if b"@" in raw:
             if b"://" in raw:
-                raw = replace_all(_URL_PASSWORD, "url_password", raw, replace)
+                raw = replace_all(_URL_PASSWORD, "url_password", raw)
             if self._emails:
-                raw = replace_all(_EMAIL, "email", raw, replace)
-        raw = without_cards(raw, replace)
+                raw = replace_all(_EMAIL, "email", raw)
+        raw = without_cards(raw)
         return text if raw is before else raw.decode("utf-8", "surrogatepass")
 
 
-def _hide(kind: str, secret: str) -> str:
-    return f"[redacted:{kind}]"
-
-
-def _keyed(key: bytes, kind: str, secret: str) -> str:
-    # Arguments are compared in normal form C, so equal arguments must give equal hashes.
-    text = unicodedata.normalize("NFC", secret).encode("utf-8", "surrogatepass")
-    return f"[redacted:{kind}:{hmac.digest(key, text, sha256).hex()[:32]}]"
+def require_key(key: object) -> None:
+    """Refuse what cannot be the key that calls are compared with."""
+    if key is not None and (type(key) is not bytes or len(key) < _KEY_BYTES_MIN):
+        problem = f"The key must be bytes, at least {_KEY_BYTES_MIN} of them."
+        raise InvalidArgument(problem, argument="key")
 
 
 class _Walk:
     """One walk over one value; lists that hold each other are walked once."""
 
-    def __init__(self, text: Callable[[str], str], replace: Replace) -> None:
+    def __init__(self, text: Callable[[str], str]) -> None:
         self._text = text
-        self._replace = replace
         self._seen: dict[tuple[int, str | None], Any] = {}
 
     def walk(self, value: Any, kind: str | None = None, level: int = 0) -> Any:
@@ -169,14 +127,14 @@ class _Walk:
             return value  # A shell calls its directory PWD.
         if value.startswith("[redacted:") and value.endswith("]"):
             return value
-        return self._replace(kind, value)
+        return hidden(kind)
 
     def _integer(self, value: int, kind: str | None) -> int | str:
         if kind is None and 10**14 <= value < 10**16 and is_card(str(value).encode()):
             kind = "card"
         if kind is None or (kind == "token" and value < _TOKEN_NUMBER_MIN):
             return value
-        return self._replace(kind, f"int:{value:x}")
+        return hidden(kind)
 
     def _list(self, value: list[Any], kind: str | None, level: int) -> list[Any]:
         items = [self.walk(item, kind, level) for item in value]

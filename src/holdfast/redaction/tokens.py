@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .editing import Edit, Replace, replace_all
+from .editing import Edit, replace_all
 
 # An anchor is a text that every token of its kind has; the pattern of the rest follows it, and
 # `back` characters of the token stand before it.
@@ -72,17 +72,17 @@ _AZURE_SECRET: Final = re.compile(
 _AWS_SECRET: Final = re.compile(rb"(?<![A-Za-z0-9/+_-])([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=_-])")
 
 
-def without_tokens(raw: bytes, replace: Replace) -> bytes:
+def without_tokens(raw: bytes) -> bytes:
     """Replace every token and private key whose own shape tells it."""
     if b"~" in raw:
-        raw = replace_all(_AZURE_SECRET, "azure_key", raw, replace)
+        raw = replace_all(_AZURE_SECRET, "azure_key", raw)
     shape = raw.translate(_TOKEN_CHARACTERS)
     if _LONG_RUN not in shape:
         return raw
     if b"PRIVATE KEY" in raw:
-        raw = _without_pem(raw, replace)
+        raw = _without_pem(raw)
         shape = raw.translate(_TOKEN_CHARACTERS)
-    edit = Edit(raw, replace)
+    edit = Edit(raw)
     at = shape.find(_LONG_RUN)
     while at >= 0:
         end = shape.find(b" ", at)
@@ -91,7 +91,7 @@ def without_tokens(raw: bytes, replace: Replace) -> bytes:
         at = shape.find(_LONG_RUN, max(end, edit.done))
     if "aws_key" in edit.kinds:
         # A bare AWS secret looks like any other 40 characters; beside its id it is one.
-        return replace_all(_AWS_SECRET, "aws_secret", edit.text(), replace)
+        return replace_all(_AWS_SECRET, "aws_secret", edit.text())
     return edit.text()
 
 
@@ -112,8 +112,8 @@ def _cut_run(edit: Edit, begin: int, end: int) -> None:
             edit.cut(start, found.end(), kind)
 
 
-def _without_pem(raw: bytes, replace: Replace) -> bytes:
-    edit = Edit(raw, replace)
+def _without_pem(raw: bytes) -> bytes:
+    edit = Edit(raw)
     found = _PEM.search(raw)
     while found is not None:
         end = _PEM_END.search(raw, found.end())

@@ -79,11 +79,12 @@ WHERE number = :number
 COPY = """
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, version, head, origin_number,
-    origin_version, lineage, metadata, created_at, updated_at, last_resumed_at
+    origin_version, lineage, salt, metadata, created_at, updated_at, last_resumed_at
 )
 SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
     'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
-    CAST(:version AS INTEGER), CAST(:lineage AS TEXT), CAST(:metadata AS BLOB), :now, :now, :now
+    CAST(:version AS INTEGER), CAST(:lineage AS TEXT), salt, CAST(:metadata AS BLOB),
+    :now, :now, :now
 FROM hf_sessions WHERE number = :number
 ON CONFLICT (id) DO NOTHING RETURNING number
 """

@@ -6,6 +6,9 @@
 -- An effect outlives its session: a retry that comes late must still find it. A fork finds what
 -- came before it through its lineage: [session id, number, first version, last version], newest
 -- first, as it was when the fork was made.
+--
+-- Keys and digests are hashes with a salt. hf_meta has the store's, and behind it those of stores
+-- that sessions came from; a session that came from one keeps its salt (NULL: this store's).
 
 --[both]
 CREATE TABLE hf_effects (
@@ -63,6 +66,8 @@ CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
 
 ALTER TABLE hf_sessions ADD COLUMN lineage TEXT;
+
+ALTER TABLE hf_sessions ADD COLUMN salt TEXT;
 
 CREATE INDEX ix_sessions_driven ON hf_sessions (number) WHERE holder IS NOT NULL;
 
