@@ -184,13 +184,15 @@ def test_a_tool_is_its_function() -> None:
             holdfast.tool(bad)
 
 
-def test_a_joined_store_runs_no_effects(place: dict[str, Any]) -> None:
-    if not place["url"].startswith("postgres"):
-        pytest.skip("only PostgreSQL joins transactions")
+def test_a_joined_store_runs_no_effects(postgres_dsn: str, namespace: str) -> None:
+    """SQLite refuses to join at all."""
     import psycopg
 
     world = World()
-    with holdfast.open(**place) as store, psycopg.connect(place["url"]) as connection:
+    with (
+        holdfast.open(postgres_dsn, namespace=namespace) as store,
+        psycopg.connect(postgres_dsn) as connection,
+    ):
         store.session("s")
         connection.execute("SELECT 1")
         joined = store.within(connection)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from typing import Any
 
 import holdfast
 from holdfast import (
@@ -277,5 +280,53 @@ async def test_not_landed_proves_nothing_when_secrets_are_missing(subject: Subje
     # A call brings the arguments themselves.
     assert (await done(session.call(mail, to="4242 4242 4242 4242"))).value == 1
     assert world.asked[-1][0] == {"to": "4242 4242 4242 4242"}
-    world.verdict = Landed("sent")
     assert await done(session.unresolved()) == []
+
+
+@both_colours
+async def test_recovery_believes_what_landed_though_its_result_cannot_be_stored(
+    subject: Subject,
+) -> None:
+    world = World()
+    mail = world.tool(verify=world.verify)
+    store, session = await abandoned(subject, mail, to="ann")
+    world.verdict = Landed(object())
+    (settled,) = (await done(store.recover(tools=[mail]))).settled
+    assert (settled.status, settled.reason) == ("completed", "not_storable")
+    error = await raises(EffectFailed, lambda: session.call(mail, to="ann"))
+    assert "it happened" in str(error)
+    assert world.done == []
+
+
+def test_an_effect_is_owned_until_its_outcome_is_recorded(
+    postgres_dsn: str, namespace: str
+) -> None:
+    """Somebody holds the tree for several lease lengths when the tool has just acted."""
+    import psycopg
+
+    runs, owned = [], []
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+    with (
+        psycopg.connect(postgres_dsn) as other,
+        holdfast.open(**place, busy_timeout_seconds=0.3) as store,
+        holdfast.open(**place) as watching,
+    ):
+        session = store.session("s")
+
+        def look() -> None:
+            time.sleep(1.5)
+            (effect,) = watching.effects(status="issued")
+            now_ms = holdfast.SystemClock().now_ms()
+            owned.append(effect.takeover_at is not None and effect.takeover_at > now_ms)
+            other.rollback()
+
+        @holdfast.tool(lease_seconds=0.6, on_unknown="retry")
+        def act() -> int:
+            runs.append(1)
+            other.execute(f'SELECT 1 FROM "{namespace}".hf_trees FOR UPDATE')
+            threading.Thread(target=look).start()
+            return len(runs)
+
+        assert session.call(act).value == 1
+        assert session.call(act).replayed
+    assert (runs, owned) == ([1], [True])

@@ -96,14 +96,18 @@ def run(
         worker = asyncio.run(_run_async(found, url, namespace, until_empty, options))
     else:
         worker = _run(found, url, namespace, until_empty, options)
+    _tell(worker, as_json)
+    if worker.is_stopped_at_once:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(worker: Worker[Any], as_json: bool) -> None:
     ended = {outcome: worker.counts[outcome] for outcome in sorted(worker.counts)}
     if as_json:
         print_json({"holder": worker.holder, "ended": ended})
     else:
         counted = ", ".join(f"{count:,} {outcome}" for outcome, count in ended.items())
         say(f"Stopped: {counted or 'nothing was run'}.")
-    if worker.is_stopped_at_once:
-        raise typer.Exit(INTERRUPTED)
 
 
 def _run(

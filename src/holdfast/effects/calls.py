@@ -143,21 +143,26 @@ class Calling:
         yield from self.make_sure(kept, ticket)
         is_watched_by_thread = False
         try:
-            value = yield from self._invoke(ticket.idempotency_key)
-        except CancelledAfterwards as cancelled:
-            yield from self._record_end(ticket, cancelled.ended)
-            raise asyncio.CancelledError from cancelled
+            return (yield from self._run_owned(ticket))
         except StillRunning as late:
             is_watched_by_thread = True
             late.ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
             return (yield from self._timed_out(ticket, late))
-        except GeneratorExit:
+        finally:
+            # It is owned until its outcome is recorded, which may have to wait for the store.
+            if not is_watched_by_thread:
+                self.ledger.keeper.drop(kept)
+
+    def _run_owned(self, ticket: Ticket) -> Flow[Result[Any]]:
+        try:
+            value = yield from self._invoke(ticket.idempotency_key)
+        except CancelledAfterwards as cancelled:
+            yield from self._finish(ticket, self._outcome_at(cancelled.ended))
+            raise asyncio.CancelledError from cancelled
+        except (StillRunning, GeneratorExit):
             raise
         except BaseException as error:
             return (yield from self._raised(ticket, error))
-        finally:
-            if not is_watched_by_thread:
-                self.ledger.keeper.drop(kept)
         outcome = self.ledger.storable(value)
         yield from self._finish(ticket, outcome)
         if outcome.error is not None:
@@ -188,8 +193,7 @@ class Calling:
 
     def _invoke(self, idempotency_key: str) -> Flow[Any]:
         given = {**self.arguments, KEY: idempotency_key} if self.tool.takes_key else self.arguments
-        timeout_seconds = self.tool.timeout_seconds
-        return (yield from invoke_within(timeout_seconds, self.tool.function, **given))
+        return (yield from invoke_within(self.tool.timeout_seconds, self.tool.function, **given))
 
     def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
         yield from finish(self.ledger, ticket, outcome)
@@ -225,8 +229,7 @@ class Calling:
             verdict = yield from self._verdict(ticket)
         match verdict:
             case Landed(result):
-                landed = _landed(self.ledger, result)
-                yield from self._finish(ticket, landed)
+                yield from self._finish(ticket, landed(self.ledger, result))
                 return Result(result, ticket.id)
             case NotLanded():
                 outcome = Outcome("failed", "not_landed", error=outcome.error)
@@ -245,7 +248,7 @@ class Calling:
             yield from wait(self.tool.settle_seconds)
             verdict = yield from self._verdict(ticket)
             if isinstance(verdict, Landed):
-                yield from self._finish(ticket, _landed(self.ledger, verdict.result))
+                yield from self._finish(ticket, landed(self.ledger, verdict.result))
                 return Result(verdict.result, ticket.id)
         raise InProgress(
             f"{late}; it cannot be stopped, so it is not run again while it lives, and its "
@@ -253,23 +256,22 @@ class Calling:
             effect_id=ticket.id,
         ) from late
 
-    def _record_end(self, ticket: Ticket, ended: Future[Any]) -> Flow[None]:
-        """Record what a function came to whose caller was cancelled meanwhile."""
+    def _outcome_at(self, ended: Future[Any]) -> Outcome:
+        """Return what a function came to that its caller did not wait for."""
         error = ended.exception()
-        outcome = self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
-        yield from self._finish(ticket, outcome)
+        return self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
 
     def _record_late_end(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
         """Record, from its own thread, what a function came to after its time was over."""
-        self.ledger.keeper.drop(kept)
-        error = ended.exception()
-        outcome = self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
+        outcome = self._outcome_at(ended)
         try:
             if not self.ledger.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):
                 self.ledger.run(Call(Ledger.keep_late, self.ledger, (ticket, outcome)))
         except HoldfastError as problem:
             # The store may be closed by now; the next caller finds the effect without an owner.
             log.warning("effect %s ended, which could not be recorded: %s", ticket.id, problem)
+        finally:
+            self.ledger.keeper.drop(kept)
 
     def _settle(
         self, ticket: Ticket, effect: Effect, asked_at: float
@@ -279,7 +281,7 @@ class Calling:
         try:
             verdict = yield from self._verdict(ticket)
             if isinstance(verdict, Landed):
-                yield from self._finish(ticket, _landed(self.ledger, verdict.result))
+                yield from self._finish(ticket, landed(self.ledger, verdict.result))
                 return Result(verdict.result, ticket.id, ticket.id)
             closed = Outcome("failed", "not_landed")
             if isinstance(verdict, Unknown):
@@ -299,9 +301,8 @@ class Calling:
 
     def _verdict(self, ticket: Ticket) -> Flow[Verdict]:
         assert self.tool.verify is not None
-        return (
-            yield from ask_verdict(self.tool.verify, dict(self.arguments), ticket.idempotency_key)
-        )
+        arguments = dict(self.arguments)
+        return (yield from ask_verdict(self.tool.verify, arguments, ticket.idempotency_key))
 
     def _known(self, effect: Effect) -> Result[Any]:
         match effect.status:
@@ -453,7 +454,8 @@ def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
     )
 
 
-def _landed(ledger: Ledger, result: Any) -> Outcome:
+def landed(ledger: Ledger, result: Any) -> Outcome:
+    """Return the outcome of a call that a verify hook found to have happened."""
     found = ledger.storable(result)
     reason = "verified" if found.reason is None else found.reason
     return Outcome("completed", reason, found.result, found.error)

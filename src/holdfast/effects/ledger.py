@@ -61,6 +61,7 @@ from .rows import (
     mismatch,
     settled_at,
     takeover_at,
+    ticket_of,
     tidy,
     topic,
 )
@@ -234,13 +235,13 @@ class Ledger:
     @operation
     def renew(self, kept: Sequence[Kept]) -> Op[list[Kept]]:
         """Prolong the ownership of running effects; return those that are still owned."""
+        in_order = sorted(kept, key=lambda kept: kept.number)
         statements = []
-        for each in sorted(kept, key=lambda kept: kept.number):
+        for each in in_order:
             lease_ms = round(each.lease_seconds * 1000)
             given = {"number": each.number, "fence": each.fence, "lease_ms": lease_ms}
             statements.append(Query(RENEW, given))
         answers = yield from batch(*statements)
-        in_order = sorted(kept, key=lambda kept: kept.number)
         return [each for each, found in zip(in_order, answers, strict=True) if found]
 
     @operation
@@ -355,7 +356,7 @@ class Ledger:
         taken = yield from one(TAKE_OVER, **given, holder=request.holder, lease_ms=request.lease_ms)
         if taken is None:
             return Busy(self.effect(row), 1)
-        ticket = self._ticket({**row, "fence": taken["fence"]}, place, request)
+        ticket = ticket_of({**row, "fence": taken["fence"]}, place, request.guard)
         if request.doubt == "verify":
             return InDoubt(ticket, self.effect(row))
         outcome = {
@@ -375,12 +376,12 @@ class Ledger:
         """Insert the next generation; whose insert it is owns the effect."""
         row, is_ours = yield from self._insert(wanted, newest, before, PENDING)
         if is_ours:
-            return Run(self._ticket(row, wanted.place, wanted.request))
+            return Run(ticket_of(row, wanted.place, wanted.request.guard))
         return Busy(self.effect(row), 1)
 
     def _run(self, wanted: Wanted, row: Row) -> Op[Run]:
         yield from self._tell_issued(wanted, row["id"], PENDING)
-        return Run(self._ticket(row, wanted.place, wanted.request))
+        return Run(ticket_of(row, wanted.place, wanted.request.guard))
 
     def _insert(
         self, wanted: Wanted, newest: Row | None, before: Row | None, outcome: Outcome
@@ -453,19 +454,6 @@ class Ledger:
         if wanted.place is not None:
             request = wanted.request
             yield from self._tell(wanted.place, id, request.tool, request.call_id, outcome)
-
-    def _ticket(self, row: Row, place: Place | None, request: Request) -> Ticket:
-        return Ticket(
-            row["number"],
-            row["id"],
-            row["fence"],
-            row["tool"],
-            row["call_id"],
-            row["idempotency_key"],
-            place,
-            request.undoes,
-            request.guard,
-        )
 
     def _tell(
         self, place: Place, id: str, tool: str, call_id: str | None, outcome: Outcome

@@ -24,7 +24,17 @@ from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from .calls import Calling, Result, ask_about, prepare
 from .issued import Replay
 from .ledger import Ledger
-from .rows import BY_ID, SELECT, Outcome, Ticket, found_effect, require_effect_id, settled_at
+from .rows import (
+    ABANDONED,
+    BY_ID,
+    SELECT,
+    Outcome,
+    Ticket,
+    found_effect,
+    require_effect_id,
+    settled_at,
+    ticket_of,
+)
 from .tools import (
     TTL_SECONDS_MAX,
     Landed,
@@ -36,6 +46,7 @@ from .tools import (
     by_name,
     require_seconds,
     require_tool,
+    tool,
 )
 from .undoing import Compensation, undo_after
 
@@ -52,8 +63,7 @@ HISTORY = f"{SELECT} WHERE key = :key ORDER BY generation"
 OF_SESSION = """ AND session_number = (
     SELECT s.number FROM hf_sessions s WHERE s.id = :session_id)"""
 IN_DOUBT = f"""{SELECT} WHERE session_number = :number
-    AND (status = 'unknown' OR (status = 'issued' AND lease_expires_at + settle_ms <= :now
-        AND issued_at + timeout_ms + settle_ms <= :now))
+    AND (status = 'unknown' OR {ABANDONED})
 ORDER BY number"""
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
@@ -343,24 +353,7 @@ def named(name: str, effect: EffectKind) -> Tool[..., Any]:
     def function(**_: Any) -> None:
         """Be run elsewhere."""
 
-    policies: dict[str, Any] = {"read": "call", "write": "latest", "mutate": "session"}
-    if effect not in policies:
-        raise InvalidArgument(f"effect must be 'read', 'write' or 'mutate', not {effect!r}")
-    return Tool(function=function, name=name, effect=effect, dedupe=policies[effect])
-
-
-def ticket_of(row: Row, place: Place | None) -> Ticket:
-    """Return the right to settle a row as it stands."""
-    return Ticket(
-        row["number"],
-        row["id"],
-        row["fence"],
-        row["tool"],
-        row["call_id"],
-        row["idempotency_key"],
-        place,
-        row["undoes"],
-    )
+    return tool(effect=effect, name=name)(function)
 
 
 def require_key(key: object) -> None:

@@ -19,10 +19,11 @@ COLUMNS = """number, id, scope, key, generation, call_id, session_number, sessio
     issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, arguments,
     status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
     settle_ms, undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
+# Its owner gave no sign of life, and what it may have asked for is over by now.
+ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
+    AND issued_at + timeout_ms + settle_ms <= :now)"""
 SELECT = f"""
-SELECT {COLUMNS}, :now AS now_ms,
-    status = 'issued' AND lease_expires_at + settle_ms <= :now
-        AND issued_at + timeout_ms + settle_ms <= :now AS is_abandoned,
+SELECT {COLUMNS}, :now AS now_ms, {ABANDONED} AS is_abandoned,
     expires_at IS NOT NULL AND expires_at <= :now AS is_expired
 FROM hf_effects"""  # noqa: S608
 BY_CALL = f"""{SELECT}
@@ -77,15 +78,12 @@ WHERE :is_first = 0 OR (
 ON CONFLICT (key, generation) DO NOTHING
 RETURNING {COLUMNS}
 """  # noqa: S608
-TAKE_OVER = """
+TAKE_OVER = f"""
 UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence = fence + 1,
     lease_expires_at = :now + :lease_ms, ended_at = NULL
-WHERE number = :number AND fence = :fence AND (
-    status = 'unknown' OR (status = 'issued' AND lease_expires_at + settle_ms <= :now
-        AND issued_at + timeout_ms + settle_ms <= :now)
-)
+WHERE number = :number AND fence = :fence AND (status = 'unknown' OR {ABANDONED})
 RETURNING fence
-"""
+"""  # noqa: S608
 FINISH = """
 UPDATE hf_effects SET status = :status, reason = :reason, result = :result, error = :error,
     decided_by = :decided_by, note = :note, ended_at = :now, lease_expires_at = NULL,
@@ -278,6 +276,21 @@ def effect_of(codec: Codec, row: Row) -> Effect:
 def topic(id: str) -> str:
     """Return what is rung when an effect is settled."""
     return f"effect:{id}"
+
+
+def ticket_of(row: Row, place: Place | None, guard: Guard | None = None) -> Ticket:
+    """Return the right to settle a row as it stands."""
+    return Ticket(
+        row["number"],
+        row["id"],
+        row["fence"],
+        row["tool"],
+        row["call_id"],
+        row["idempotency_key"],
+        place,
+        row["undoes"],
+        guard,
+    )
 
 
 def found_effect(row: Row | None, id: object) -> Row:

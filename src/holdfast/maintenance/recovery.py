@@ -11,9 +11,9 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..effects import Landed, Ledger, Unknown
-from ..effects.calls import ask_about, doubt_of, unknown_outcome
-from ..effects.ops import ROOT, ticket_of
-from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket
+from ..effects.calls import ask_about, doubt_of, landed, unknown_outcome
+from ..effects.ops import ROOT
+from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of
 from ..effects.tools import Tool, by_name
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import Op, Query, batch, one, operation, query, rows
@@ -167,7 +167,7 @@ def _settle(
     if tool.verify is not None:
         verdict = yield from ask_about(tool, effect, is_whole=is_whole)
         if isinstance(verdict, Landed):
-            outcome = Outcome("completed", "verified", verdict.result)
+            outcome = landed(recovery.ledger, verdict.result)
         elif isinstance(verdict, Unknown):
             outcome = unknown_outcome(tool.on_unknown, None, verdict.why)
         else:
