@@ -103,12 +103,16 @@ def test_the_timeline_fits_a_log_and_a_second_demo_plans_the_next_trip(tmp_path:
         r"SIGKILL \(3\) after the charge +issued +1",
         r"asks the server: charged\? yes",
         r"charge_card: known, not done again",
+        r"\nForked from before it paid: ",
+        r'\n  \+ \[6\] tool: \{"charge": ',
     ):
         assert len(re.findall(line, timeline)) == 1, line
     assert re.search(r"\ncharges at the payment server +4 +1\n", timeline)
     assert str(directory / "demo.db") in commands
     assert "--session trip-2 " in commands
     with holdfast.open(url) as store:
+        (fork,) = [each for each in store.sessions() if each.origin_version is not None]
+        assert fork.id in timeline
         latest = store.session("trip-1").latest()
         assert latest is not None
         assert latest["transcript"] == ["somebody else's"]

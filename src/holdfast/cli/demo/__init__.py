@@ -94,12 +94,15 @@ def _play(
                 plain = runner.plan(number, "plain")
             with timeline.section(number, "durable"):
                 pairs.append((plain, runner.plan(number, "durable")))
-        return pairs, _commands(store, url, pairs[-1][1].id)
+        trip = store.find_session(pairs[-1][1].id)
+        _, paid, unpaid, *_ = (each.version for each in trip.history(kind="turn"))
+        fork = trip.fork(unpaid, name=f"{trip.id}, before it paid")
+        timeline.compare(fork.id, unpaid, trip.diff(unpaid, paid).lines())
+        return pairs, _commands(store, url, trip.id, unpaid, paid)
 
 
-def _commands(store: Store, url: str, id: str) -> list[tuple[str, str]]:
+def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[tuple[str, str]]:
     """Return commands that show what became of a trip, each with what it shows."""
-    _, after, before, *_ = (each.version for each in store.find_session(id).history(kind="turn"))
     charge = store.effects(session=id)[-1]
     wanted = {
         "What its tools did": f"effects list --session {id}",

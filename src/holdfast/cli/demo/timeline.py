@@ -39,6 +39,7 @@ STYLES = {
     "charged": "bold",
     "done": "bold green",
 }
+WIDTH = 80
 LINE = "{:>5} {:>8}  {:<38}{:>6} {:>10} {:>8}"
 
 
@@ -91,6 +92,13 @@ class Timeline:
             case "done":
                 return f"done: {moment.fields['text']}"
         return None
+
+    def compare(self, fork_id: str, version: int, changes: Sequence[str]) -> None:
+        """Show a fork from before the charge, and what the charge changed beside it."""
+        self._say("\nForked from before it paid: a session that shares all up to there.", "bold")
+        self._say(f"  {fork_id} begins at version {version}. Paying changed:")
+        for change in changes:
+            self._say(f"  {change}"[:WIDTH])
 
     def conclude(self, pairs: Sequence[tuple[Trip, Trip]], problems: Sequence[str]) -> None:
         """Put what both loops came to side by side."""
