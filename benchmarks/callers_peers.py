@@ -1,7 +1,8 @@
 """DBOS and LangGraph as they make a call durable.
 
 DBOS: a step inside a workflow. It looks for a recorded result, runs the step and writes its result
-in one transaction; before the step runs nothing is written.
+in one transaction; before the step runs nothing is written. Who wants an intent that is durable
+before the call writes a step of its own for it: two steps, each with its look and its commit.
 
 LangGraph: what its loop writes for a superstep with one tool: `put_writes` with the result of the
 task, then `put` with the next checkpoint. The checkpoint holds only that result and never grows,
@@ -16,7 +17,7 @@ import logging
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +28,8 @@ from .measure import Figures
 from .peers import CONNECTIONS_MAX, Async, Sync
 
 DBOS_STEP, DBOS_STEP_ASYNC = "DBOS step", "DBOS step, async"
+DBOS_TWO_STEPS = "DBOS, two steps (intent, then call)"
+DBOS_AS_IT_COMES = "DBOS step, as it comes (rollback journal)"
 CHANNEL = "result"
 
 
@@ -40,6 +43,14 @@ def make_wal(path: Any) -> None:
     connection.close()
 
 
+def journal_mode(path: Any) -> str:
+    """Return how a file is written by those who set no mode themselves."""
+    connection = sqlite3.connect(path)
+    [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
+    connection.close()
+    return str(mode)
+
+
 # DBOS
 
 
@@ -51,6 +62,16 @@ def dbos_step(number: int) -> dict[str, int]:
 async def dbos_step_async(number: int) -> dict[str, int]:
     """Do nothing."""
     return {"charged": number}
+
+
+def dbos_intent(number: int) -> dict[str, int]:
+    """Say what is about to be done."""
+    return {"number": number}
+
+
+async def dbos_intent_async(number: int) -> dict[str, int]:
+    """Say what is about to be done."""
+    return {"number": number}
 
 
 class _Gathering:
@@ -72,18 +93,39 @@ class _Steps:
         from dbos import DBOS  # type: ignore[import-not-found]
 
         step, awaited_step = DBOS.step()(dbos_step), DBOS.step()(dbos_step_async)
+        intent, awaited_intent = DBOS.step()(dbos_intent), DBOS.step()(dbos_intent_async)
 
-        def one_session(seconds: float) -> Figures:
-            return timed(lambda: step(next(numbers)), seconds)
+        def call() -> None:
+            step(next(numbers))
 
-        async def one_awaited_session(seconds: float) -> Figures:
-            return await timed_async(lambda: awaited_step(next(numbers)), seconds)
+        def call_with_intent() -> None:
+            number = next(numbers)
+            intent(number)
+            step(number)
 
-        async def session_of_many() -> None:
+        async def awaited_call() -> None:
+            await awaited_step(next(numbers))
+
+        async def awaited_call_with_intent() -> None:
+            number = next(numbers)
+            await awaited_intent(number)
+            await awaited_step(number)
+
+        def one_session(seconds: float, has_intent: bool) -> Figures:
+            return timed(call_with_intent if has_intent else call, seconds)
+
+        async def one_awaited_session(seconds: float, has_intent: bool) -> Figures:
+            return await timed_async(
+                awaited_call_with_intent if has_intent else awaited_call, seconds
+            )
+
+        async def session_of_many(has_intent: bool) -> None:
             gathering = self.gathering
             await gathering.gate.wait()
             await repeat(
-                lambda: awaited_step(next(numbers)), gathering.deadline, gathering.latencies
+                awaited_call_with_intent if has_intent else awaited_call,
+                gathering.deadline,
+                gathering.latencies,
             )
             gathering.ended_at = time.perf_counter()
 
@@ -101,11 +143,15 @@ class _Steps:
 class DbosProduct(Product):
     """DBOS on SQLite with WAL, or on PostgreSQL, with its own defaults otherwise."""
 
+    has_wal = True
+    ways: Mapping[str, bool] = {DBOS_STEP: False, DBOS_TWO_STEPS: True}
+    """The ways to call, by name, and whether an intent is written before the call."""
+
     def open(self) -> None:
         """Launch it; it takes a loop of its own, whose threads it replaces."""
         from dbos import DBOS
 
-        if self.place.path is not None:
+        if self.place.path is not None and self.has_wal:
             make_wal(self.place.path)
         configure_dbos(self.place)
         self._steps = _Steps.registered()
@@ -115,30 +161,42 @@ class DbosProduct(Product):
 
     def rounds(self) -> dict[str, Round]:
         """Run steps in a workflow."""
-        return {DBOS_STEP: lambda seconds: dict(self._steps.one_session(seconds))}
+
+        def called(has_intent: bool, seconds: float) -> Figures:
+            return dict(self._steps.one_session(seconds, has_intent))
+
+        return {
+            name: functools.partial(called, has_intent) for name, has_intent in self.ways.items()
+        }
 
     def awaited_rounds(self) -> dict[str, Round]:
         """Run steps in a workflow that is a coroutine function."""
 
-        def awaited(seconds: float) -> Figures:
-            return dict(self.runner.run(self._steps.one_awaited_session(seconds)))
+        def awaited(has_intent: bool, seconds: float) -> Figures:
+            return dict(self.runner.run(self._steps.one_awaited_session(seconds, has_intent)))
 
-        return {DBOS_STEP_ASYNC: awaited}
+        return {
+            f"{name}, async": functools.partial(awaited, has_intent)
+            for name, has_intent in self.ways.items()
+        }
 
     def crowds(self) -> dict[str, Crowd]:
         """Run steps in many workflows of one event loop; starting these is not counted."""
+
+        def crowded(has_intent: bool, count: int, seconds: float) -> Figures:
+            return per_call(self.runner.run(self._crowd(has_intent, count, seconds)))
+
         return {
-            DBOS_STEP_ASYNC: lambda count, seconds: per_call(
-                self.runner.run(self._crowd(count, seconds))
-            )
+            f"{name}, async": functools.partial(crowded, has_intent)
+            for name, has_intent in self.ways.items()
         }
 
-    async def _crowd(self, count: int, seconds: float) -> Figures:
+    async def _crowd(self, has_intent: bool, count: int, seconds: float) -> Figures:
         from dbos import DBOS
 
         gathering = self._steps.gathering = _Gathering()
         workflow = self._steps.session_of_many
-        handles = [await DBOS.start_workflow_async(workflow) for _ in range(count)]
+        handles = [await DBOS.start_workflow_async(workflow, has_intent) for _ in range(count)]
         started = time.perf_counter()
         gathering.deadline = started + seconds
         ticker = asyncio.create_task(tick(gathering.deadline))
@@ -146,6 +204,22 @@ class DbosProduct(Product):
         await asyncio.gather(*(handle.get_result() for handle in handles))
         figures = rates(gathering.latencies, gathering.ended_at - started)
         return figures | {"stall ms": await ticker * 1e3}
+
+
+class PlainDbosProduct(DbosProduct):
+    """DBOS on SQLite as it is installed: it leaves the journal to SQLite's default."""
+
+    has_wal = False
+    ways: Mapping[str, bool] = {DBOS_AS_IT_COMES: False}
+
+    def open(self) -> None:
+        """Launch it, and see that its name is still true."""
+        super().open()
+        if (mode := journal_mode(self.place.path)) != "delete":
+            raise RuntimeError(
+                f"DBOS has chosen the journal mode {mode} by itself: {DBOS_AS_IT_COMES!r} needs "
+                f"another name"
+            )
 
 
 def configure_dbos(place: Place) -> None:

@@ -2,7 +2,8 @@
 
 The tool does nothing. Holdfast writes twice, the intent before and the outcome after, with an event
 each; DBOS and LangGraph write only after the tool, so a crash inside it leaves no trace there.
-Everybody is equally durable: WAL and synchronous=FULL, or synchronous_commit=on.
+Everybody is equally durable: WAL and synchronous=FULL, or synchronous_commit=on. DBOS on SQLite
+runs a second time as it is installed, with SQLite's rollback journal.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from .callers import (
     Product,
     opened,
 )
-from .callers_peers import DBOS_STEP, DBOS_STEP_ASYNC, DbosProduct, LangGraphProduct
+from .callers_apart import ApartProduct
+from .callers_peers import (
+    DBOS_STEP,
+    DBOS_STEP_ASYNC,
+    DbosProduct,
+    LangGraphProduct,
+    PlainDbosProduct,
+)
 from .keepers import Place
 from .measure import TIME, Contestant, Report, Table, Target, compare, environment
 
@@ -111,6 +119,9 @@ class Bench:
             products.append(LangGraphProduct(next(places), self.runner))
         if importlib.util.find_spec("dbos") is not None:
             products.append(DbosProduct(next(places), self.runner))
+            if holdfast.place.path is not None:
+                # A process has one DBOS only. On PostgreSQL we set nothing that could be left out.
+                products.append(ApartProduct(next(places), self.runner, PlainDbosProduct))
         with opened(products):
             # What was imported for the peers is not walked again by every collection of garbage.
             gc.collect()
