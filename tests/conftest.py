@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.proxy import PostgresProxy
+
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
 
 # The servers belong to the session that collects: its worker processes inherit their addresses.
@@ -35,6 +37,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def postgres_dsn() -> str:
     """The address of a real PostgreSQL server."""
     return os.environ[POSTGRES]
+
+
+@pytest.fixture
+def proxy(postgres_dsn: str) -> Iterator[PostgresProxy]:
+    """A wire to the server that can be cut."""
+    with PostgresProxy(postgres_dsn) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -264,7 +264,18 @@ def check(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value"
 def canonical(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> bytes:
     """Return the canonical form; two keys that are one after normalisation are InvalidValue."""
     _encode(value, limits, name)
+    # ASCII text is in normal form; JSON, where text stands as it is, shows whether all of it is.
+    try:
+        if _json_encoder.encode(value).isascii():
+            return _ordered_encoder.encode(value)
+    except OverflowError:
+        pass
     return _messagepack(_normal(value, name))
+
+
+def with_first(text: str, form: bytes) -> bytes:
+    """Return the canonical form of a list of less than 15 items with a text put before them."""
+    return b"".join((bytes((form[0] + 1,)), _messagepack(_composed(text)), form[1:]))
 
 
 def digest(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> str:
@@ -390,6 +401,8 @@ def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
+_ordered_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_json_encoder: Final = msgspec.json.Encoder()
 _any_decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
 _items_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _UNENCODABLE: Final = (OverflowError, TypeError, ValueError, RecursionError)

@@ -6,6 +6,7 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -26,6 +27,21 @@ INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
 VALUES (
     :root_id, (SELECT position FROM hf_trees WHERE root_id = :root_id) - :back,
     :session_id, :kind, :data, :now
+)
+"""
+ADVANCE_IF_DONE = """
+moved AS (
+    UPDATE hf_trees SET position = position + :event_count
+    WHERE root_id = :event_root_id AND EXISTS (SELECT 1 FROM done) RETURNING position
+)
+"""
+APPEND_IF_DONE = """
+told{number} AS (
+    INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
+    SELECT CAST(:event_root_id AS TEXT), moved.position - {back},
+        CAST(:event{number}_session_id AS TEXT), CAST(:event{number}_kind AS TEXT),
+        CAST(:event{number}_data AS BLOB), :now
+    FROM moved
 )
 """
 READ = """
@@ -53,7 +69,12 @@ def lock_statement(root_id: str, may_wait: bool) -> Query:
 
 def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Op[None]:
     """Add one event to the tree's feed, written just before COMMIT."""
-    yield Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
+    yield event(codec, root_id, session_id, kind, data)
+
+
+def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Emit:
+    """Return one event of a tree, to be emitted."""
+    return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:
@@ -79,6 +100,25 @@ def _events_of_one_tree(events: Sequence[Emit]) -> list[Query]:
         }
         statements.append(Query(APPEND, parameters))
     return statements
+
+
+def events_if_done(events: Sequence[Emit]) -> Query:
+    """Return what writes the events of one tree if a statement before it, `done`, found a row."""
+    parameters: dict[str, object] = {
+        "event_root_id": events[0].root_id,
+        "event_count": len(events),
+    }
+    for number, event in enumerate(events):
+        parameters[f"event{number}_session_id"] = event.session_id
+        parameters[f"event{number}_kind"] = event.kind
+        parameters[f"event{number}_data"] = event.data
+    return Query(_if_done(len(events)), parameters)
+
+
+@functools.cache
+def _if_done(count: int) -> str:
+    told = (APPEND_IF_DONE.format(number=n, back=count - 1 - n) for n in range(count))
+    return ", ".join((ADVANCE_IF_DONE, *told))
 
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:

@@ -31,6 +31,7 @@ from .records import Lease
 LEASE_SECONDS_MAX = 7 * 24 * 3600
 HOLDER_CHARACTERS_MAX = 256
 SELF_FENCE_SHARE = 0.2
+_UPTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 log = logging.getLogger("holdfast.leases")
 
 ACQUIRE = """
@@ -136,6 +137,11 @@ class Guard:
     look: Query
     is_lost: Callable[[], bool] | None = None
 
+    def require_known(self) -> None:
+        """Raise LeaseLost if its holder knows that it is lost."""
+        if self.is_lost is not None and self.is_lost():
+            self.require([])
+
     def require(self, found: Sequence[Row]) -> None:
         """Raise LeaseLost unless the look found the row."""
         if not found or (self.is_lost is not None and self.is_lost()):
@@ -230,7 +236,8 @@ class Keeper:
     def __init__(self, renew: Callable[[Sequence[Kept]], Sequence[Kept]]) -> None:
         self._renew = renew
         self._kept: set[Kept] = set()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._wakes_at = 0.0
         self._idle_seconds = 60.0
         self._thread: threading.Thread | None = None
@@ -239,7 +246,7 @@ class Keeper:
     def keep(self, number: int, fence: int, lease_seconds: float, taken_at: float) -> Kept:
         """Keep a lease alive that was asked for at `taken_at`, until it is dropped."""
         kept = Kept(number, fence, lease_seconds, taken_at)
-        with self._changed:
+        with self._lock:
             self._kept.add(kept)
             # Idle, the thread wakes in time for any lease of this length: none need wake it.
             self._idle_seconds = min(self._idle_seconds, lease_seconds / 3)
@@ -255,7 +262,7 @@ class Keeper:
 
     def drop(self, kept: Kept) -> None:
         """Renew a lease no longer."""
-        with self._changed:
+        with self._lock:
             self._kept.discard(kept)
 
     def close(self) -> None:
@@ -300,8 +307,7 @@ class Keeper:
 
 def uptime_seconds() -> float:
     """Return the seconds since the machine booted, those spent asleep included where it tells."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
 
 
 def default_holder() -> str:

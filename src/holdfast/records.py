@@ -196,8 +196,7 @@ class IdSource:
             # stands still or goes back, the counter carries over into the milliseconds.
             self._last = max(self._last + 1, self._clock.now_ms() << 12)
             stamp = self._last
-        tail = os.urandom(8)
-        digits = (
-            f"{stamp >> 12:012x}7{stamp & 0xFFF:03x}{0x80 | tail[0] & 0x3F:02x}{tail[1:].hex()}"
-        )
+        head = (stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF
+        tail = 1 << 63 | int.from_bytes(os.urandom(8)) >> 2
+        digits = (head << 64 | tail).to_bytes(16).hex()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

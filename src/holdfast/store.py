@@ -13,7 +13,7 @@ from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
 from .effects import Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
-from .feed import event_statements, lock_statement, read_events
+from .feed import event_statements, events_if_done, lock_statement, read_events
 from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.backup import back_up
@@ -393,7 +393,7 @@ def _settings(
     if hooks is not None and not isinstance(hooks, Hooks):
         raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
-        services=Services(lock_statement, event_statements, IdSource(clock)),
+        services=Services(lock_statement, event_statements, events_if_done, IdSource(clock)),
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),
         durability=durability,

@@ -24,7 +24,7 @@ from holdfast.agent import (
     call,
 )
 from holdfast.errors import BudgetExceeded, InvalidArgument, InvalidValue, LeaseLost, ModelFailed
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import PRICE, World, run, usage
 from tests.checkpoints.colours import both_colours
 

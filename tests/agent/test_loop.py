@@ -39,7 +39,7 @@ from holdfast.errors import (
     SessionBusy,
     Unresolved,
 )
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import World, results, run
 from tests.checkpoints.colours import both_colours
 

@@ -10,7 +10,7 @@ import holdfast
 from holdfast.agent import Agent, Plan, Postcondition, ScriptedModel, Step, call, read_plan
 from holdfast.agent.plan import UNSET, write_plan
 from holdfast.codec import Codec
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.agent.helpers import run
 from tests.checkpoints.colours import both_colours
 

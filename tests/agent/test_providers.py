@@ -38,7 +38,7 @@ from holdfast.agent.providers import (
 )
 from holdfast.codec import Codec
 from holdfast.errors import InvalidArgument, ModelFailed
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import World, results, run
 from tests.checkpoints.colours import both_colours
 

@@ -15,7 +15,7 @@ from holdfast.agent import Agent, ScriptedModel, call
 from holdfast.effects.schema import parameters_of, plain_arguments, typed_arguments
 from holdfast.effects.tools import tool
 from holdfast.errors import InvalidArgument, InvalidValue
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.agent.helpers import run
 from tests.checkpoints.colours import both_colours
 

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidArgument, LeaseLost, RequestMismatch
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 
 

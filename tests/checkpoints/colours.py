@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.kernel.operation import rows
-from holdfast.testing.conformance import Colour, Subject
+from holdfast.testing.subject import Colour, Subject
 
 
 def both_colours(case: Callable[[Subject], Awaitable[None]]) -> Callable[..., None]:

@@ -29,7 +29,7 @@ from holdfast import (
     VersionConflict,
 )
 from holdfast.records import KINDS
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.checkpoints import tables
 from tests.checkpoints.colours import both_colours
 

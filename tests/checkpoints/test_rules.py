@@ -25,7 +25,7 @@ from holdfast import (
 from holdfast.checkpoints.lines import SHIFT
 from holdfast.kernel.attempt import Hooks, Point, Trace
 from holdfast.records import KINDS
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 from tests.checkpoints.tables import dump
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.conformance import CASES, Case, Colour, Subject
+from holdfast.testing.conformance import CASES
+from holdfast.testing.subject import Case, Colour, Subject
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

@@ -22,8 +22,9 @@ import sqlalchemy
 import holdfast
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
-from holdfast.testing.conformance import CASES, Case, Colour, Subject
+from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
+from holdfast.testing.subject import Case, Colour, Subject
 
 
 @pytest.fixture

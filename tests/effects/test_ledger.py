@@ -18,7 +18,7 @@ from holdfast import (
     Unresolved,
     VirtualClock,
 )
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 from tests.effects.world import World
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import holdfast
 from holdfast import Unknown, VirtualClock
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 
 
 class World:

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast.testing.proxy import PostgresProxy
 
 pytest.register_assert_rewrite("tests.faults.workload")
 
@@ -49,3 +51,20 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
             print(f"\n{line}")
 
     return show
+
+
+@pytest.fixture
+def direct(postgres_dsn: str, namespace: str) -> dict[str, Any]:
+    """The way around the proxy, to a store that is ready."""
+    from tests.faults.workload import prepare
+
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+    with holdfast.open(**place) as store:
+        prepare(store)
+    return place
+
+
+@pytest.fixture
+def through(proxy: PostgresProxy, postgres_dsn: str, direct: dict[str, Any]) -> dict[str, Any]:
+    """The way through the proxy."""
+    return {**direct, "url": f"{proxy.dsn(postgres_dsn)}&listen=off"}

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,31 +27,16 @@ CLIENTS = 4
 BUSY_SECONDS = 0.5
 
 
-@pytest.fixture
-def proxy(postgres_dsn: str) -> Iterator[PostgresProxy]:
-    with PostgresProxy(postgres_dsn) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def direct(postgres_dsn: str, namespace: str) -> Place:
-    """The way around the proxy, to a store that is ready."""
-    place: Place = {"url": postgres_dsn, "namespace": namespace}
-    with holdfast.open(**place) as store:
-        prepare(store)
-    return place
-
-
-@pytest.fixture
-def through(proxy: PostgresProxy, postgres_dsn: str, direct: Place) -> Place:
-    """The way through the proxy."""
-    return {**direct, "url": f"{proxy.dsn(postgres_dsn)}&listen=off"}
-
-
 def order_cuts(proxy: PostgresProxy, chance: random.Random, number: int) -> list[Cut]:
-    """Cut the next COMMIT, and every fifth time also the one that settles it."""
+    """Cut the next COMMIT, and every fifth time also the one that settles it.
+
+    Every fourth time the whole transaction is cut, from its BEGIN on.
+    """
     delay = chance.choice((0.0, 0.02, 0.1))
-    cuts = [proxy.cut_next_commit(MOMENTS[number % 3], delay_seconds=delay)]
+    statement, moment = COMMIT, MOMENTS[number % 3]
+    if number % 4 == 0:
+        statement, moment = "BEGIN", "all-late"
+    cuts = [proxy.cut_next_commit(moment, delay_seconds=delay, statement=statement)]
     if number % 5 == 0:
         cuts.append(proxy.cut_next_commit(chance.choice(MOMENTS), delay_seconds=delay))
     return cuts
@@ -83,7 +68,7 @@ def test_a_cut_commit_is_settled_rightly_a_hundred_times(
     with holdfast.open(**through) as store:
         for number in range(100):
             cuts += order_cuts(proxy, chance, number)
-            calls = [partial(chance.choice((clients.add, clients.add_twice)), store)]
+            calls = [partial(chance.choice(clients.writes), store)]
             in_threads(calls * threads)
             proxy.cancel_cuts()
         clients.judge(store)
@@ -103,7 +88,7 @@ def test_a_cut_commit_is_settled_rightly_a_hundred_times_in_an_event_loop(
         async with await holdfast.aopen(**through) as store:
             for number in range(100):
                 cuts.extend(order_cuts(proxy, chance, number))
-                call = chance.choice((clients.add_async, clients.add_twice_async))
+                call = chance.choice(clients.writes_async)
                 await asyncio.gather(*(call(store) for _ in range(CLIENTS)))
                 proxy.cancel_cuts()
 
@@ -222,6 +207,61 @@ def test_the_question_waits_for_a_commit_that_is_still_on_its_way(
         assert cut.finished.wait(1)
         assert store.settle(caught.value.id) is True
         assert found_in(store) == ["first", "late"]
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
+def test_a_transaction_that_arrives_after_it_was_given_up_writes_nothing(
+    delay_seconds: float, proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    """All of it was sent at once, and lay in a buffer when its connection broke."""
+    with holdfast.open(**through) as store, holdfast.open(**direct) as other:
+        assert Counter(store).add_at_once(1, note="first") == 1
+        cut = proxy.cut_next_commit("all-late", statement="BEGIN", delay_seconds=delay_seconds)
+        assert Counter(store).add_at_once(1, note="second") == 2
+        answer = cut.wait()
+        # It came before the question, or it found its writer's row closed.
+        assert answer in {"COMMIT", "ROLLBACK", "ERROR 23502", None}
+        assert answer != "COMMIT" or delay_seconds == 0.0
+        assert found_in(other) == ["first", "second"]
+        assert Counter(store).add_at_once(1, note="third") == 3
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_answer_that_was_lost_with_its_commit_is_read_again(
+    moment: Moment, proxy: PostgresProxy, through: Place, direct: Place
+) -> None:
+    @holdfast.tool(effect="mutate")
+    def pay(amount: int) -> dict[str, int]:
+        return {"paid": amount}
+
+    with holdfast.open(**through) as store, holdfast.open(**direct) as other:
+        session = store.session("trip")
+        session.append("messages", [{"number": 0}])
+        for number in range(1, 4):
+            cut = proxy.cut_next_commit(moment, delay_seconds=0.05)
+            assert session.append("messages", [{"number": number}]).version == number + 1
+            cut.wait()
+            for _ in range(2):  # the intent's, then the outcome's
+                cut = proxy.cut_next_commit(moment, delay_seconds=0.05)
+            assert session.call(pay, amount=number).value == {"paid": number}
+            cut.wait()
+        kept = other.session("trip").latest()
+        assert kept is not None
+        assert kept.channels["messages"] == [{"number": number} for number in range(4)]
+        effects = other.effects(session="trip")
+        assert [effect.status for effect in effects] == ["completed"] * 3
+
+
+def test_a_writer_whose_row_was_closed_goes_on_with_another_connection(through: Place) -> None:
+    """Somebody asked for a commit that its connection has not made yet."""
+    with holdfast.open(**through) as store:
+        assert Counter(store).add_at_once(1, note="first") == 1
+        (connection,) = store.driver.pool._pool  # type: ignore[attr-defined]
+        assert store.settle(f"{connection.writer_id}:{connection.batch + 5}") is False
+        assert store.settle(f"{connection.writer_id}:{connection.batch}") is True
+        assert Counter(store).add_at_once(1, note="second") == 2
+        assert Counter(store).add(1, note="third") == 3
+        assert found_in(store) == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("statement", [COMMIT, ".*CREATE TABLE .*hf_events.*"])

@@ -310,3 +310,17 @@ def test_while_the_disk_keeps_failing_a_commit_is_unknown_and_settled_later(
     assert failed == 16
     assert set(outcomes) == {"CommitUnknown" if error == errno.EIO else "StoreFull"}
     assert max(times) < 5
+
+
+def test_a_writer_whose_row_was_closed_goes_on_under_another_name(path: Path) -> None:
+    """Somebody asked for a commit that it has not made yet."""
+    with holdfast.open(f"sqlite:///{path}") as store:
+        assert Counter(store).add() == 1
+        with apsw.Connection(str(path)) as reader:
+            [(writer_id, batch)] = reader.execute(
+                "SELECT id, batch FROM hf_writers ORDER BY updated_at DESC LIMIT 1"
+            ).fetchall()
+        assert store.settle(f"{writer_id}:{batch + 5}") is False
+        assert store.settle(f"{writer_id}:{batch}") is True
+        assert [Counter(store).add(), Counter(store).add()] == [2, 3]
+        assert store.settle(f"{writer_id}:{batch + 5}") is False

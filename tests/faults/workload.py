@@ -69,11 +69,18 @@ class Clients:
         self.outcomes: Tally[str] = Tally()
         self.on_outcome: Callable[[str, str], None] = lambda outcome, id: None
         self._history = history.History(directory)
+        self.writes = (self.add, self.add_twice, self.add_at_once)
+        self.writes_async = (self.add_async, self.add_twice_async, self.add_at_once_async)
 
     def add(self, store: holdfast.Store) -> None:
         """Add one."""
         with self._recording() as call:
             call.result = Counter(store).add(1, note=call.id)
+
+    def add_at_once(self, store: holdfast.Store) -> None:
+        """Add one, with COMMIT in the same round trip."""
+        with self._recording() as call:
+            call.result = Counter(store).add_at_once(1, note=call.id)
 
     def add_twice(self, store: holdfast.Store) -> None:
         """Add two in one composed commit."""
@@ -84,6 +91,11 @@ class Clients:
         """Add one."""
         with self._recording() as call:
             call.result = await AsyncCounter(store).add(1, note=call.id)
+
+    async def add_at_once_async(self, store: holdfast.AsyncStore) -> None:
+        """Add one, with COMMIT in the same round trip."""
+        with self._recording() as call:
+            call.result = await AsyncCounter(store).add_at_once(1, note=call.id)
 
     async def add_twice_async(self, store: holdfast.AsyncStore) -> None:
         """Add two in one composed commit."""

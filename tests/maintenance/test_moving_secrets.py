@@ -254,6 +254,60 @@ def test_a_key_beside_the_databases_is_the_same_in_both(
             assert len(calls) == made
 
 
+KEY, OTHER_KEY = b"a key beside the database", b"a key kept elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "says"),
+    [
+        (KEY, None, "known with a key.*the same redaction"),
+        (None, KEY, "known without a key.*opened with no key"),
+        (KEY, OTHER_KEY, "known with another key.*the same redaction"),
+    ],
+)
+def test_effects_do_not_come_beside_those_of_another_key(
+    place: Any, others: list[Any], tmp_path: Path, there: Any, here: Any, says: str
+) -> None:
+    file = tmp_path / "moved.export"
+    with open_at(place, redaction=holdfast.Redactor(key=there)) as store:
+        do_all(store)
+        store.export(file)
+    with open_at(others[0], redaction=holdfast.Redactor(key=here)) as target:
+        do_all(target, "a session of its own", OTHER_CARD)
+        # It is the store that counts, not how who imports has opened it.
+        with open_at(others[0]) as importing:
+            for each in (target, importing):
+                with pytest.raises(holdfast.InvalidArgument, match=says):
+                    each.import_sessions(file)
+        assert [session.id for session in target.sessions()] == ["a session of its own"]
+        assert all(do_all(target, "a session of its own", OTHER_CARD))
+
+
+def test_a_store_without_effects_takes_on_the_key_that_they_come_with(
+    place: Any, others: list[Any], tmp_path: Path, move: Move
+) -> None:
+    redaction = holdfast.Redactor(key=KEY)
+    with open_at(place, redaction=redaction) as store:
+        do_all(store)
+        made = len(calls)
+        with open_at(others[0], redaction=holdfast.Redactor(key=OTHER_KEY)) as other:
+            other.session("a session of its own")
+            store.export(tmp_path / "refused.export")
+            with pytest.raises(holdfast.InvalidArgument, match="known with another key"):
+                other.import_sessions(tmp_path / "refused.export")
+        # A command line that moves sessions has no key.
+        with open_at(others[0]) as plain:
+            move(store, plain)
+            with pytest.raises(holdfast.InvalidArgument, match="known with a key"):
+                plain.session("trip").call(pay, card=CARD)
+            with open_at(others[0], redaction=redaction) as target:
+                assert all(do_all(target))
+                with open_at(others[1], redaction=redaction) as third:
+                    move(target, third)
+                    assert all(do_all(third))
+    assert len(calls) == made
+
+
 def test_what_counts_in_the_whole_store_has_one_key_there_whoever_asks(
     stores: list[holdfast.Store], move: Move
 ) -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import unicodedata
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import Codec, Limits, canonical, check, digest, from_json, to_json
+from holdfast.codec import (
+    Codec,
+    Limits,
+    canonical,
+    check,
+    digest,
+    from_json,
+    to_json,
+    with_first,
+)
 from holdfast.errors import (
     CorruptRecord,
     HoldfastError,
@@ -822,6 +832,41 @@ def test_the_canonical_form_ignores_the_order_of_keys(value: Any, random: Any) -
     except InvalidValue:
         return
     assert canonical(shuffled(value)) == form
+
+
+ascii_text = st.text(st.characters(max_codepoint=127))
+ascii_values = st.recursive(
+    scalars.filter(lambda scalar: not isinstance(scalar, str)) | ascii_text,
+    lambda inner: st.lists(inner) | st.dictionaries(ascii_text, inner),
+    max_leaves=40,
+)
+
+
+@given(values | ascii_values)
+def test_the_canonical_form_is_the_body_of_the_normal_form(value: Any) -> None:
+    def normal(part: Any) -> Any:
+        if isinstance(part, str):
+            return unicodedata.normalize("NFC", part)
+        if isinstance(part, list):
+            return [normal(item) for item in part]
+        if isinstance(part, dict):
+            return {normal(key): normal(part[key]) for key in sorted(part, key=normal)}
+        return part
+
+    try:
+        form = canonical(value)
+    except InvalidValue:
+        return
+    assert form == Codec().encode(normal(value))
+
+
+@given(text | ascii_text, st.lists(values | ascii_values, max_size=14))
+def test_a_text_can_be_put_before_the_canonical_form_of_a_list(first: str, items: Any) -> None:
+    try:
+        form = canonical(items)
+    except InvalidValue:
+        return
+    assert with_first(first, form) == canonical([first, *items])
 
 
 def test_canonical_keys_stand_in_the_order_of_their_utf8_bytes() -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.kernel.attempt import Attempt, Services
-from holdfast.kernel.operation import Call, Emit, Lock, Op, Query, batch, fresh_id, one, operation
+from holdfast.kernel.operation import (
+    Call,
+    Emit,
+    Lock,
+    Op,
+    Query,
+    batch,
+    decide,
+    fresh_id,
+    one,
+    operation,
+)
 from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps
 
 ids = iter(f"id-{number}" for number in range(1000))
 SERVICES = Services(
     lock=lambda root_id, may_wait: Query(f"LOCK {root_id} {may_wait}", {}),
     events=lambda emits: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
+    events_if_done=lambda emits: Query("EVENTS", {"count": len(emits)}),
     new_id=lambda: next(ids),
 )
 
@@ -113,6 +126,57 @@ def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
         [[{}]],
     ]
     assert attempt.statements == 4
+
+
+class Deciding:
+    @operation
+    def decide(self) -> Op[list[Any]]:
+        told = Emit("a", "a", "told", b"")
+        guard = Query("GUARD", {}, must_find=True)
+        found = yield from decide(Lock("a"), guard, Query("LAST", {}), emits=[told])
+        if found[-1]:
+            return found
+        return [found, (yield Query("WHY", {}))]
+
+
+def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None:
+    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    assert [query.sql for query in attempt.queries] == ["LOCK a True", "GUARD"]
+    attempt.reply([[{}], [{"r": 1}]])
+    assert [query.sql for query in attempt.queries] == ["LAST"]
+    attempt.reply([[{"r": 2}]])
+    assert attempt.result == [[{}], [{"r": 1}], [{"r": 2}]]
+    assert [query.parameters["kind"] for query in attempt.closing()] == ["told"]
+    assert attempt.statements == 4
+
+
+@pytest.mark.parametrize("guard", [[], [{"r": 1}]])
+def test_without_a_row_of_the_last_the_call_goes_on_and_emits_nothing(guard: list[Any]) -> None:
+    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt.reply([[{}], guard])
+    if guard:
+        attempt.reply([[]])
+    assert [query.sql for query in attempt.queries] == ["WHY"]
+    attempt.reply([[]])
+    assert attempt.result == [[[{}], guard, []], []]
+    assert attempt.closing() == []
+
+
+def test_a_refused_decision_is_not_asked_again() -> None:
+    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    assert [query.sql for query in attempt.whole()] == ["LOCK a True", "GUARD", "LAST"]
+    attempt.restart(is_refused=True)
+    assert [query.sql for query in attempt.queries] == ["WHY"]
+    attempt.reply([[{"r": 3}]])
+    assert attempt.result == [[[], [], []], [{"r": 3}]]
+
+
+def test_events_of_a_tree_that_is_gone_are_not_emitted() -> None:
+    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt.whole()
+    attempt.reply([[], [{"r": 1}], [{"r": 2}]])
+    assert attempt.result == [[], [{"r": 1}], [{"r": 2}]]
+    assert attempt.closing() == []
 
 
 def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:

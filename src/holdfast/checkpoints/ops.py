@@ -8,7 +8,7 @@ from typing import Any
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import Lock, Op, large_query, operation, query, rows
+from ..kernel.operation import Lock, Op, deciding, large_query, operation, query, rows
 from ..leases import Guard
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from .deltas import manifest_at, read_delta
@@ -46,7 +46,7 @@ class CheckpointOps:
     fence: int | None
     guard: Guard | None = None
 
-    @operation
+    @deciding
     def save(
         self,
         channels: Mapping[str, Any] | None = None,
@@ -70,7 +70,7 @@ class CheckpointOps:
         ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
         return (yield from write(self.codec, self.heads, self._place(), ready))
 
-    @operation
+    @deciding
     def append(
         self,
         channel: str,
@@ -93,7 +93,7 @@ class CheckpointOps:
         ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
         return (yield from write(self.codec, self.heads, self._place(), ready))
 
-    @operation
+    @deciding
     def record(
         self,
         kind: Kind,

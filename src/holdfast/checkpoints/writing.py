@@ -16,8 +16,8 @@ from ..errors import (
     SessionNotFound,
     VersionConflict,
 )
-from ..feed import emit
-from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, fresh_id, one
+from ..feed import event
+from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, decide, fresh_id, one
 from ..leases import Guard
 from ..records import KINDS, Checkpoint, Kind
 from . import manifest as manifests
@@ -60,6 +60,7 @@ SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
 FROM hf_sessions s WHERE s.number = :number AND s.head = :head
 RETURNING epoch, state_sequence, created_at
 """
+ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
 LOOK = """
 SELECT number, version, epoch, head, origin_number, salt, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
@@ -295,12 +296,18 @@ def write_after(
         ]
     queries += [Query(USE, {**here, "line_id": line_id}) for line_id in plan.opened]
     queries.append(Query(ADD_CHECKPOINT, {**here, **_row(codec, place, version, wanted, plan)}))
-    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), *queries)
-    answers = place.require_guards(answers)
-    if not answers[0]:
+    told = {"version": version, "kind": wanted.kind}
+    if place.guard is not None:
+        place.guard.require_known()
+    answers = yield from decide(
+        Lock(place.root_id),
+        *place.guards(),
+        *queries,
+        emits=[event(codec, place.root_id, place.session_id, "checkpoint_saved", told)],
+        again=Query(ADDED, {"key": place.number * SHIFT + version}),
+    )
+    if not answers[-1]:
         return None
-    data = {"version": version, "kind": wanted.kind}
-    yield from emit(codec, place.root_id, place.session_id, "checkpoint_saved", data)
     yield AfterCommit(
         lambda: heads.put(place.number, Head(new_head, version, plan.manifest, plan.remember()))
     )

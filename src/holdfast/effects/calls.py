@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ..checkpoints.writing import Place, id_of_item
 from ..errors import (
+    CommitUnknown,
     EffectFailed,
     HoldfastError,
     InProgress,
@@ -20,28 +22,30 @@ from ..errors import (
     StoreBusy,
     StoreFull,
     StoreUnavailable,
-    Unresolved,
 )
 from ..kernel.flow import (
     CancelledAfterwards,
     Flow,
+    Perform,
     StillRunning,
-    invoke,
     invoke_within,
     perform,
     wait,
 )
+from ..kernel.marks import MarkOps, parse_commit_id
 from ..kernel.operation import Call
 from ..leases import Guard, Kept, uptime_seconds
 from ..records import Effect
+from .doubt import ask_verdict, describe, doubt_of, landed, unknown_outcome, unresolved
 from .ledger import Ledger, log
-from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic
+from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic, unless_spent
 from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_seconds
 
 V = TypeVar("V")
 CALL_ID_CHARACTERS_MAX = 256
 FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
+INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Result(Generic[V]):
         return self.replay_of is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Calling:
     """One call on its way: which tool, with what, and for which session."""
 
@@ -91,7 +95,8 @@ class Calling:
         watched: tuple[str, int] = ("", 0)
         while True:
             asked_at = uptime_seconds()
-            taken = yield from perform(Ledger.take, self.ledger, self.place, self.request)
+            taking = Call(Ledger.take, self.ledger, (self.place, self.request))
+            taken = yield from self._issuing(taking)
             match taken:
                 case Run(ticket):
                     return ticket, asked_at
@@ -113,6 +118,20 @@ class Calling:
                     yield from wait(min(left, wait_ms / 1000 + 0.001), *watched)
                     watched = ("", 0)
 
+    def _issuing(self, call: Call[V]) -> Flow[V]:
+        """Run what may issue an attempt. An interrupted caller runs none, and says so."""
+        try:
+            result: V = yield Perform(call)
+        except INTERRUPTS:
+            yield from self._let_go(call.ids)
+            raise
+        return result
+
+    def _let_go(self, ids: Sequence[str]) -> Flow[None]:
+        with contextlib.suppress(HoldfastError):
+            guard = self.request.guard
+            yield from perform(Ledger.let_go, self.ledger, self.place, guard, ids)
+
     def _read(self) -> Flow[Result[Any]]:
         """Run a tool without effects; a completed read of the same call id is returned."""
         if self.request.policy == "call":
@@ -128,14 +147,12 @@ class Calling:
         outcome = self.ledger.storable(value)
         if outcome.error is not None:
             outcome = Outcome("failed", "not_storable", error=outcome.error)
-        effect, counts = yield from perform(
-            Ledger.log, self.ledger, self.place, self.request, outcome
-        )
-        if not counts:
-            return Result(effect.result, effect.id, effect.id)
+        id, earlier = yield from perform(Ledger.log, self.ledger, self.place, self.request, outcome)
+        if earlier is not None:
+            return Result(earlier.result, id, id)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
-        return Result(value, effect.id)
+        return Result(value, id)
 
     def _execute(self, ticket: Ticket, asked_at: float) -> Flow[Result[Any]]:
         """Run the tool under a lease that is kept alive, and record what became of it."""
@@ -186,6 +203,9 @@ class Calling:
                     break
                 kept.renewed_at = asked_at
                 is_owned = not kept.is_lost
+        except INTERRUPTS:
+            yield from self._let_go([ticket.id])
+            raise
         finally:
             if not is_owned:
                 self.ledger.keeper.drop(kept)
@@ -193,10 +213,10 @@ class Calling:
 
     def _invoke(self, idempotency_key: str) -> Flow[Any]:
         given = {**self.arguments, KEY: idempotency_key} if self.tool.takes_key else self.arguments
-        return (yield from invoke_within(self.tool.timeout_seconds, self.tool.function, **given))
+        return invoke_within(self.tool.timeout_seconds, self.tool.function, **given)
 
     def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
-        yield from finish(self.ledger, ticket, outcome)
+        return finish(self.ledger, ticket, outcome)
 
     def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
         """Record that a tool raised; of one that may have acted, find out whether it did."""
@@ -215,7 +235,7 @@ class Calling:
         if is_certain or self.tool.effect != "mutate":
             return Outcome("failed", "raised", error=said)
         reason = "raised"
-        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+        if isinstance(error, INTERRUPTS):
             reason = "cancelled"
         elif isinstance(error, TimeoutError):
             reason = "timed_out"
@@ -286,11 +306,12 @@ class Calling:
             closed = Outcome("failed", "not_landed")
             if isinstance(verdict, Unknown):
                 closed = unknown_outcome(self.tool.on_unknown, effect.reason, verdict.why)
+            most = self.tool.max_attempts
+            closed = unless_spent(closed, effect.attempt, most, effect.reason)
             if closed.reason in {"not_landed", "abandoned"}:
                 again_at = uptime_seconds()
-                again = yield from perform(
-                    Ledger.run_again, self.ledger, ticket, self.request, closed
-                )
+                running = Call(Ledger.run_again, self.ledger, (ticket, self.request, closed))
+                again = yield from self._issuing(running)
                 return None if again is None else (again, again_at)
             yield from self._finish(ticket, closed)
         finally:
@@ -362,6 +383,7 @@ def prepare(
         lease_ms=tool.lease_ms,
         timeout_ms=round((tool.timeout_seconds or 0) * 1000),
         settle_ms=round(tool.settle_seconds * 1000),
+        max_attempts=tool.max_attempts,
         ttl_ms=None if tool.ttl_seconds is None else round(tool.ttl_seconds * 1000),
         guard=guard,
     )
@@ -375,90 +397,38 @@ def prepare(
     )
 
 
-def doubt_of(tool: Tool[..., Any]) -> Any:
-    """Return what becomes of a call whose owner died."""
-    if tool.verify is not None:
-        return "verify"
-    return tool.on_unknown if tool.effect == "mutate" else "retry"
-
-
 def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
     """Record an outcome; of one that comes too late, keep it beside the effect and raise.
 
     It is all that is known of what was done, so a store that is busy or away is waited for.
     """
+    unknown: CommitUnknown | None = None
     for pause in (*FINISH_PAUSES_SECONDS, None):
         try:
+            if unknown is not None and (yield from _is_committed(unknown)):
+                ledger.signals.ring(topic(ticket.id))
+                return
             if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
                 return
             break
-        except (StoreBusy, StoreUnavailable, StoreFull):
+        except INTERRUPTS:
+            # Nobody else knows it. If it was written after all, that changes nothing.
+            with contextlib.suppress(HoldfastError):
+                yield from perform(Ledger.finish, ledger, ticket, outcome)
+            raise
+        except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
             if pause is None:
                 raise
+            if isinstance(error, CommitUnknown):
+                unknown = error
             yield from wait(pause)
     yield from perform(Ledger.keep_late, ledger, ticket, outcome)
     raise ticket.lost()
 
 
-def ask_about(tool: Tool[..., Any], effect: Effect, *, is_whole: bool) -> Flow[Verdict]:
-    """Ask a tool's verify hook about a stored effect, whose arguments may lack their secrets.
-
-    A hook that finds nothing may then have looked for the wrong thing.
-    """
-    assert tool.verify is not None
-    verdict = yield from ask_verdict(tool.verify, effect.arguments, effect.idempotency_key)
-    if isinstance(verdict, NotLanded) and not is_whole:
-        return Unknown("its stored arguments lack their secrets, so that NotLanded proves nothing")
-    return verdict
-
-
-def ask_verdict(
-    verify: Callable[..., Any], arguments: dict[str, Any], idempotency_key: str
-) -> Flow[Verdict]:
-    """Ask a tool's verify hook; one that fails or says nothing clear has not told."""
-    try:
-        verdict = yield from invoke(verify, arguments, idempotency_key)
-    except Exception as error:
-        return Unknown(f"verify raised {describe(error)}")
-    if isinstance(verdict, Landed | NotLanded | Unknown):
-        return verdict
-    if isinstance(verdict, type) and issubclass(verdict, NotLanded | Unknown):
-        return verdict()
-    return Unknown(f"verify must return Landed(…), NotLanded() or Unknown(), not {verdict!r}")
-
-
-def unknown_outcome(on_unknown: str, reason: str | None, why: str) -> Outcome:
-    """Return what a tool's own rule makes of an effect that cannot be verified."""
-    said = why or None
-    if on_unknown == "retry":
-        return Outcome("failed", "abandoned", error=said)
-    if on_unknown == "fail":
-        return Outcome("failed", "given_up", error=said or "nobody can tell whether it happened")
-    return Outcome("unknown", reason or "owner_died", error=said)
-
-
-def describe(error: BaseException) -> str:
-    """Return an error as a line for people."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
-    """Return the error of a call whose effect is in doubt."""
-    why = f" ({error})" if error else ""
-    return Unresolved(
-        f"nobody can tell whether {tool} happened{why}; effect {id} is parked and blocks equal "
-        "calls until store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
-        f"`holdfast effects resolve {id}`",
-        effect_id=id,
-    )
-
-
-def landed(ledger: Ledger, result: Any) -> Outcome:
-    """Return the outcome of a call that a verify hook found to have happened."""
-    found = ledger.storable(result)
-    reason = "verified" if found.reason is None else found.reason
-    return Outcome("completed", reason, found.result, found.error)
+def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
+    writer_id, batch = parse_commit_id(unknown.id)
+    return (yield from perform(MarkOps.is_committed, MarkOps(), writer_id, batch))
 
 
 def _policy(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import hmac
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..checkpoints.reading import EPOCHS, path
 from ..checkpoints.writing import Place
-from ..codec import Limits, canonical
+from ..codec import Limits, canonical, check, with_first
 from ..kernel.operation import Op, Row, one, rows
 from .rows import Identity, Request
 
+BLOCK_BYTES = 64
 LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
 
 
@@ -35,8 +36,12 @@ def identify(salt: bytes, limits: Limits, place: Place | None, request: Request)
         digest = _hash(salt, limits, [request.tool, request.distinct], "request")
         return Identity(salt, scope, f"undo:{request.distinct}", digest)
     within = "global" if request.policy == "global" else scope
-    digest = _hash(salt, limits, [request.tool, request.arguments], "request")
-    return Identity(salt, scope, key_within(salt, limits, within, request), digest)
+    form = canonical([request.tool, request.arguments], limits, name="request")
+    digest = _hash_form(salt, form)
+    if request.distinct is not request.arguments:
+        return Identity(salt, scope, key_within(salt, limits, within, request), digest)
+    check([within, request.tool, request.distinct], limits, name="arguments")
+    return Identity(salt, scope, _hash_form(salt, with_first(within, form))[:32], digest)
 
 
 def key_within(salt: bytes, limits: Limits, scope: str, request: Request) -> str:
@@ -58,7 +63,25 @@ def derive_key(salt: bytes, key: str, generation: int) -> str:
 
 
 def _hash(salt: bytes, limits: Limits, value: Any, name: str) -> str:
-    return hmac.digest(salt, canonical(value, limits, name=name), "sha256").hex()
+    return _hash_form(salt, canonical(value, limits, name=name))
+
+
+def _hash_form(salt: bytes, form: bytes) -> str:
+    """Return the HMAC-SHA-256 of a canonical form."""
+    inner, outer = _halves(salt)
+    inner, outer = inner.copy(), outer.copy()
+    inner.update(form)
+    outer.update(inner.digest())
+    return str(outer.hexdigest())
+
+
+@functools.lru_cache(maxsize=16)
+def _halves(salt: bytes) -> tuple[Any, Any]:
+    """Return what both hashes of an HMAC (RFC 2104) start with; it is more than half their work."""
+    key = hashlib.sha256(salt).digest() if len(salt) > BLOCK_BYTES else salt
+    key = key.ljust(BLOCK_BYTES, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in key) for pad in (0x36, 0x5C))
+    return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
 class Past:

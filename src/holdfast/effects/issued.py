@@ -11,7 +11,8 @@ from ..kernel.flow import Flow, flow
 from ..kernel.operation import AfterCommit, AsyncBound, AsyncDriver, Op, SyncBound, SyncDriver
 from ..leases import Kept
 from ..records import EffectStatus
-from .calls import Result, describe, finish
+from .calls import Result, finish
+from .doubt import describe
 from .ledger import Ledger
 from .rows import Outcome, Ticket
 

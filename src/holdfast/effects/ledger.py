@@ -10,16 +10,15 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..codec import Codec
-from ..errors import InvalidValue, LimitExceeded
-from ..feed import emit
 from ..kernel.operation import (
     AfterCommit,
     Call,
-    Lock,
     Op,
     Query,
     Row,
     batch,
+    decide,
+    deciding,
     fresh_id,
     one,
     operation,
@@ -27,16 +26,17 @@ from ..kernel.operation import (
     rows,
 )
 from ..kernel.signals import Signals
-from ..leases import Keeper, Kept
+from ..leases import Guard, Keeper, Kept
 from ..records import Effect
 from ..redaction import Redaction
-from .identity import Past, counting, derive_key, is_whole, key_within, read_past
+from .identity import Past, counting, is_whole, key_within, read_past
+from .pen import Pen
 from .rows import (
     BY_CALL,
     BY_ID,
     BY_KEY,
-    FINISH,
-    ISSUE,
+    FIRST_FENCE,
+    ISSUED,
     KEEP_LATE,
     NEWEST_CHANGE,
     NEWEST_CHANGE_IN_SCOPE,
@@ -56,14 +56,15 @@ from .rows import (
     Wanted,
     context,
     effect_of,
+    locks,
     look_at,
     look_without_session,
     mismatch,
     settled_at,
     takeover_at,
     ticket_of,
-    tidy,
     topic,
+    unless_spent,
 )
 from .salts import SALT_OF, SALTS, Salts
 from .tools import Tool
@@ -71,6 +72,8 @@ from .tools import Tool
 log = logging.getLogger("holdfast.effects")
 
 PENDING = Outcome("issued")
+KNOWN_SESSIONS_MAX = 10_000
+NOT_CALLED = "its caller was interrupted before the tool was called"
 
 
 @dataclass(slots=True)
@@ -84,22 +87,35 @@ class Ledger:
     run: Callable[[Call[Any]], Any]
     """Runs a call on a thread of our own."""
     is_joined: bool = False
+    pen: Pen = field(init=False)
     keeper: Keeper = field(init=False)
     salts: Salts = field(init=False)
     tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
     """The tools that were called in this process, by name."""
+    _known_sessions: set[int] = field(default_factory=set)
+    """The sessions whose last call was found in the ledger: their next one is looked for first."""
 
     def __post_init__(self) -> None:
+        self.pen = Pen(self.codec, self.redactor)
         self.salts = Salts(getattr(self.redactor, "key", None))
         self.keeper = Keeper(lambda kept: self.run(Call(Ledger.renew, self, (kept,))))
 
-    @operation
+    @deciding
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""
+        wanted = yield from self._want(place, request)
+        issued = yield from self._issue_first(wanted, PENDING)
+        if issued is not None:
+            if issued["fence"] != FIRST_FENCE or issued.get("status", "issued") != "issued":
+                # The answer was lost for so long that another has stepped in.
+                return Busy(self.effect(issued), 1)
+            return Run(ticket_of(issued, place, request.guard))
         taken = None
         while taken is None:
-            wanted = yield from self._want(place, request)
             taken = yield from self._take(wanted)
+            if taken is None:
+                wanted = yield from self._want(place, request)
+        self._remember(place, is_known=not isinstance(taken, Run))
         return taken
 
     def _take(self, wanted: Wanted) -> Op[Taken | None]:
@@ -132,33 +148,39 @@ class Ledger:
                 return taken
         return (yield from self._issue(wanted, newest, row))
 
-    @operation
+    @deciding
     def log(
         self, place: Place | None, request: Request, outcome: Outcome
-    ) -> Op[tuple[Effect, bool]]:
-        """Write a read that has been done, and say whether it counts: of two the first does."""
+    ) -> Op[tuple[str, Effect | None]]:
+        """Write a read that has been done; return its id, and the earlier one if that counts."""
+        wanted = yield from self._want(place, request)
+        issued = yield from self._issue_first(wanted, outcome)
+        if issued is not None:
+            return issued["id"], None
         while True:
-            wanted = yield from self._want(place, request)
             first = yield from self._issuing(wanted, None, None, outcome)
             by_key = Query(BY_KEY, {"key": wanted.identity.key, "limit": 1})
             session, answers = yield from self._look(wanted, [SALTS, by_key, first])
             salts, found, logged = answers
             if self.salts.is_true(wanted.belief, place, salts[0], session):
                 break
+            wanted = yield from self._want(place, request)
         newest = next(iter(found), None)
         if newest is not None and newest["status"] == "completed" and not newest["is_expired"]:
-            return self.effect(newest), False
+            return newest["id"], self.effect(newest)
         if logged:
-            yield from self._tell_issued(wanted, logged[0]["id"], outcome)
-            return self.effect(logged[0]), True
+            yield from self.pen.events(wanted, logged[0]["id"], outcome)
+            return logged[0]["id"], None
         row, is_ours = yield from self._insert(wanted, newest, None, outcome)
-        return self.effect(row), is_ours or row["status"] != "completed"
+        counts = not is_ours and row["status"] == "completed"
+        return row["id"], self.effect(row) if counts else None
 
     @query
     def find_read(self, place: Place | None, request: Request) -> Op[Effect | None]:
         """Return the completed read of the same call id, if there is one."""
-        yield from self.salts.learn()
         while True:
+            if not (yield from self.salts.learn()):
+                return None
             belief = self.salts.believed(place)
             identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
             number = None if place is None else place.number
@@ -178,36 +200,34 @@ class Ledger:
             raise mismatch(newest, request)
         return self.effect(newest)
 
-    @operation
+    @deciding
     def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
         """Record what became of an attempt; False when it is no longer the ticket's to say."""
+        place = ticket.place
+        if ticket.undoes is None:
+            emits = []
+            if place is not None:
+                emits = [self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)]
+            finished = self.pen.finishing(ticket, outcome, "issued")
+            answers = yield from decide(*locks(place), *ticket.guards(), finished, emits=emits)
+            if answers[-1]:
+                yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
+                return True
         return (yield from self.finishing(ticket, outcome))
 
     def finishing(self, ticket: Ticket, outcome: Outcome, old_status: str = "issued") -> Op[bool]:
         """Record an outcome inside another transaction."""
         place, guards = ticket.place, ticket.guards()
-        if guards and not all((yield from batch(*guards))):
+        if guards and not all((yield from batch(*locks(place), *guards))):
             return False
-        parameters = {
-            "number": ticket.number,
-            "fence": ticket.fence,
-            "old_status": old_status,
-            "session_number": None if place is None else place.number,
-            "session_fence": None if place is None else place.fence,
-            "decided_by": outcome.decided_by,
-            **self._sealed(ticket.id, outcome),
-        }
-        asked: list[Query | Lock] = [Query(FINISH, parameters)]
-        if place is not None:
-            asked.insert(0, Lock(place.root_id))
-        answers = yield from batch(*asked)
+        answers = yield from batch(*locks(place), self.pen.finishing(ticket, outcome, old_status))
         if not answers[-1]:
             return False
         if ticket.undoes is not None and outcome.status == "completed":
             yield from rows(UNDONE, id=ticket.id, undoes=ticket.undoes)
         # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
         if place is not None and answers[0]:
-            yield from self._tell(place, ticket.id, ticket.tool, ticket.call_id, outcome)
+            yield self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)
         yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
         return True
 
@@ -233,6 +253,17 @@ class Ledger:
         return issued.ticket if isinstance(issued, Run) else None
 
     @operation
+    def let_go(self, place: Place | None, guard: Guard | None, ids: Sequence[str]) -> Op[None]:
+        """Close what was issued for a caller that was interrupted before it ran anything."""
+        yield from batch(*locks(place))
+        for id in ids:
+            row = yield from one(BY_ID, id=id)
+            # Its first fence is the issuer's: nobody has stepped in.
+            if row is not None and (row["status"], row["fence"]) == ("issued", 1):
+                ticket = ticket_of(row, place, guard)
+                yield from self.finishing(ticket, Outcome("failed", "not_landed", error=NOT_CALLED))
+
+    @operation
     def renew(self, kept: Sequence[Kept]) -> Op[list[Kept]]:
         """Prolong the ownership of running effects; return those that are still owned."""
         in_order = sorted(kept, key=lambda kept: kept.number)
@@ -247,11 +278,7 @@ class Ledger:
     @operation
     def keep_late(self, ticket: Ticket, outcome: Outcome) -> Op[None]:
         """Keep what an owner reports after it has lost the effect; it changes nothing."""
-        error = None if outcome.error is None else self._tidy(outcome.error)
-        said = {"status": outcome.status, "error": error, "holder": self.holder}
-        result = self._plain(outcome.result)
-        body = self.codec.encode({**said, "result": result}, name="late")
-        sealed = self.codec.seal(body, context=context(ticket.id, "late"))
+        sealed = self.pen.late(ticket.id, outcome, self.holder)
         yield from rows(KEEP_LATE, number=ticket.number, late=sealed)
 
     def is_whole(self, row: Row) -> bool:
@@ -262,31 +289,50 @@ class Ledger:
         """Return a row as a record."""
         return effect_of(self.codec, row)
 
-    def _plain(self, value: Any) -> Any:
-        """Return a value without its secrets, or a word on why it cannot be stored."""
-        try:
-            value = self.redactor.redact(value)
-            self.codec.encode(value, name="result")
-        except (InvalidValue, LimitExceeded) as error:
-            return f"(not storable: {error})"
-        return value
-
     def storable(self, result: Any) -> Outcome:
         """Return a completed call's outcome; a result that cannot be stored is left out of it."""
-        try:
-            self.codec.encode(result, name="result")
-        except (InvalidValue, LimitExceeded) as error:
-            return Outcome("completed", "not_storable", None, str(error))
-        return Outcome("completed", None, result)
+        return self.pen.storable(result)
 
     def _want(self, place: Place | None, request: Request) -> Op[Wanted]:
         """Say what a request is known by, and encode it, before any lock is held."""
-        yield from self.salts.learn()
+        yield from self.salts.learn_to_write()
         belief = self.salts.believed(place)
         identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
-        arguments = self.codec.encode(self.redactor.redact(request.arguments), name="arguments")
+        arguments = self.pen.encoded("arguments", request.arguments)
         owner = None if place is None else (place.number, place.session_id)
         return Wanted(place, request, identity, arguments, belief, owner)
+
+    def _issue_first(self, wanted: Wanted, outcome: Outcome) -> Op[Row | None]:
+        """Write the first attempt of an effect that nobody has asked for, which most are.
+
+        The statement itself makes sure of everything; it does nothing where there is more to it.
+        """
+        place = wanted.place
+        guard = wanted.request.guard if place is None else place.guard
+        if place is not None and place.number in self._known_sessions:
+            return None
+        looks = [] if guard is None else [guard.look]
+        if guard is not None:
+            guard.require_known()
+        first = yield from self._issuing(wanted, None, None, outcome)
+        id = str(first.parameters["id"])
+        answers = yield from decide(
+            *locks(place),
+            *looks,
+            first,
+            emits=self.pen.events(wanted, id, outcome),
+            again=Query(ISSUED, {"id": id}),
+        )
+        return next(iter(answers[-1]), None)
+
+    def _remember(self, place: Place | None, *, is_known: bool) -> None:
+        """Remember whether a session's calls are known already: a resumed or forked one's are."""
+        if place is None:
+            return
+        if is_known and len(self._known_sessions) < KNOWN_SESSIONS_MAX:
+            self._known_sessions.add(place.number)
+        elif not is_known:
+            self._known_sessions.discard(place.number)
 
     def _look(
         self, wanted: Wanted, asked: Sequence[Query]
@@ -364,8 +410,9 @@ class Ledger:
             "fail": Outcome("failed", "given_up", error="its owner died"),
             "park": Outcome("unknown", "owner_died"),
         }[request.doubt]
+        outcome = unless_spent(outcome, row["attempt"], request.max_attempts, row["reason"])
         yield from self.finishing(ticket, outcome)
-        if request.doubt == "retry":
+        if outcome.reason == "abandoned":
             row.update(status="failed", reason="abandoned")
             return None
         ended = yield from one(BY_ID, id=row["id"])
@@ -380,7 +427,7 @@ class Ledger:
         return Busy(self.effect(row), 1)
 
     def _run(self, wanted: Wanted, row: Row) -> Op[Run]:
-        yield from self._tell_issued(wanted, row["id"], PENDING)
+        yield from self.pen.events(wanted, row["id"], PENDING)
         return Run(ticket_of(row, wanted.place, wanted.request.guard))
 
     def _insert(
@@ -390,7 +437,7 @@ class Ledger:
         statement = yield from self._issuing(wanted, newest, before, outcome, is_first=False)
         inserted = yield statement
         if inserted:
-            yield from self._tell_issued(wanted, inserted[0]["id"], outcome)
+            yield from self.pen.events(wanted, inserted[0]["id"], outcome)
             return inserted[0], True
         found = yield from one(BY_KEY, key=wanted.identity.key, limit=1)
         assert found is not None
@@ -405,83 +452,5 @@ class Ledger:
         *,
         is_first: bool = True,
     ) -> Op[Query]:
-        """Return the statement that writes an attempt, after another of the same effect."""
-        request, identity = wanted.request, wanted.identity
         id = yield from fresh_id()
-        generation = 1 if newest is None else newest["generation"] + 1
-        # An attempt that may have reached its receiver goes out again under the same key. After
-        # one that is known to have failed, the receiver must not answer with that failure.
-        is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
-        # A key of the caller's is forgotten some time and then means something new. Any other is
-        # the same again after a backup was restored: its receiver may know it already.
-        material = id if request.policy == "once" else identity.key
-        idempotency_key = derive_key(identity.salt, material, generation)
-        if is_retry and before is not None and before["reason"] != "raised":
-            idempotency_key = before["idempotency_key"]
-        session_number, session_id = wanted.owner or (None, None)
-        row = {
-            "id": id,
-            "scope": identity.scope,
-            "key": identity.key,
-            "generation": generation,
-            "call_id": request.call_id,
-            "session_number": session_number,
-            "session_id": session_id,
-            "item_id": request.item_id,
-            "issued_version": wanted.issued_version,
-            "tool": request.tool,
-            "effect": request.effect,
-            "is_irreversible": int(request.is_irreversible),
-            "request_digest": identity.digest,
-            "idempotency_key": idempotency_key,
-            "arguments": self.codec.seal(wanted.arguments, context=context(id, "arguments")),
-            "attempt": before["attempt"] + 1 if is_retry and before is not None else 1,
-            "holder": request.holder,
-            "lease_ms": request.lease_ms,
-            "timeout_ms": request.timeout_ms,
-            "settle_ms": request.settle_ms,
-            "ttl_ms": request.ttl_ms,
-            "undoes": request.undoes,
-            "is_first": int(is_first),
-            "salts": wanted.belief.salts,
-            "session_salt": wanted.belief.session_salt,
-            **self._sealed(id, outcome),
-        }
-        del row["note"]
-        return Query(ISSUE, row)
-
-    def _tell_issued(self, wanted: Wanted, id: str, outcome: Outcome) -> Op[None]:
-        if wanted.place is not None:
-            request = wanted.request
-            yield from self._tell(wanted.place, id, request.tool, request.call_id, outcome)
-
-    def _tell(
-        self, place: Place, id: str, tool: str, call_id: str | None, outcome: Outcome
-    ) -> Op[None]:
-        data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
-        data |= {"status": outcome.status, "reason": outcome.reason}
-        kind = f"effect_{outcome.status}"
-        if outcome.decided_by is not None:
-            data["decided_by"], kind = outcome.decided_by, "effect_resolved"
-        yield from emit(self.codec, place.root_id, place.session_id, kind, data)
-
-    def _sealed(self, id: str, outcome: Outcome) -> dict[str, Any]:
-        """Return an outcome as columns, without its secrets."""
-
-        def sealed(part: str, value: Any) -> bytes:
-            body = self.codec.encode(self.redactor.redact(value), name=part)
-            return self.codec.seal(body, context=context(id, part))
-
-        has_result = outcome.status == "completed" and outcome.reason != "not_storable"
-        error = None if outcome.error is None else self._tidy(outcome.error)
-        return {
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "result": sealed("result", outcome.result) if has_result else None,
-            "error": None if error is None else sealed("error", error),
-            "note": None if outcome.note is None else sealed("note", self._tidy(outcome.note)),
-        }
-
-    def _tidy(self, text: str) -> str:
-        """Return a text that can be stored; it is cut only after its secrets are out."""
-        return tidy(self.redactor.redact(text))
+        return self.pen.issuing(id, wanted, newest, before, outcome, is_first=is_first)

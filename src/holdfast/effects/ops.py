@@ -21,7 +21,8 @@ from ..kernel.operation import (
 )
 from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
-from .calls import Calling, Result, ask_about, prepare
+from .calls import Calling, Result, prepare
+from .doubt import ask_about
 from .issued import Replay
 from .ledger import Ledger
 from .rows import (

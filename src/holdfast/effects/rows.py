@@ -19,6 +19,7 @@ COLUMNS = """number, id, scope, key, generation, call_id, session_number, sessio
     issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, arguments,
     status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
     settle_ms, undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
+TICKET = "number, id, fence, tool, call_id, idempotency_key, undoes"
 # Its owner gave no sign of life, and what it may have asked for is over by now.
 ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
     AND issued_at + timeout_ms + settle_ms <= :now)"""
@@ -68,16 +69,22 @@ WHERE :is_first = 0 OR (
         SELECT 1 FROM hf_effects e WHERE e.scope = CAST(:scope AS TEXT)
             AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
     )
-    AND NOT EXISTS (
-        SELECT 1 FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
-            AND (s.epoch > 1 OR s.origin_number IS NOT NULL
-                OR coalesce(s.salt, '') <> CAST(:session_salt AS TEXT))
-    )
+    AND (CAST(:place_number AS INTEGER) IS NULL OR EXISTS (
+        SELECT 1 FROM hf_sessions s WHERE s.number = CAST(:place_number AS INTEGER)
+            AND s.status IN ('active', 'waiting') AND s.epoch <= 1 AND s.origin_number IS NULL
+            AND coalesce(s.salt, '') = CAST(:session_salt AS TEXT)
+            AND CASE WHEN CAST(:session_fence AS INTEGER) IS NULL
+                THEN s.holder IS NULL OR s.lease_expires_at <= :now
+                ELSE s.fence = CAST(:session_fence AS INTEGER) AND s.holder IS NOT NULL END
+        /*pg FOR NO KEY UPDATE */
+    ))
     AND (SELECT value FROM hf_meta WHERE name = 'effects_salt') = CAST(:salts AS TEXT)
 )
 ON CONFLICT (key, generation) DO NOTHING
-RETURNING {COLUMNS}
+RETURNING {TICKET}
 """  # noqa: S608
+ISSUED = f"{SELECT} WHERE id = :id"
+FIRST_FENCE = 1
 TAKE_OVER = f"""
 UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence = fence + 1,
     lease_expires_at = :now + :lease_ms, ended_at = NULL
@@ -92,6 +99,7 @@ WHERE number = :number AND fence = :fence AND status = :old_status
     AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
         SELECT 1 FROM hf_sessions s WHERE s.number = :session_number
             AND s.fence = :session_fence AND s.holder IS NOT NULL
+        /*pg FOR NO KEY UPDATE */
     ))
 RETURNING id
 """
@@ -105,7 +113,7 @@ KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
 Doubt = Literal["verify", "retry", "park", "fail"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Request:
     """A call, before it is known whether it is to be run."""
 
@@ -125,6 +133,7 @@ class Request:
     settle_ms: int = 0
     ttl_ms: int | None = None
     undoes: str | None = None
+    max_attempts: int | None = None
     guard: Guard | None = None
     """The lease of a work item without a session; a session's place has its own."""
 
@@ -147,7 +156,7 @@ class Belief:
     session_salt: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """A request with what it is known by, ready to be written."""
 
@@ -162,7 +171,7 @@ class Wanted:
     """The version it belongs to, if that is not the session's present one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ticket:
     """The right to say what became of one attempt."""
 
@@ -176,12 +185,11 @@ class Ticket:
     undoes: str | None = None
     guard: Guard | None = None
 
-    def guards(self) -> list[Query | Lock]:
+    def guards(self) -> list[Query]:
         """Return the looks that must find something for the outcome to count."""
-        if self.place is None:
-            return [] if self.guard is None else [self.guard.look]
-        guards = self.place.guards()
-        return [Lock(self.place.root_id), *guards] if guards else []
+        if self.place is not None:
+            return self.place.guards()
+        return [] if self.guard is None else [self.guard.look]
 
     def lost(self) -> LeaseLost:
         """Return the error of an owner whose effect is no longer its own."""
@@ -226,7 +234,7 @@ class InDoubt:
 Taken: TypeAlias = Run | Known | Busy | InDoubt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of an attempt."""
 
@@ -236,6 +244,25 @@ class Outcome:
     error: str | None = None
     decided_by: str | None = None
     note: str | None = None
+    body: bytes | None = None
+    """The result as it was encoded to see whether it can be stored."""
+
+
+def unless_spent(
+    outcome: Outcome, attempt: int, max_attempts: int | None, reason: str | None = None
+) -> Outcome:
+    """Return what becomes of a dead owner's attempt; parked, if there were enough of them."""
+    is_to_be_run = outcome.status == "failed" and outcome.reason in {"not_landed", "abandoned"}
+    if max_attempts is None or attempt < max_attempts or not is_to_be_run:
+        return outcome
+    said = f"it was not run again after attempt {attempt}, as max_attempts is {max_attempts}"
+    error = "; ".join(filter(None, (outcome.error, said)))
+    return Outcome("unknown", reason or "owner_died", error=error)
+
+
+def locks(place: Place | None) -> list[Lock]:
+    """Return the lock of the tree that an effect belongs to, if it belongs to one."""
+    return [] if place is None else [Lock(place.root_id)]
 
 
 def look_at(place: Place, *asked: Query) -> Op[tuple[Row, list[list[Row]]]]:

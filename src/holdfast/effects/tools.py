@@ -68,6 +68,7 @@ class Tool(Generic[P, R_co]):
     undo: Undo | None = None
     atomic: bool = False
     on_unknown: OnUnknown = "park"
+    max_attempts: int | None = None
     dedupe: Policy | Callable[[dict[str, Any]], Any]
     timeout_seconds: float | None = None
     settle_seconds: float = 0.0
@@ -107,6 +108,9 @@ class Tool(Generic[P, R_co]):
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, defaults not filled in, or say which do not fit."""
+        accepted, required = self._names
+        if type(arguments) is dict and required <= arguments.keys() <= accepted:
+            return arguments.copy()
         if not isinstance(arguments, Mapping):
             raise InvalidArgument(
                 f"{self.name} takes its arguments by name, in a dict, not as "
@@ -121,7 +125,19 @@ class Tool(Generic[P, R_co]):
             raise InvalidArgument(f"{self.name}: {error}") from None
         return dict(arguments)
 
-    @property
+    @functools.cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names that arguments may have, and those that some must have; `**` takes others."""
+        named = [
+            parameter
+            for parameter in self.signature.parameters.values()
+            if parameter.kind != parameter.VAR_KEYWORD and parameter.name != KEY
+        ]
+        required = [parameter for parameter in named if parameter.default is parameter.empty]
+        accepted = frozenset(parameter.name for parameter in named)
+        return accepted, frozenset(parameter.name for parameter in required)
+
+    @functools.cached_property
     def lease_ms(self) -> int:
         """How long a call is owned without a sign of life: longer than it may take."""
         seconds = self.lease_seconds
@@ -129,7 +145,7 @@ class Tool(Generic[P, R_co]):
             seconds = max(seconds, self.timeout_seconds * 1.5)
         return lease_milliseconds(min(seconds, SECONDS_MAX))
 
-    @property
+    @functools.cached_property
     def is_irreversible(self) -> bool:
         """Whether what it did cannot be taken back."""
         return self.effect == "mutate" and self.undo is None
@@ -146,6 +162,7 @@ def tool(
     undo: Undo | None = None,
     atomic: bool = False,
     on_unknown: OnUnknown = "park",
+    max_attempts: int | None = None,
     dedupe: Policy | Callable[[dict[str, Any]], Any] | None = None,
     timeout_seconds: float | None = None,
     settle_seconds: float = 0.0,
@@ -168,7 +185,8 @@ def tool(
     `read` has no effect; `write` leaves the same result when it is repeated; `mutate`, which is
     taken when nothing is said, does harm when it is repeated. `verify(args, idempotency_key)`
     tells whether a call in doubt landed; without it, `on_unknown` says what becomes of one:
-    "park" it for a person, "fail", or "retry" (the receiver must then honour the key).
+    "park" it for a person, "fail", or "retry" (the receiver must then honour the key). One whose
+    owners died `max_attempts` times is parked instead of being run again.
     `atomic` means that an exception proves that nothing happened. `dedupe` says which calls are
     one effect. `undo(args, result, idempotency_key)` takes an effect back.
     """
@@ -235,6 +253,9 @@ def _check(tool: Tool[..., Any]) -> None:
             f"tool {name}: dedupe must be one of {', '.join(POLICIES)} or a function of the "
             f"arguments, not {tool.dedupe!r}"
         )
+    most = tool.max_attempts
+    if most is not None and (type(most) is not int or most < 1):
+        raise InvalidArgument(f"tool {name}: max_attempts must be 1 or more, not {most!r}")
     for label, hook in (("verify", tool.verify), ("undo", tool.undo)):
         if hook is not None and not callable(hook):
             raise InvalidArgument(f"tool {name}: {label} must be a function, not {hook!r}")

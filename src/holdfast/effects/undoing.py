@@ -10,7 +10,8 @@ from ..checkpoints.writing import Place
 from ..kernel.flow import Flow, perform
 from ..kernel.operation import Op, Query, Row, batch, query, rows
 from ..records import Checkpoint, Effect
-from .calls import Calling, describe, prepare
+from .calls import Calling, prepare
+from .doubt import describe
 from .identity import read_past
 from .ledger import Ledger
 from .rows import SELECT
@@ -133,8 +134,8 @@ def _undo(
 
     rules: dict[str, Any] = {}
     if isinstance(undo, Tool):
-        names = ("verify", "atomic", "on_unknown", "timeout_seconds", "settle_seconds")
-        rules = {name: getattr(undo, name) for name in names}
+        names = ("verify", "atomic", "on_unknown", "max_attempts", "timeout_seconds")
+        rules = {name: getattr(undo, name) for name in (*names, "settle_seconds")}
     made = Tool(
         function=function, name=f"{tool.name}.undo", effect="mutate", dedupe="global", **rules
     )

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import HoldfastError
-from .operation import AfterCommit, Batch, Call, Command, Emit, FreshId, Lock, Op, Query, Row
+from .operation import (
+    AfterCommit,
+    Batch,
+    Call,
+    Command,
+    Decide,
+    Emit,
+    FreshId,
+    Lock,
+    Op,
+    Query,
+    Row,
+)
 
 R = TypeVar("R")
 log = logging.getLogger("holdfast.kernel")
@@ -52,11 +64,14 @@ class Services:
     lock: Callable[[str, bool], Query]
     """The statement that locks a tree; the flag says whether it may wait."""
     events: Callable[[Sequence[Emit]], list[Query]]
+    events_if_done: Callable[[Sequence[Emit]], Query]
+    """The same as further parts of a statement WITH done AS (…): written if that has a row."""
     new_id: Callable[[], str]
 
 
 # What a command is answered that locks a tree which the transaction holds already.
 HELD: list[Row] = [{}]
+_ASKING = (Query, Lock, Batch, Decide)
 
 
 class Attempt(Generic[R]):
@@ -73,8 +88,15 @@ class Attempt(Generic[R]):
         self._lock_first = lock_first
         self.restart()
 
-    def restart(self) -> None:
-        """Begin again; what the earlier run emitted is forgotten."""
+    def restart(self, *, is_refused: bool = False) -> None:
+        """Begin again; what the earlier run emitted is forgotten.
+
+        With `is_refused`, the first `Decide` is known to find nothing and is answered so.
+        """
+        self._is_refused = is_refused
+        self.decide: Decide | None = None
+        self._answered: list[list[Row]] = []
+        self._held_back: list[Query] = []
         self.locked: list[str] = []
         self.is_lock_immediate = False
         self.queries: list[Query] = []
@@ -88,31 +110,79 @@ class Attempt(Generic[R]):
 
     def reply(self, answers: list[list[Row]]) -> None:
         """Answer the current queries and go on to the next; there are none at the end."""
-        answer = self._answer(answers) if answers else None
+        collected = self._collect(answers)
+        if collected is None:
+            return
+        answer: Any = self._answer(collected) if collected else None
+        if self.decide is not None:
+            self._decided(self.decide, answer)
         try:
             while True:
                 command = self._generator.send(answer)
                 self._slots = None
                 self.is_lock_immediate = False
-                match command:
-                    case Query():
-                        self.queries = [command]
-                    case Lock():
-                        self.queries = self._lock(command)
-                    case Batch(commands):
-                        asked = [self._lock(c) if isinstance(c, Lock) else [c] for c in commands]
-                        self._slots = [len(queries) for queries in asked]
-                        self.queries = [query for queries in asked for query in queries]
-                    case _:
-                        answer = self._serve(command)
-                        continue
+                answer = self._begin(command)
                 if self.queries:
                     self.statements += len(self.queries)
                     return
-                answer = self._answer([])
         except StopIteration as stop:
             self.queries = []
             self.result = stop.value
+
+    def _begin(self, command: Command) -> Any:
+        """Set the queries that a command asks; return its answer if it asks none."""
+        self.queries = []
+        if not isinstance(command, _ASKING):
+            return self._serve(command)
+        # Only the very first that is asked is the one that was refused.
+        is_refused, self._is_refused = self._is_refused, False
+        match command:
+            case Query():
+                self.queries = [command]
+            case Lock():
+                self.queries = self._lock(command)
+                return HELD
+            case Batch(commands):
+                self._ask(commands)
+                return self._answer([]) if not self.queries else None
+            case Decide(commands) if is_refused:
+                return [[] for _ in commands]
+            case Decide(commands):
+                self.decide = command
+                self._ask(commands)
+                self._hold_back()
+        return None
+
+    def _ask(self, commands: Sequence[Query | Lock]) -> None:
+        asked = [self._lock(c) if isinstance(c, Lock) else [c] for c in commands]
+        self._slots = [len(queries) for queries in asked]
+        self.queries = [query for queries in asked for query in queries]
+
+    def _hold_back(self) -> None:
+        """Ask what must be found first, and the rest only if it is."""
+        first = max((n for n, query in enumerate(self.queries, 1) if query.must_find), default=0)
+        if first:
+            self.queries, self._held_back = self.queries[:first], self.queries[first:]
+
+    def whole(self) -> list[Query]:
+        """Return all queries of a `Decide`, to be asked and answered at once."""
+        self.statements += len(self._held_back)
+        self.queries, self._held_back = [*self.queries, *self._held_back], []
+        return self.queries
+
+    def _collect(self, answers: list[list[Row]]) -> list[list[Row]] | None:
+        """Return all answers to a command, or None if the rest of it is to be asked now."""
+        if self._held_back:
+            held_back, self._held_back = self._held_back, []
+            asked = zip(self.queries, answers, strict=True)
+            if all(found for query, found in asked if query.must_find):
+                self._answered = answers
+                self.queries = held_back
+                self.statements += len(held_back)
+                return None
+            return [*answers, *([] for _ in held_back)]
+        answered, self._answered = self._answered, []
+        return [*answered, *answers] if answered else answers
 
     def _answer(self, answers: list[list[Row]]) -> Any:
         """Give each command its rows; a tree that was held already has no query of its own."""
@@ -120,6 +190,19 @@ class Attempt(Generic[R]):
             return answers[0] if answers else HELD
         remaining = iter(answers)
         return [next(remaining) if asked else HELD for asked in self._slots]
+
+    def _decided(self, decide: Decide, answers: list[list[Row]]) -> None:
+        """Emit the events of a `Decide` that found a row, but for those of trees that are gone."""
+        self.decide = None
+        if answers[-1]:
+            gone = {
+                command.root_id
+                for command, found in zip(decide.commands, answers, strict=True)
+                if isinstance(command, Lock) and not found
+            }
+            for event in decide.emits:
+                if event.root_id not in gone:
+                    self._emit(event)
 
     def _serve(self, command: Command) -> Any:
         """Answer a command that needs no statement now."""

@@ -75,7 +75,8 @@ class CancelledAfterwards(asyncio.CancelledError):
 
 def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
     """Run an operation in its own transaction and return its result."""
-    return cast("R", (yield Perform(Call(op, instance, args, kwargs))))
+    result: R = yield Perform(Call(op, instance, args, kwargs))
+    return result
 
 
 def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Flow[Any]:
@@ -92,7 +93,8 @@ def invoke_within(
 
 def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
     """Wait, and return whether the topic was rung."""
-    return cast("bool", (yield Wait(seconds, topic, seen)))
+    was_rung: bool = yield Wait(seconds, topic, seen)
+    return was_rung
 
 
 class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
@@ -155,36 +157,38 @@ def _without_self(function: Callable[..., Any]) -> inspect.Signature:
 
 def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
     """Run a generator of steps to its end: results are sent in, errors thrown in."""
-    advance: Callable[[], S] = functools.partial(next, steps)
+    advance: Callable[[Any], S] = steps.send
+    answer: Any = None
     while True:
         try:
-            step = advance()
+            step = advance(answer)
         except StopIteration as stop:
             return cast("R", stop.value)
         try:
-            value = perform_step(step)
+            answer = perform_step(step)
         except BaseException as error:
-            advance = functools.partial(steps.throw, error)
+            advance, answer = steps.throw, error
         else:
-            advance = functools.partial(steps.send, value)
+            advance = steps.send
 
 
 async def drive_async(
     steps: Generator[S, Any, R], perform_step: Callable[[S], Awaitable[Any]]
 ) -> R:
     """Run a generator of steps to its end in an event loop; cancellation is thrown in too."""
-    advance: Callable[[], S] = functools.partial(next, steps)
+    advance: Callable[[Any], S] = steps.send
+    answer: Any = None
     while True:
         try:
-            step = advance()
+            step = advance(answer)
         except StopIteration as stop:
             return cast("R", stop.value)
         try:
-            value = await perform_step(step)
+            answer = await perform_step(step)
         except BaseException as error:
-            advance = functools.partial(steps.throw, error)
+            advance, answer = steps.throw, error
         else:
-            advance = functools.partial(steps.send, value)
+            advance = steps.send
 
 
 def require_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -217,25 +221,28 @@ def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
     """Run a flow on this thread."""
 
     def perform_step(step: Step) -> Any:
-        match step:
-            case Perform(call):
-                return driver.run(call)
-            case Invoke(function, arguments, keywords, timeout_seconds):
-                if timeout_seconds is None:
-                    result = contextvars.copy_context().run(function, *arguments, **keywords)
-                else:
-                    ended = in_thread(functools.partial(function, *arguments, **keywords))
-                    result = _result_within(timeout_seconds, function, ended)
-                if inspect.isawaitable(result):
-                    _discard(result)
-                    raise InvalidArgument(
-                        f"{_name(function)} is async; use it with an async store (holdfast.aopen)"
-                    )
-                return result
-            case Wait(seconds, topic, seen):
-                return driver.signals.wait(topic, seen, seconds)
+        if isinstance(step, Perform):
+            return driver.run(step.call)
+        if isinstance(step, Invoke):
+            return _invoke(step)
+        return driver.signals.wait(step.topic, step.seen, step.seconds)
 
     return drive(steps, perform_step)
+
+
+def _invoke(step: Invoke) -> Any:
+    if step.timeout_seconds is None:
+        context = contextvars.copy_context()
+        result = context.run(step.function, *step.arguments, **step.keywords)
+    else:
+        called = functools.partial(step.function, *step.arguments, **step.keywords)
+        result = _result_within(step.timeout_seconds, step.function, in_thread(called))
+    if inspect.isawaitable(result):
+        _discard(result)
+        raise InvalidArgument(
+            f"{_name(step.function)} is async; use it with an async store (holdfast.aopen)"
+        )
+    return result
 
 
 async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:

@@ -1,9 +1,10 @@
 """Marks: how a COMMIT without an answer is settled, on both databases.
 
-Every connection that writes has one row with a batch number, raised as the first statement of
-each write transaction. Whether a batch is there decides whether its transaction was committed.
-On PostgreSQL the row's lock makes the question wait while that transaction is still in flight; a
-transaction id would not do, because a server that crashes may hand the same id out again.
+Every connection that writes has one row with a batch number, raised in each write transaction.
+Whether a batch is there decides whether its transaction was committed. On PostgreSQL the row's
+lock makes the question wait for a transaction that has marked its batch; one that has not done so
+yet never can, because the question closes the row. A transaction id would not do: a server that
+crashes may hand the same id out again.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ import re
 from ..errors import InvalidArgument
 from .operation import Op, one, operation, rows
 
-MARK = """
-INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, :batch, :now)
-ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, updated_at = excluded.updated_at
+# A closed row has a negative number. To mark a batch there fails: the column takes no NULL.
+_MARK = """
+INSERT INTO hf_writers (id, batch, updated_at)
+SELECT CAST(:writer_id AS TEXT), CAST(:batch AS INTEGER), :now WHERE {condition}
+ON CONFLICT (id) DO UPDATE SET
+    batch = CASE WHEN hf_writers.batch >= 0 THEN excluded.batch END,
+    updated_at = excluded.updated_at
 """
+MARK = _MARK.format(condition="true")
+MARK_IF_DONE = _MARK.format(condition="EXISTS (SELECT 1 FROM done)")
 # The answer is made final by a write: on PostgreSQL it waits for the row's lock, on SQLite it
 # takes the place of what a failed COMMIT may have left in the WAL for a later recovery to find.
 # It must change the row also within one millisecond: SQLite writes no page that stays the same.
 SETTLE = """
-INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, 0, :now)
-ON CONFLICT (id) DO UPDATE SET updated_at = CASE
-    WHEN hf_writers.updated_at < :now THEN :now ELSE hf_writers.updated_at + 1 END
+INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, -1, :now)
+ON CONFLICT (id) DO UPDATE SET
+    batch = CASE WHEN hf_writers.batch BETWEEN 0 AND :batch - 1
+        THEN -1 - hf_writers.batch ELSE hf_writers.batch END,
+    updated_at = CASE
+        WHEN hf_writers.updated_at < :now THEN :now ELSE hf_writers.updated_at + 1 END
 RETURNING batch
 """
 LOOK_UP = "SELECT batch FROM hf_writers WHERE id = :writer_id"
@@ -36,6 +46,11 @@ _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 def commit_id(writer_id: str, batch: int) -> str:
     """Return the id by which a commit can be asked for later."""
     return f"{writer_id}:{batch}"
+
+
+def is_there(batch: int, found: int) -> bool:
+    """Tell from a writer's row, open or closed, whether a batch was committed."""
+    return (found if found >= 0 else -1 - found) >= batch
 
 
 def parse_commit_id(id: str) -> tuple[str, int]:
@@ -52,8 +67,8 @@ class MarkOps:
     @operation
     def is_committed(self, writer_id: str, batch: int) -> Op[bool]:
         """Tell whether a batch was committed, for good; waits while it is still in flight."""
-        row = yield from one(SETTLE, writer_id=writer_id)
-        return row is not None and int(row["batch"]) >= batch
+        row = yield from one(SETTLE, writer_id=writer_id, batch=batch)
+        return row is not None and is_there(batch, row["batch"])
 
     @operation
     def forget(self) -> Op[int]:

@@ -1,8 +1,8 @@
 """Operations: every change or read of the store, written once as a generator of queries.
 
 An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
-a `Batch` of them, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them inside one
-transaction. The class it is bound to gives it a colour: `SyncBound` returns the result,
+a `Batch` of them, a `Decide`, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them
+inside one transaction. The class it is bound to gives it a colour: `SyncBound` returns the result,
 `AsyncBound` an awaitable of it, and `TxBound` the generator itself, to be composed inside
 `store.run`.
 """
@@ -44,6 +44,8 @@ class Query:
 
     sql: str
     parameters: Mapping[str, object]
+    must_find: bool = False
+    """In a `Decide`: without a row of it the last statement must not be run."""
 
 
 @dataclass(slots=True)
@@ -69,6 +71,23 @@ class Batch:
 
 
 @dataclass(slots=True)
+class Decide:
+    """A batch whose last statement decides: with a row of it, the call has done its work.
+
+    It is answered like a batch; `emits` are emitted if there is a row. Without one, none of the
+    statements may have changed anything, and the call goes on to look why, and to do it otherwise.
+
+    A `deciding` operation that begins with it costs one round trip on PostgreSQL, COMMIT included.
+    Should there be no row, it is run again and told so unasked. `again` reads the last statement's
+    rows if they were lost with the connection; leave it out where they do not matter.
+    """
+
+    commands: Sequence[Query | Lock]
+    emits: Sequence[Emit] = ()
+    again: Query | None = None
+
+
+@dataclass(slots=True)
 class Emit:
     """One event of a session tree, written to its feed just before COMMIT."""
 
@@ -90,13 +109,14 @@ class FreshId:
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
-Command: TypeAlias = Query | Lock | Batch | Emit | AfterCommit | FreshId
+Command: TypeAlias = Query | Lock | Batch | Decide | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
 
 
 def rows(sql: str, **parameters: object) -> Op[list[Row]]:
     """Run one statement and return its rows."""
-    return cast("list[Row]", (yield Query(sql, parameters)))
+    found: list[Row] = yield Query(sql, parameters)
+    return found
 
 
 def one(sql: str, **parameters: object) -> Op[Row | None]:
@@ -107,12 +127,22 @@ def one(sql: str, **parameters: object) -> Op[Row | None]:
 
 def batch(*commands: Query | Lock) -> Op[list[list[Row]]]:
     """Run several statements in one round trip and return the rows of each."""
-    return cast("list[list[Row]]", (yield Batch(commands)))
+    found: list[list[Row]] = yield Batch(commands)
+    return found
+
+
+def decide(
+    *commands: Query | Lock, emits: Sequence[Emit] = (), again: Query | None = None
+) -> Op[list[list[Row]]]:
+    """Run a batch whose last statement decides the call, and return the rows of each."""
+    found: list[list[Row]] = yield Decide(commands, emits, again)
+    return found
 
 
 def fresh_id() -> Op[str]:
     """Return a new id, the same one when this call is re-run."""
-    return cast("str", (yield FreshId()))
+    id: str = yield FreshId()
+    return id
 
 
 class Call(Generic[R_co]):
@@ -137,6 +167,11 @@ class Call(Generic[R_co]):
     def name(self) -> str:
         """The operation's qualified name, as traces show it."""
         return self._operation.__qualname__
+
+    @property
+    def decides(self) -> bool:
+        """Whether a `Decide` that finds a row is the last that the call does."""
+        return self._operation.decides
 
     @property
     def mode(self) -> Mode:
@@ -231,6 +266,7 @@ class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A method written as a generator that writes; one call is one transaction."""
 
     mode: ClassVar[Mode] = "write"
+    decides: ClassVar[bool] = False
 
     def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
         self.function: Callable[..., Op[R_co]] = function
@@ -252,6 +288,12 @@ class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     def __get__(self, instance: Any, owner: type) -> Any:
         """Bind to an instance, whose colour decides what a call returns."""
         return self if instance is None else BoundOperation(self, instance)
+
+
+class deciding(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """An operation that writes nothing after a `Decide` that found a row."""
+
+    decides = True
 
 
 class query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator

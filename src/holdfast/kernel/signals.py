@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable
+
+TOPICS_MAX = 1_000
 
 
 class Signals:
@@ -17,15 +18,16 @@ class Signals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._all = 0
+        self._rings = 0
+        self._last: dict[str, int] = {}
+        self._last_of_all = 0
         self._waiters: dict[object, tuple[str | None, Callable[[], object]]] = {}
         self.on_ring: Callable[[str], None] | None = None
         self.on_wait: Callable[[], None] | None = None
 
     def count(self, topic: str) -> int:
-        """Return how often the topic was rung so far."""
-        return self._counts[topic] + self._all
+        """Return a number that has grown when the topic was rung since."""
+        return self._last.get(topic, self._last_of_all)
 
     def ring(self, topic: str) -> None:
         """Wake who waits for the topic, here and, through the driver, in other processes."""
@@ -36,10 +38,13 @@ class Signals:
     def ring_here(self, topic: str | None) -> None:
         """Wake the waiters of this process; None means that any topic may have changed."""
         with self._lock:
-            if topic is None:
-                self._all += 1
-            else:
-                self._counts[topic] += 1
+            self._rings += 1
+            if topic is None or len(self._last) >= TOPICS_MAX:
+                # Too many to remember them all count as rung: who looks once more loses nothing.
+                self._last_of_all = self._rings
+                self._last = {}
+            if topic is not None:
+                self._last[topic] = self._rings
             wakes = [
                 wake
                 for wanted, wake in self._waiters.values()

@@ -7,8 +7,9 @@ PostgreSQL's.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _TOKEN = re.compile(
@@ -59,14 +60,8 @@ class Dialect:
     def __init__(self, schema: str | None) -> None:
         self.schema = schema
         self.name = "sqlite" if schema is None else "postgres"
-        self._compiled: dict[str, Statement] = {}
-
-    def statement(self, sql: str) -> Statement:
-        """Return the compiled form of a statement, from the cache after the first time."""
-        compiled = self._compiled.get(sql)
-        if compiled is None:
-            compiled = self._compiled[sql] = self._compile(sql)
-        return compiled
+        self.statement: Callable[[str], Statement] = functools.cache(self._compile)
+        """Returns the compiled form of a statement, from the cache after the first time."""
 
     def script(self, sql: str) -> str:
         """Return a parameterless script of several statements in this dialect."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..effects import Landed, Ledger, Unknown
-from ..effects.calls import ask_about, doubt_of, landed, unknown_outcome
+from ..effects.doubt import ask_about, doubt_of, landed, unknown_outcome
 from ..effects.ops import ROOT
-from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of
+from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of, unless_spent
 from ..effects.tools import Tool, by_name
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import Op, Query, batch, one, operation, query, rows
@@ -172,4 +172,5 @@ def _settle(
             outcome = unknown_outcome(tool.on_unknown, None, verdict.why)
         else:
             outcome = Outcome("failed", "not_landed")
+    outcome = unless_spent(outcome, effect.attempt, tool.max_attempts)
     return (yield from perform(_Recovery.finish, recovery, ticket, outcome))

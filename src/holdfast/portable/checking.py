@@ -21,6 +21,7 @@ from .frames import (
     EventFrame,
     Frame,
     ItemsFrame,
+    KeyFrame,
     LineFrame,
     PinFrame,
     SaltFrame,
@@ -68,6 +69,8 @@ class _Checker:
         match frame:
             case SaltFrame(salt):
                 self._salts.add(salt)
+                return None
+            case KeyFrame():
                 return None
             case TreeFrame():
                 return self._check_tree(frame)

@@ -22,7 +22,7 @@ from ..checkpoints.lines import (
 from ..checkpoints.writing import checkpoint_context
 from ..codec import Codec
 from ..effects.rows import context as effect_context
-from ..effects.salts import SALTS
+from ..effects.salts import parts, read_salts
 from ..errors import CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, large_query, one, rows
 from ..kernel.schema import read_store_id
@@ -35,6 +35,7 @@ from .frames import (
     EventFrame,
     ExportWriter,
     ItemsFrame,
+    KeyFrame,
     LineFrame,
     PinFrame,
     SaltFrame,
@@ -159,11 +160,12 @@ class Exporter:
 
     def _write_salts(self, writer: ExportWriter) -> Op[list[str]]:
         """Write what effects are known by, the store's own salt first."""
-        found = yield from one(SALTS.sql)
-        assert found is not None
-        salts = str(found["value"]).split()
+        found = yield from read_salts()
+        salts, mark = parts(found)
         for salt in salts:
             writer.write(SaltFrame(salt))
+        if mark:
+            writer.write(KeyFrame(mark))
         return salts
 
     def _write_tree(self, writer: ExportWriter, root_id: str) -> Op[None]:

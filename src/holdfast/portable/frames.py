@@ -40,12 +40,19 @@ Small = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Version = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Salt = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+KeyMark = Annotated[str, msgspec.Meta(pattern="^key:[0-9a-f]{64}$")]
 
 
 class SaltFrame(msgspec.Struct, array_like=True, frozen=True, tag="salt"):
     """A salt that effects are known by: the store's, or one that a session brought to it."""
 
     salt: Salt
+
+
+class KeyFrame(msgspec.Struct, array_like=True, frozen=True, tag="key"):
+    """The mark of the key that effects are known by instead of salts, if there is one."""
+
+    mark: KeyMark
 
 
 class TreeFrame(msgspec.Struct, array_like=True, frozen=True, tag="tree"):
@@ -180,6 +187,7 @@ class EndFrame(msgspec.Struct, array_like=True, frozen=True, tag="end"):
 
 Frame: TypeAlias = (
     SaltFrame
+    | KeyFrame
     | TreeFrame
     | EventFrame
     | LineFrame

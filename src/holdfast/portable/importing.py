@@ -14,7 +14,7 @@ from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
 from ..checkpoints.writing import checkpoint_context, random_id
 from ..codec import Codec
 from ..effects.rows import context as effect_context
-from ..effects.salts import SALTS
+from ..effects.salts import parts, read_salts, take_on
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
@@ -27,6 +27,7 @@ from .frames import (
     EventFrame,
     Frame,
     ItemsFrame,
+    KeyFrame,
     LineFrame,
     PinFrame,
     SaltFrame,
@@ -114,8 +115,9 @@ INSERT INTO hf_effects (
 class Importer:
     """Writes what a source yields, all of it or nothing."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, mark: str = "") -> None:
         self.codec = codec
+        self._mark = mark
 
     @query
     def existing(self, ids: Sequence[str]) -> Op[str | None]:
@@ -131,7 +133,7 @@ class Importer:
     @operation
     def write(self, source: Source) -> Op[dict[str, int]]:
         """Write every frame in one transaction; the source is read again if it is re-run."""
-        loader = _Loader(self.codec)
+        loader = _Loader(self.codec, self._mark)
         for frame in source.frames():
             yield from loader.take(frame)
         yield from loader.finish(source.label)
@@ -144,10 +146,12 @@ class _Loader:
     """What is known while frames are written: which number each line and session got."""
 
     codec: Codec
+    own_mark: str
     numbers: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
     effects: int = 0
     _salt: str = ""
+    _mark: str = ""
     _sources: dict[int, int] = field(default_factory=dict)
     _found: dict[int, int] = field(default_factory=dict)
     _lines: dict[int, int] = field(default_factory=dict)
@@ -165,8 +169,8 @@ class _Loader:
     def take(self, frame: Frame) -> Op[None]:
         """Write one frame, now or with those that follow."""
         match frame:
-            case SaltFrame(salt):
-                yield from rows(ADD_SALT, salt=salt)
+            case SaltFrame() | KeyFrame():
+                yield from self._add_known_by(frame)
             case TreeFrame():
                 yield from self._plant(frame)
             case EventFrame():
@@ -195,6 +199,12 @@ class _Loader:
         for root_id, count in sorted(self._sessions_of.items()):
             data = {"sessions": count, "source": label}
             yield from emit(self.codec, root_id, root_id, "session_imported", data)
+
+    def _add_known_by(self, frame: SaltFrame | KeyFrame) -> Op[None]:
+        if isinstance(frame, SaltFrame):
+            yield from rows(ADD_SALT, salt=frame.salt)
+        else:
+            self._mark = frame.mark
 
     def _plant(self, frame: TreeFrame) -> Op[None]:
         """Make the tree; one whose sessions were deleted here goes on counting where it was."""
@@ -335,9 +345,8 @@ class _Loader:
     def _own_salt(self, frame: SessionFrame) -> Op[str | None]:
         """Return the salt that a session brings, unless it is this store's."""
         if not self._salt:
-            found = yield from one(SALTS.sql)
-            assert found is not None
-            self._salt = str(found["value"]).split()[0]
+            found = yield from read_salts()
+            self._salt = parts(found)[0][0]
         return None if frame.salt == self._salt else frame.salt
 
     def _number_of(self, source: int) -> Op[int]:
@@ -350,6 +359,10 @@ class _Loader:
         return self._sources[source]
 
     def _add_effect(self, frame: EffectFrame) -> Op[None]:
+        if not self.effects:
+            if self.own_mark not in {"", self._mark}:
+                raise known_otherwise(self.own_mark, self._mark)
+            yield from take_on(self._mark, known_otherwise)
         source = frame.session_number
         number = yield from self._number_of(source)
         if source not in self._found:
@@ -378,6 +391,17 @@ class _Loader:
         for start in range(0, len(self._queries), QUERIES_PER_BATCH):
             yield from batch(*self._queries[start : start + QUERIES_PER_BATCH])
         self._queries = []
+
+
+def known_otherwise(here: str, there: str) -> InvalidArgument:
+    """Return the error for effects that nobody would know again in this store."""
+    has = "without a key" if not there else "with another key" if here else "with a key"
+    wanted = "the same redaction=holdfast.Redactor(key=…)" if there else "no key"
+    return InvalidArgument(
+        f"the effects in this file are known {has}, those of this store are not, so that its calls "
+        "would be new here and be done again; nothing was imported. Import it into another store, "
+        f"opened with {wanted}"
+    )
 
 
 def already_there(id: str) -> InvalidArgument:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..codec import Codec
+from ..effects import Ledger
 from ..errors import InvalidArgument, StoreUnavailable
 from ..kernel.backup import sync_directory
 from ..kernel.flow import Flow, flow, invoke
@@ -48,6 +49,7 @@ class PortableOps:
 
     codec: Codec
     driver: Any
+    ledger: Ledger
 
     @flow
     def export(self, path: str | Path, sessions: Iterable[object] | None = None) -> Flow[Exported]:
@@ -75,7 +77,8 @@ class PortableOps:
             codec = self.codec.widened()
             return ExportFile(place, codec, allow_plaintext=allow_plaintext)
 
-        imported: Imported = yield from invoke(_import, self.driver, self.codec, read)
+        mark = self.ledger.salts.mark
+        imported: Imported = yield from invoke(_import, self.driver, self.codec, mark, read)
         return imported
 
     @flow
@@ -87,7 +90,8 @@ class PortableOps:
         def read() -> Source:
             return LegacyDatabase(place, self.codec)
 
-        imported: Imported = yield from invoke(_import, self.driver, self.codec, read)
+        mark = self.ledger.salts.mark
+        imported: Imported = yield from invoke(_import, self.driver, self.codec, mark, read)
         return imported
 
 
@@ -143,11 +147,11 @@ def _export(driver: Any, codec: Codec, place: object, ids: list[str] | None) -> 
             partial.unlink(missing_ok=True)
 
 
-def _import(driver: Any, codec: Codec, read: Any) -> Imported:
+def _import(driver: Any, codec: Codec, mark: str, read: Any) -> Imported:
     source: Source = read()
     ids = check(codec, source)
     twin = driver.twin()
-    importer = Importer(codec)
+    importer = Importer(codec, mark)
     existing = twin.run(Call(Importer.existing, importer, (ids,)))
     if existing is not None:
         raise already_there(existing)

@@ -52,8 +52,8 @@ class Redactor:
     `extra` maps the kind of a further secret to its pattern, `{"badge": r"EMP-[0-9]{6}"}`, and
     `emails` counts addresses as secrets. A pattern of yours must not backtrack without bound.
     `key` makes the hashes by which equal calls are told; without one they are made with a salt
-    that lies in the store, where whoever has the file can try card numbers. Keep it: with another
-    key no call is recognised.
+    that lies in the store, where whoever has the file can try card numbers. Keep it: a store that
+    has effects is used with no other.
     """
 
     def __init__(

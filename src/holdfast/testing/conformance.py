@@ -7,13 +7,11 @@ Sync stores run in the same cases; `done` awaits only what is awaitable.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..clock import VirtualClock
 from ..errors import (
@@ -29,12 +27,11 @@ from ..errors import (
 )
 from ..kernel.attempt import Hooks, Trace
 from ..kernel.operation import Emit, Op, rows
-from ..store import Transaction, aopen, open
+from ..store import Transaction, open
 from . import nouns
+from .subject import CASES, Subject, case, done, raises
 
-Colour = Literal["sync", "async"]
-Case = Callable[["Subject"], Awaitable[None]]
-CASES: list[Case] = []
+__all__ = ["CASES", "STATEMENTS"]
 
 # A change in one of these is a change of cost on every call: look before you update the number.
 STATEMENTS = {
@@ -47,72 +44,6 @@ STATEMENTS = {
     "QueueOps.complete": 5,
     "QueueOps.release": 1,
 }
-
-
-def case(function: Case) -> Case:
-    """Add a case to the suite."""
-    CASES.append(function)
-    return function
-
-
-async def done(result: Any) -> Any:
-    """Return a sync result as it is, and an awaitable one awaited."""
-    return await result if inspect.isawaitable(result) else result
-
-
-class Subject:
-    """A place for stores and a colour; every store it opened is closed at the end."""
-
-    def __init__(self, place: Mapping[str, Any], colour: Colour, directory: Path) -> None:
-        self.place = dict(place)
-        self.colour = colour
-        self.directory = directory
-        self._stores: list[Any] = []
-
-    async def open(self, **arguments: Any) -> Any:
-        """Open a store with the tables of the example nouns."""
-        opener: Any = open if self.colour == "sync" else aopen
-        store = await done(opener(**{**self.place, **arguments}))
-        self._stores.append(store)
-        await done(self._noun("Setup")(store).install())
-        return store
-
-    async def close(self) -> None:
-        """Close every store."""
-        for store in self._stores:
-            await done(store.close())
-
-    def counter(self, store: Any, root_id: str = "root") -> Any:
-        """Return a counter of this colour."""
-        return self._noun("Counter")(store, root_id)
-
-    def queue(self, store: Any, root_id: str = "root") -> Any:
-        """Return a queue of this colour."""
-        return self._noun("Queue")(store, root_id)
-
-    async def planted(self, store: Any, root_id: str = "root") -> Any:
-        """Return a counter whose tree exists."""
-        counter = self.counter(store, root_id)
-        await done(counter.plant())
-        return counter
-
-    async def together(self, calls: list[Callable[[], Any]]) -> list[Any]:
-        """Run calls at the same time: in threads, or as tasks of the loop."""
-        if self.colour == "async":
-            return list(await asyncio.gather(*(call() for call in calls)))
-        return list(await asyncio.gather(*(asyncio.to_thread(call) for call in calls)))
-
-    def _noun(self, name: str) -> Any:
-        return getattr(nouns, name if self.colour == "sync" else f"Async{name}")
-
-
-async def raises(error: type[BaseException], result: Callable[[], Any]) -> Any:
-    """Make sure that a call fails with an error, and return it."""
-    try:
-        await done(result())
-    except error as raised:
-        return raised
-    raise AssertionError(f"{error.__name__} was not raised")
 
 
 @case
@@ -393,6 +324,64 @@ async def every_operation_costs_the_statements_it_should(subject: Subject) -> No
     counted = {trace.call: trace.statements for trace in traces if trace.call in STATEMENTS}
     assert counted == STATEMENTS
     assert {trace.attempts for trace in traces} == {1}
+
+
+@case
+async def what_a_statement_decides_is_all_written_or_nothing(subject: Subject) -> None:
+    store = await subject.open()
+    counter = await subject.planted(store)
+    missing = partial(counter.add_at_once, 1, only_existing=True)
+    assert "None" in str(await raises(InvalidArgument, missing))
+    assert await done(counter.add_at_once(3, note="first", limit=4)) == 3
+    refused = partial(counter.add_at_once, 2, note="never", limit=4)
+    assert "has 3, the limit is 4" in str(await raises(InvalidArgument, refused))
+    assert await done(counter.add_at_once(1, note="second", limit=4, only_existing=True)) == 4
+    events = await done(store.events("root"))
+    assert [(event.position, event.data) for event in events] == [
+        (1, {"note": "first"}),
+        (2, {"note": "second"}),
+    ]
+    nowhere = subject.counter(store, "no-tree")
+    assert await done(nowhere.add_at_once(1)) == 1
+    assert await done(store.events("no-tree")) == []
+
+
+@case
+async def a_deciding_operation_composes_with_others(subject: Subject) -> None:
+    store = await subject.open()
+    counter = await subject.planted(store)
+
+    def both(transaction: Transaction, limit: int) -> Op[tuple[int, int]]:
+        inside = nouns.TxCounter(transaction)
+        first = yield from inside.add_at_once(1, note="first", limit=limit)
+        second = yield from inside.add_at_once(1, note="second", limit=limit)
+        return first, second
+
+    assert await done(store.run(both, 2)) == (1, 2)
+    await raises(InvalidArgument, lambda: store.run(both, 3))
+    assert await done(counter.value()) == 2
+    assert len(await done(store.events("root"))) == 2
+
+
+@case
+async def deciding_operations_at_the_same_time_lose_nothing(subject: Subject) -> None:
+    store = await subject.open()
+    counter = await subject.planted(store)
+
+    async def add(number: int) -> int:
+        try:
+            return int(await done(counter.add_at_once(1, note=str(number), limit=30)))
+        except InvalidArgument:
+            return 0
+
+    def add_in_thread(number: int) -> int:
+        return asyncio.run(add(number))
+
+    add_here: Any = add if subject.colour == "async" else add_in_thread
+    values = await subject.together([partial(add_here, number) for number in range(40)])
+    assert sorted(value for value in values if value) == list(range(1, 31))
+    events = await done(store.events("root"))
+    assert [event.position for event in events] == list(range(1, 31))
 
 
 @case

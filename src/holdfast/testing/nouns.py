@@ -10,13 +10,17 @@ from collections.abc import Callable
 
 from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost
-from ..feed import emit, lock_tree, plant_tree
+from ..feed import emit, event, lock_tree, plant_tree
 from ..kernel.operation import (
     AfterCommit,
     AsyncBound,
+    Lock,
     Op,
+    Query,
     SyncBound,
     TxBound,
+    decide,
+    deciding,
     fresh_id,
     large_query,
     one,
@@ -47,6 +51,16 @@ ADD = """
 INSERT INTO hf_test_counters (id, value) VALUES (:id, :amount)
 ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value RETURNING value
 """
+ADD_WITHIN = """
+INSERT INTO hf_test_counters (id, value)
+SELECT CAST(:id AS TEXT), CAST(:amount AS INTEGER)
+WHERE :amount <= :limit AND NOT EXISTS (
+    SELECT 1 FROM hf_test_counters c
+    WHERE c.id = CAST(:id AS TEXT) AND c.value + :amount > :limit
+)
+ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value RETURNING value
+"""
+HOLD = "SELECT id FROM hf_test_counters WHERE id = :id /*pg FOR NO KEY UPDATE */"
 VALUE = "SELECT value FROM hf_test_counters WHERE id = :id"
 VALUES = "SELECT id, value FROM hf_test_counters ORDER BY id"
 
@@ -110,6 +124,24 @@ class CounterOps:
         if value > limit:
             raise InvalidArgument(f"{value} is above the limit {limit}")
         return value
+
+    @deciding
+    def add_at_once(
+        self, amount: int = 1, *, note: str = "", limit: int = 2**62, only_existing: bool = False
+    ) -> Op[int]:
+        """Add in one round trip, or refuse: when the limit would be passed, or there is none."""
+        told = event(self.codec, self.root_id, self.root_id, "counter_added", {"note": note})
+        answers = yield from decide(
+            Lock(self.root_id),
+            *([Query(HOLD, {"id": self.root_id}, must_find=True)] if only_existing else []),
+            Query(ADD_WITHIN, {"id": self.root_id, "amount": amount, "limit": limit}),
+            emits=[told],
+            again=Query(VALUE, {"id": self.root_id}),
+        )
+        if answers[-1]:
+            return int(answers[-1][0]["value"])
+        row = yield from one(VALUE, id=self.root_id)
+        raise InvalidArgument(f"the counter has {row and row['value']}, the limit is {limit}")
 
     @operation
     def add_and_tell(self, tell: Callable[[], None]) -> Op[int]:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-Moment: TypeAlias = Literal["before", "after", "before-late"]
+Moment: TypeAlias = Literal["before", "after", "before-late", "all-late"]
 
 COMMIT = r"(.*;)?\s*(COMMIT|END)(\s+(WORK|TRANSACTION))?(\s+AND(\s+NO)?\s+CHAIN)?\s*;?\s*"
 ENCRYPTION_REQUESTS = (80877103, 80877104)
@@ -121,7 +121,8 @@ class PostgresProxy:
 
         "before" drops the connection and never forwards the commit. "after" forwards it, waits for
         the server's answer, swallows that and resets the client. "before-late" resets the client at
-        once and forwards the commit only after `delay_seconds`.
+        once and forwards the commit only after `delay_seconds`; "all-late" also forwards what the
+        client sent together with it, behind it.
         """
         cut = Cut(moment, statement, delay_seconds)
         with self._cuts_lock:
@@ -265,7 +266,7 @@ class _Link:
         try:
             if cut.moment != "after":
                 self._reset_client()
-            if cut.moment == "before-late":
+            if cut.moment in {"before-late", "all-late"}:
                 await asyncio.sleep(cut.delay_seconds)
             if cut.moment != "before":
                 to_server.write(commit)
@@ -299,6 +300,8 @@ class _Link:
                     self._unanswered.append(kind)
                 if self._cut is not None:
                     to_server.write(passing)
+                    if buffer and self._cut.moment == "all-late":
+                        return message + bytes(buffer)
                     return message if kind == b"Q" else message + SYNC
                 passing += message
             to_server.write(passing)

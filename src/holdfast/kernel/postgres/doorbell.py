@@ -1,7 +1,7 @@
 """Wake-ups between processes on PostgreSQL: LISTEN and NOTIFY on a connection of their own.
 
-Rings are collected and sent a few at a time, outside every transaction: NOTIFY inside each commit
-made writers queue behind one another. A lost ring costs latency only.
+A ring is sent at once, those that follow shortly after it together, outside every transaction:
+NOTIFY inside each commit made writers queue behind one another. A lost ring costs latency only.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Doorbell:
                 self._thread.start()
 
     def ring(self, topic: str) -> None:
-        """Tell the other processes, soon and together with other rings."""
+        """Tell the other processes: at once, or together with others while rings come fast."""
         with self._topics_lock:
             self._topics.add(topic[:TOPIC_BYTES_MAX])
             is_first = len(self._topics) == 1
@@ -80,6 +80,8 @@ class Doorbell:
                 with psycopg.connect(
                     self._dsn, autocommit=True, application_name="holdfast-doorbell"
                 ) as connection:
+                    # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
+                    connection.execute("SET synchronous_commit = off")
                     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     # Rings may have been missed while there was no connection.
                     self._signals.ring_here(None)
@@ -90,15 +92,20 @@ class Doorbell:
                 pause = min(pause * 2, RECONNECT_SECONDS_MAX)
 
     def _forward(self, connection: psycopg.Connection) -> None:
+        is_asked, quiet_at = False, 0.0
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(self._read_end, select.POLLIN)
         while True:
-            ready, _, _ = select.select([connection.fileno(), self._read_end], [], [])
-            if self._read_end in ready:
+            wait = max(0.0, quiet_at - time.monotonic()) * 1000 if is_asked else None
+            if self._read_end in dict(poll.poll(wait)):
                 os.read(self._read_end, 4096)
-                if not self._stopping:
-                    time.sleep(COALESCE_SECONDS)
+                is_asked = True
+            if is_asked and (self._stopping or time.monotonic() >= quiet_at):
                 self._send(connection)
                 if self._stopping:
                     return
+                is_asked, quiet_at = False, time.monotonic() + COALESCE_SECONDS
             for notification in connection.notifies(timeout=0):
                 if notification.pid != connection.info.backend_pid:
                     self._signals.ring_here(notification.payload)

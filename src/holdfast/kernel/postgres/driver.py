@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ from ..settings import Settings
 from ..signals import Signals
 from ..url import PostgresTarget
 from .doorbell import Doorbell
-from .exchange import Link, wait_async
+from .exchange import CANCEL_SECONDS_MAX, Link, wait_async
 from .protocol import (
     POOL_CONNECTIONS_MAX,
     Acquire,
@@ -37,7 +38,6 @@ from .protocol import (
 
 R = TypeVar("R")
 
-CANCEL_SECONDS_MAX = 5.0
 KEEPALIVES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -255,14 +255,20 @@ class AsyncPostgresDriver(PostgresBase):
         self, connection: AsyncConnection, messages: Sequence[Message], *, is_commit: bool
     ) -> list[Reply]:
         """Make one round trip. A COMMIT under way is waited for: its outcome must be known."""
+        stopping: asyncio.Future[None] | None = None
+
+        def stop() -> None:
+            # The server would go on, and wait for locks, until it notices.
+            nonlocal stopping
+            stopping = asyncio.ensure_future(connection.cancel_safe(timeout=CANCEL_SECONDS_MAX))
+
         steps = connection.link.exchange(messages)
         try:
-            return await wait_async(steps, connection.fileno(), to_the_end=is_commit)
-        except asyncio.CancelledError:
-            if not is_commit:
-                # The server would go on, and wait for locks, until it notices.
-                await finish(connection.cancel_safe(timeout=CANCEL_SECONDS_MAX))
-            raise
+            return await wait_async(steps, connection.fileno(), stop, to_the_end=is_commit)
+        finally:
+            if stopping is not None:
+                with contextlib.suppress(psycopg.Error):
+                    await finish(stopping)
 
     async def _configure(self, connection: AsyncConnection) -> None:
         for message in self._prepare(connection):

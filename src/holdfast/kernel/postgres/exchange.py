@@ -8,7 +8,7 @@ for once. Who runs the generator has the connection for itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ R = TypeVar("R")
 _Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 PREPARED_MAX = 1_000
+CANCEL_SECONDS_MAX = 5.0
 _READ, _WRITE = int(Wait.R), int(Wait.W)
 _FAILED = {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}
 
@@ -47,6 +48,7 @@ class Link:
         self._transformer = Transformer(connection)
         self._prepares = prepares
         self._prepared: dict[_Key, bytes] = {}
+        self._columns: dict[str, list[str]] = {}
         self._numbers = count()
 
     def exchange(self, messages: Sequence[Message]) -> PQGen[list[Reply]]:
@@ -121,7 +123,13 @@ class Link:
     def _reply(self, message: Message, result: PGresult) -> Reply:
         if message.is_unread or result.status != ExecStatus.TUPLES_OK:
             return Reply([], result.command_tuples or 0)
-        names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
+        if not result.ntuples:
+            return Reply([], 0)
+        names = self._columns.get(message.text)
+        if names is None:
+            names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
+            if len(self._columns) < PREPARED_MAX:
+                self._columns[message.text] = names
         self._transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
 
         def row(values: Sequence[Any]) -> Row:
@@ -130,34 +138,34 @@ class Link:
         return Reply(self._transformer.load_rows(0, result.ntuples, row), result.ntuples)
 
 
-async def wait_async(steps: PQGen[R], descriptor: int, *, to_the_end: bool) -> R:
-    """Run a generator over a socket; with `to_the_end`, a cancellation is raised only after it.
+async def wait_async(
+    steps: PQGen[R], descriptor: int, on_cancel: Callable[[], None], *, to_the_end: bool
+) -> R:
+    """Run a generator over a socket; with `to_the_end`, a cancellation is raised only after it,
+    unless that takes too long.
 
     psycopg's own waiting sets a timer each time, and needs a task of its own to go on when it is
     cancelled.
     """
     loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
+    deadline: float | None = None
     try:
         wanted = next(steps)
         while True:
-            ready: asyncio.Future[int] = loop.create_future()
-            if wanted & _READ:
-                loop.add_reader(descriptor, _settle, ready, _READ)
-            if wanted & _WRITE:
-                loop.add_writer(descriptor, _settle, ready, _WRITE)
             found = 0
             try:
-                found = await ready
+                found = await _ready(loop, descriptor, wanted, deadline)
             except asyncio.CancelledError as error:
+                if cancelled is None:
+                    on_cancel()
+                    deadline = loop.time() + CANCEL_SECONDS_MAX
                 if not to_the_end:
                     raise
                 cancelled = error
-            finally:
-                if wanted & _READ:
-                    loop.remove_reader(descriptor)
-                if wanted & _WRITE:
-                    loop.remove_writer(descriptor)
+            except TimeoutError:
+                assert cancelled is not None
+                raise cancelled from None
             wanted = steps.send(found)
     except StopIteration as stop:
         if cancelled is not None:
@@ -168,6 +176,27 @@ async def wait_async(steps: PQGen[R], descriptor: int, *, to_the_end: bool) -> R
         if cancelled is not None:
             raise cancelled from error
         raise
+
+
+async def _ready(
+    loop: asyncio.AbstractEventLoop, descriptor: int, wanted: int, deadline: float | None
+) -> int:
+    """Wait until a socket can be read or written, as wanted, and return which."""
+    ready: asyncio.Future[int] = loop.create_future()
+    if wanted & _READ:
+        loop.add_reader(descriptor, _settle, ready, _READ)
+    if wanted & _WRITE:
+        loop.add_writer(descriptor, _settle, ready, _WRITE)
+    try:
+        if deadline is None:
+            return await ready
+        async with asyncio.timeout_at(deadline):
+            return await ready
+    finally:
+        if wanted & _READ:
+            loop.remove_reader(descriptor)
+        if wanted & _WRITE:
+            loop.remove_writer(descriptor)
 
 
 def _settle(ready: asyncio.Future[int], state: int) -> None:

@@ -7,7 +7,9 @@ first statement, the events with COMMIT.
 
 from __future__ import annotations
 
+import functools
 import random
+import select
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +22,16 @@ from ...errors import (
     CommitUnknown,
     HoldfastError,
     InvalidArgument,
-    Refused,
+    NotFound,
     StoreBusy,
     StoreError,
-    StoreFull,
-    StoreUnavailable,
 )
 from ..attempt import Attempt, Boundary, Point, Trace
-from ..marks import MARK, MarkOps, commit_id
-from ..operation import Call, Query, Row
+from ..marks import MARK, MARK_IF_DONE, MarkOps, commit_id
+from ..operation import Call, Decide, Op, Query, Row, query
 from ..settings import Settings
 from ..sql import Dialect
+from .problems import is_connection_lost, translate
 
 R = TypeVar("R")
 Run: TypeAlias = Generator["Step", Any, R]
@@ -66,6 +67,7 @@ class Send:
     connection: Any
     messages: Sequence[Message]
     is_commit: bool = False
+    """Whether the outcome must be known: it is waited for, also by a caller that was cancelled."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,16 @@ class CommitLost(Exception):
         self.error = error
 
 
+class Again:
+    """Reads once more what a lost connection was to bring."""
+
+    @query
+    def read(self, asked: Query) -> Op[list[Row]]:
+        """Return the rows of a query."""
+        found: list[Row] = yield asked
+        return found
+
+
 class Protocol:
     """Runs calls as generators of steps."""
 
@@ -122,6 +134,7 @@ class Protocol:
             f"set_config('{name}', '{value}', true)" for name, value in self._write_settings.items()
         )
         self._opening = f"{MARK} RETURNING {made}"
+        self._settling = f"SELECT {made}"
         self._takes_several: set[str] = set()
 
     def run(self, call: Call[R], *, repeats: bool = False) -> Run[R]:
@@ -142,6 +155,8 @@ class Protocol:
                 yield from self._back_off(error, tries, call)
             except CommitLost as lost:
                 if not repeats and (yield from self._settle(lost)):
+                    if attempt.decide is not None:
+                        yield from self._answer_again(attempt, attempt.decide, lost)
                     break
                 self._check_time(lost.error, deadline, attempt, tries)
             except psycopg.Error as error:
@@ -212,8 +227,13 @@ class Protocol:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
         if not attempt.queries and not attempt.emits:
             return
-        opening = [Message("BEGIN", boundary="begin"), *self._open(connection)]
         has_changed = False
+        if self._may_conclude(attempt):
+            if (yield from self._conclude(connection, attempt)):
+                return
+            # Nothing was written. What the call does instead is for itself to say.
+            attempt.restart(is_refused=True)
+        opening = [Message("BEGIN", boundary="begin"), *self._open(connection)]
         while queries := attempt.queries:
             replies = yield from self._ask(connection, opening, attempt)
             opening = []
@@ -221,16 +241,94 @@ class Protocol:
             attempt.reply([reply.rows for reply in replies])
         closing = [self.message(query) for query in attempt.closing()]
         if not has_changed and not closing:
-            yield from self._send(connection, [Message("ROLLBACK")], attempt)
+            if not opening:
+                yield from self._send(connection, [Message("ROLLBACK")], attempt)
             return
         commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
+        yield from self._commit(connection, commit, attempt)
+
+    def _commit(
+        self, connection: Any, messages: Sequence[Message], attempt: Attempt[R]
+    ) -> Run[list[Reply]]:
         try:
-            yield from self._send(connection, commit, attempt, is_commit=True)
+            return (yield from self._send(connection, messages, attempt, is_commit=True))
         except psycopg.Error as error:
             # Without a mark it cannot be settled: a migration, which may be run again.
             if not is_connection_lost(error) or not self.is_marking:
                 raise
             raise CommitLost(connection.writer_id, connection.batch, error) from error
+
+    def _may_conclude(self, attempt: Attempt[R]) -> bool:
+        """Whether all of a call can go out at once, with its COMMIT."""
+        decide = attempt.decide
+        if decide is None or not attempt.call.decides or not self.is_marking or attempt.emits:
+            return False
+        return len({event.root_id for event in decide.emits}) < 2
+
+    def _conclude(self, connection: Any, attempt: Attempt[R]) -> Run[bool]:
+        """Run a call that begins with a `Decide` in one round trip; False: nothing was written.
+
+        The mark is part of the statement that decides, so that it says of a COMMIT without an
+        answer that there was a row.
+        """
+        assert attempt.decide is not None
+        if _has_ended(connection):
+            raise psycopg.OperationalError("the server has closed the connection")
+        *before, last = attempt.whole()
+        connection.batch += 1
+        messages = [
+            Message("BEGIN", boundary="begin"),
+            *self._local({}),
+            Message(self._settling, is_unread=True),
+            *(self.message(_found_or_failed(each) if each.must_find else each) for each in before),
+            self.message(self._decisive(connection, last, attempt.decide)),
+            Message("COMMIT", boundary="commit"),
+        ]
+        try:
+            replies = yield from self._commit(connection, messages, attempt)
+        except pg.DivisionByZero:
+            yield from self._send(connection, [Message("ROLLBACK")], attempt)
+            return False
+        answers = [reply.rows for reply in replies[-2 - len(before) : -1]]
+        if answers[-1]:
+            self._conclude_with(attempt, answers)
+        return bool(answers[-1])
+
+    def _decisive(self, connection: Any, last: Query, decide: Decide) -> Query:
+        """Return a statement with the events and the mark that it decides about."""
+        events = self.settings.services.events_if_done(decide.emits) if decide.emits else None
+        parameters = {
+            **last.parameters,
+            **(events.parameters if events is not None else {}),
+            "writer_id": connection.writer_id,
+            "batch": connection.batch,
+        }
+        return Query(_with_done(last.sql, None if events is None else events.sql), parameters)
+
+    def _answer_again(self, attempt: Attempt[R], decide: Decide, lost: CommitLost) -> Run[None]:
+        """Give a call whose COMMIT was settled the answers that were lost with it."""
+        answers: list[list[Row]] = [[{}] for _ in attempt.queries]
+        if decide.again is not None:
+            call = Call(Again.read, Again(), (decide.again,))
+            try:
+                answers[-1] = yield from self.run(call)
+            except StoreError as error:
+                raise CommitUnknown(
+                    f"{attempt.call.name} was committed, but its answer was lost with the "
+                    "connection and the server cannot be asked for it",
+                    id=commit_id(lost.writer_id, lost.batch),
+                ) from error
+        if not answers[-1]:
+            raise NotFound(
+                f"{attempt.call.name} was committed, but its answer was lost with the connection, "
+                "and what it wrote has been removed since"
+            )
+        self._conclude_with(attempt, answers)
+
+    def _conclude_with(self, attempt: Attempt[R], answers: list[list[Row]]) -> None:
+        attempt.reply(answers)
+        if attempt.queries:
+            raise HoldfastError(f"{attempt.call.name} asks for more than it has decided about")
 
     def _read(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
@@ -350,29 +448,23 @@ class Protocol:
             trace(Trace(attempt.call.name, attempt.statements, tries, name))
 
 
-def is_connection_lost(error: Exception) -> bool:
-    """Tell whether the connection is gone, so that what was sent may not have been seen."""
-    if not isinstance(error, psycopg.Error):
-        return False
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate.startswith(("08", "57P", "25P03"))
+@functools.lru_cache(maxsize=1_000)
+def _with_done(sql: str, events: str | None) -> str:
+    parts = [f"done AS ({sql})", *([events] if events else []), f"marked AS ({MARK_IF_DONE})"]
+    return f"WITH {', '.join(parts)} SELECT * FROM done"  # noqa: S608 - our own statements
 
 
-_FULL = ("53100",)
-_BUSY = ("55P03", "57014", "53300")
+def _has_ended(connection: Any) -> bool:
+    """Tell whether an idle connection was closed, so that nothing is sent by it in vain.
+
+    What was sent may have been done; of what was not sent it is certain that it was not.
+    """
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
-def translate(error: psycopg.Error) -> HoldfastError:
-    """Return our error for one of PostgreSQL's."""
-    state = error.sqlstate or ""
-    reason = " ".join(str(error).split())
-    if state in _FULL:
-        return StoreFull(f"PostgreSQL has no room left: {reason}; nothing was written")
-    if state in _BUSY:
-        return StoreBusy(f"PostgreSQL kept the call waiting: {reason}; nothing was written")
-    if state.startswith("23"):
-        return Refused(f"the database refused the change: {reason}")
-    if is_connection_lost(error):
-        return StoreUnavailable(f"PostgreSQL cannot be reached: {reason}; nothing was written")
-    return StoreError(f"PostgreSQL reports {state or 'an error'}: {reason}")
+def _found_or_failed(query: Query) -> Query:
+    """Return a look as a statement that ends the transaction if it finds nothing."""
+    sql = f"SELECT 1 / count(*) FROM ({query.sql}) AS found"  # noqa: S608 - our own statement
+    return Query(sql, query.parameters)

@@ -190,21 +190,24 @@ def fetch(
     connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
 ) -> list[Row]:
     """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
-    parameters = query.parameters
-    if "now" in statement.parameters:
-        parameters = {**parameters, "now": now_ms}
-    cursor = connection.execute(statement.text, parameters)
+    cursor = connection.execute(statement.text, statement.values(query.parameters, now_ms))
     columns = statement.columns
     try:
-        if not columns:
-            columns[:] = [column[0] for column in cursor.get_description()]
-        return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-    except apsw.ExecutionCompleteError:
-        return []
+        found = cursor.fetchall() if columns else _with_columns(cursor, columns)
+        return [dict(zip(columns, row, strict=True)) for row in found] if found else []
     except BaseException:
         # A traceback would keep the statement open, and an open statement lets nobody commit.
         cursor.close(True)
         raise
+
+
+def _with_columns(cursor: apsw.Cursor, columns: list[str]) -> list[apsw.SQLiteValues]:
+    """Return the rows and note their columns, which can be asked for only while there is a row."""
+    first = next(cursor, None)
+    if first is None:
+        return []
+    columns[:] = [column[0] for column in cursor.get_description()]
+    return [first, *cursor]
 
 
 def copy_pages(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from ...errors import StoreBusy, StoreClosed, StoreError, StoreForked, StoreUnavailable
+from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..attempt import Attempt
 from ..flow import finish, require_loop
 from ..operation import Call, SyncDriver
@@ -25,13 +25,13 @@ from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
 from .connection import connect, copy_pages, fetch, require_safe_library, translate, vacuum
+from .watching import Watch
 from .writer import Job, Writer, trace_of
 
 R = TypeVar("R")
 
 BATCH_JOBS_MAX = 256
 IDLE_READERS_MAX = 8
-POLL_SECONDS = 0.05
 _engines: weakref.WeakSet[SqliteEngine] = weakref.WeakSet()
 
 
@@ -53,20 +53,19 @@ class SqliteEngine:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle_readers: list[apsw.Connection] = []
-        self._poller: threading.Thread | None = None
-        self._stop_polling = threading.Event()
+        self._watch: Watch | None = None
         self.on_close: Callable[[], None] = lambda: None
         self.on_batch: Callable[[Sequence[Job]], None] = lambda jobs: None
         self.writer = Writer(path, settings, self._texts, vfs)
         self._open_writer()
-        self.signals.on_wait = self._start_polling
+        self.signals.on_wait = self._start_watch
         _engines.add(self)
 
     def run(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free at once, else through the queue."""
         self.require_usable()
         if call.mode != "write":
-            return self.read(call)
+            return self._read_retrying(call)
         job = Job(call, Attempt(call, self.settings.services))
         try:
             if not self._run_inline(job):
@@ -97,6 +96,9 @@ class SqliteEngine:
     def read(self, call: Call[R]) -> R:
         """Run a query on a connection of its own, in one snapshot."""
         self.require_usable()
+        return self._read_retrying(call)
+
+    def _read_retrying(self, call: Call[R]) -> R:
         for is_last in (False, True):
             try:
                 with self._reader() as connection:
@@ -140,6 +142,9 @@ class SqliteEngine:
             raise StoreForked(
                 f"process {os.getpid()} inherited {self.path} by fork; open the store again in it",
             )
+        self._require_open()
+
+    def _require_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"the store {self.path} is closed; open it again")
 
@@ -155,9 +160,8 @@ class SqliteEngine:
                 return
             self._closed = True
             self._queue.put(None)
-        self._stop_polling.set()
-        if self._poller is not None:
-            self._poller.join()
+        if self._watch is not None:
+            self._watch.stop()
         if self._thread is None:
             self._shut()
         else:
@@ -205,7 +209,7 @@ class SqliteEngine:
         if not self._queue.empty() or not writer.mutex.acquire(blocking=False):
             return False
         try:
-            self.require_usable()
+            self._require_open()
             try:
                 if not writer.side_lock.try_acquire():
                     return False
@@ -313,32 +317,11 @@ class SqliteEngine:
             else:
                 connection.close(force=True)
 
-    def _start_polling(self) -> None:
+    def _start_watch(self) -> None:
+        """Ring all topics when another connection has committed, from the first wait on."""
         with self._starting:
-            if self._poller is None and not self._closed:
-                name = f"holdfast-poller-{self.path.name}"
-                self._poller = threading.Thread(target=self._poll, name=name, daemon=True)
-                self._poller.start()
-
-    def _poll(self) -> None:
-        """Ring all topics when another connection has committed; started by the first wait."""
-        has_missed = False
-        while not self._stop_polling.is_set():
-            try:
-                with self._reader() as connection:
-                    if has_missed:
-                        self.signals.ring_here(None)
-                    self._watch(connection)
-            except (apsw.Error, StoreError):
-                has_missed = True
-                self._stop_polling.wait(POLL_SECONDS)
-
-    def _watch(self, connection: apsw.Connection) -> None:
-        seen = connection.pragma("data_version")
-        while not self._stop_polling.wait(POLL_SECONDS):
-            if (version := connection.pragma("data_version")) != seen:
-                seen = version
-                self.signals.ring_here(None)
+            if self._watch is None and not self._closed:
+                self._watch = Watch(self.path, self._reader, lambda: self.signals.ring_here(None))
 
 
 class SqliteDriver:

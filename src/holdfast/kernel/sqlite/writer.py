@@ -20,7 +20,7 @@ import apsw
 
 from ...errors import CommitUnknown, HoldfastError, StoreBusy, StoreError, StoreUnavailable
 from ..attempt import Attempt, Boundary, Point, Trace
-from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id
+from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is_there
 from ..operation import Call, Query, Row
 from ..settings import Settings
 from ..sql import Dialect
@@ -163,10 +163,11 @@ class Writer:
         statement = self._dialect.statement(query.sql)
         if not statement.counts_changes and statement.may_change:
             self._runs_uncounted = True
+        connection = self._connection or self._open_connection()
         if self._probe is None:
-            return fetch(self._open_connection(), statement, query, self._now_ms)
+            return fetch(connection, statement, query, self._now_ms)
         self._probe(Point("statement", "before", call, statement.text))
-        found = fetch(self._open_connection(), statement, query, self._now_ms)
+        found = fetch(connection, statement, query, self._now_ms)
         self._probe(Point("statement", "after", call, statement.text))
         return found
 
@@ -185,9 +186,11 @@ class Writer:
         self.open()
         try:
             self._begin(jobs[0].call.name)
+            has_success = False
             for job in jobs:
                 self._run(job, alone=len(jobs) == 1)
-            if self._has_changed() and any(job.error is None for job in jobs):
+                has_success |= job.error is None
+            if has_success and self._has_changed():
                 self._commit(jobs[0].call.name)
         except apsw.Error as error:
             self._drop()
@@ -261,12 +264,19 @@ class Writer:
             self._settle_commit(error)
 
     def _mark(self) -> None:
-        if self._writer_id is None:
+        try:
+            self._mark_as(self._writer_id)
+        except apsw.ConstraintError:
+            # Its row was closed: somebody asked for a batch that was never made. It has another.
+            self._mark_as(None)
+
+    def _mark_as(self, writer_id: str | None) -> None:
+        if writer_id is None:
             self._batch = 0
-            self._writer_id = self._settings.services.new_id()
+            writer_id = self._writer_id = self._settings.services.new_id()
             self.execute(Query(FORGET, {"age_ms": WRITER_KEPT_MS}), "kernel")
         self._batch += 1
-        self.execute(Query(MARK, {"writer_id": self._writer_id, "batch": self._batch}), "kernel")
+        self.execute(Query(MARK, {"writer_id": writer_id, "batch": self._batch}), "kernel")
 
     def _settle_commit(self, error: apsw.Error) -> None:
         """Find out whether the batch is there. The side lock is held, so nobody wrote since.
@@ -285,10 +295,10 @@ class Writer:
         try:
             self.open()
             is_committed = self._is_visible(writer_id, batch)
-            self._commit_answer(writer_id)
+            self._commit_answer(writer_id, batch)
             if is_committed:
                 self._checkpoint()
-                self._commit_answer(writer_id)
+                self._commit_answer(writer_id, batch)
         except (apsw.Error, HoldfastError) as again:
             self._drop()
             # SQLite writes a transaction's end last: where there was no room for it, it is not.
@@ -308,12 +318,12 @@ class Writer:
 
     def _is_visible(self, writer_id: str, batch: int) -> bool:
         found = self.execute(Query(LOOK_UP, {"writer_id": writer_id}), "settle")
-        return bool(found) and bool(found[0]["batch"] >= batch)
+        return bool(found) and is_there(batch, found[0]["batch"])
 
-    def _commit_answer(self, writer_id: str) -> None:
+    def _commit_answer(self, writer_id: str, batch: int) -> None:
         self._move_wal()
         self._control("BEGIN IMMEDIATE", "settle")
-        self.execute(Query(SETTLE, {"writer_id": writer_id}), "settle")
+        self.execute(Query(SETTLE, {"writer_id": writer_id, "batch": batch}), "settle")
         self._control("COMMIT", "settle")
 
     def _move_wal(self) -> None:

@@ -1,0 +1,46 @@
+"""What PostgreSQL's errors mean to us, and which of them end a connection."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors as pg
+
+from ...errors import (
+    HoldfastError,
+    Refused,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+
+_FULL = ("53100",)
+_BUSY = ("55P03", "57014", "53300")
+
+
+def is_connection_lost(error: Exception) -> bool:
+    """Tell whether the connection is gone, so that what was sent may not have been seen."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    if isinstance(error, pg.NotNullViolation) and error.diag.table_name == "hf_writers":
+        # Its writer's row was closed: somebody who took the connection for lost asked what became
+        # of its COMMIT.
+        return True
+    return error.sqlstate.startswith(("08", "57P", "25P03"))
+
+
+def translate(error: psycopg.Error) -> HoldfastError:
+    """Return our error for one of PostgreSQL's."""
+    state = error.sqlstate or ""
+    reason = " ".join(str(error).split())
+    if is_connection_lost(error):
+        return StoreUnavailable(f"PostgreSQL cannot be reached: {reason}; nothing was written")
+    if state in _FULL:
+        return StoreFull(f"PostgreSQL has no room left: {reason}; nothing was written")
+    if state in _BUSY:
+        return StoreBusy(f"PostgreSQL kept the call waiting: {reason}; nothing was written")
+    if state.startswith("23"):
+        return Refused(f"the database refused the change: {reason}")
+    return StoreError(f"PostgreSQL reports {state or 'an error'}: {reason}")

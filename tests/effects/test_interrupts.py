@@ -1,0 +1,186 @@
+"""A caller that is interrupted leaves no effect behind of which nobody knows what became."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import NotLanded, VirtualClock
+from holdfast.kernel.attempt import Hooks, Point
+from tests.effects.world import World
+
+CANCELLATIONS = 200
+
+
+class Interrupts:
+    """Counts the points of calls, and does something at one of them, once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at: int | None = None
+        self.act: Callable[[], None] = lambda: None
+
+    def probe(self, point: Point) -> None:
+        if not point.call.startswith("Ledger."):
+            return
+        self.count += 1
+        if self.count == self.at:
+            self.at = None
+            self.act()
+
+    def begin(self, at: int | None, act: Callable[[], None] = lambda: None) -> None:
+        self.count, self.at, self.act = 0, at, act
+
+
+def judge(world: World, effects: list[holdfast.Effect]) -> None:
+    """Make sure that what was run is completed, and the rest is known not to have happened."""
+    ran = [to for to, _ in world.done]
+    assert len(set(ran)) == len(ran)
+    for effect in effects:
+        was_run = effect.arguments["to"] in ran
+        expected = ("completed", None) if was_run else ("failed", "not_landed")
+        assert (effect.status, effect.reason) == expected, effect
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", ["call", "once", "begin"])
+def test_a_call_that_is_interrupted_at_any_point(place: dict[str, Any], way: str) -> None:
+    world, interrupts = World(), Interrupts()
+    mail = world.tool()
+
+    def call(to: str) -> None:
+        if way == "once":
+            store.once(to, mail, request={"to": to})
+        elif way == "call":
+            session.call(mail, to=to)
+        elif not isinstance(begun := session.begin(mail, {"to": to}), holdfast.Replay):
+            begun.complete(mail(to=to, idempotency_key=begun.idempotency_key))
+
+    with holdfast.open(**place, hooks=Hooks(probe=interrupts.probe)) as store:
+        session = store.session("s")
+        call("first")
+        interrupts.begin(None)
+        call("second")
+        points = interrupts.count
+        assert points > 8
+        for point in range(1, points + 1):
+            interrupts.begin(point, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call(str(point))
+        judge(world, store.effects())
+        assert 2 < len(world.done) < points + 2
+        for point in range(1, points + 1):
+            call(str(point))
+        judge(world, [effect for effect in store.effects() if effect.status != "failed"])
+        assert len(world.done) == points + 2
+
+
+def test_a_call_that_is_interrupted_while_it_steps_in(place: dict[str, Any]) -> None:
+    world, interrupts, clock = World(), Interrupts(), VirtualClock()
+    world.verdict = NotLanded()
+    mail = world.tool(verify=world.verify)
+    with holdfast.open(**place, clock=clock, hooks=Hooks(probe=interrupts.probe)) as store:
+        session = store.session("s")
+
+        def call_after_a_death(to: str, point: int | None) -> None:
+            session.begin(mail, {"to": to})
+            clock.advance(3600)
+            interrupts.begin(point, interrupt)
+            session.call(mail, to=to)
+
+        call_after_a_death("first", None)
+        points = interrupts.count
+        assert points > 12
+        for point in range(1, points + 1):
+            with pytest.raises(KeyboardInterrupt):
+                call_after_a_death(str(point), point)
+            # What was issued anew is settled; of what the dead one did nothing was learned.
+            issued = store.effects(status="issued")
+            assert all(effect.attempt == 1 for effect in issued)
+            clock.advance(3600)
+            session.call(mail, to=str(point))
+        assert sorted(to for to, _ in world.done) == sorted(
+            ["first", *map(str, range(1, points + 1))]
+        )
+        assert store.effects(status="issued") == []
+
+
+def test_a_task_that_is_cancelled_at_any_point(place: dict[str, Any]) -> None:
+    asyncio.run(cancel_at_every_point(place))
+
+
+async def cancel_at_every_point(place: dict[str, Any]) -> None:
+    world, interrupts, loop = World(), Interrupts(), asyncio.get_running_loop()
+    mail = world.tool()
+    here = threading.current_thread()
+
+    def cancelling(task: list[asyncio.Task[Any]]) -> Callable[[], None]:
+        def cancel() -> None:
+            if threading.current_thread() is here:
+                task[0].cancel()
+                return
+            # The writer is another thread, and waits here until the task is cancelled.
+            is_cancelled = threading.Event()
+            loop.call_soon_threadsafe(task[0].cancel)
+            loop.call_soon_threadsafe(is_cancelled.set)
+            assert is_cancelled.wait(30)
+
+        return cancel
+
+    async with await holdfast.aopen(**place, hooks=Hooks(probe=interrupts.probe)) as store:
+        session = await store.session("s")
+        await session.call(mail, to="first")
+        interrupts.begin(None)
+        await session.call(mail, to="second")
+        points = interrupts.count
+        cancelled = 0
+        for point in range(1, points + 1):
+            tasks: list[asyncio.Task[Any]] = []
+            interrupts.begin(point, cancelling(tasks))
+            tasks.append(asyncio.ensure_future(session.call(mail, to=str(point))))
+            await asyncio.wait(tasks)
+            cancelled += tasks[0].cancelled()
+        assert cancelled > points / 2
+        judge(world, await store.effects())
+        assert 2 < len(world.done) < points + 2
+        for point in range(1, points + 1):
+            await session.call(mail, to=str(point))
+        assert len(world.done) == points + 2
+
+
+def test_tasks_that_are_cancelled_at_random_moments(place: dict[str, Any]) -> None:
+    asyncio.run(cancel_at_random(place))
+
+
+async def cancel_at_random(place: dict[str, Any]) -> None:
+    world, chance = World(), random.Random(5)
+
+    @holdfast.tool(effect="mutate")
+    async def mail(to: str) -> int:
+        return world.act((to, ""))
+
+    async with await holdfast.aopen(**place, durability="normal") as store:
+        session = await store.session("s")
+        cancelled = 0
+        for number in range(CANCELLATIONS):
+            task = asyncio.ensure_future(session.call(mail, to=str(number)))
+            await asyncio.sleep(chance.choice([0, 0, 0.0003, 0.0006, 0.001, 0.002, 0.004]))
+            task.cancel()
+            await asyncio.wait([task])
+            cancelled += task.cancelled()
+        assert cancelled > CANCELLATIONS / 10, "the cancellations must hit something"
+        judge(world, await store.effects(limit=1_000))
+        ran = {to for to, _ in world.done}
+        for number in range(CANCELLATIONS):
+            result = await session.call(mail, to=str(number))
+            assert result.replayed == (str(number) in ran)
+        assert len(world.done) == CANCELLATIONS

@@ -1,0 +1,123 @@
+"""What a call is known by, and which arguments fit a tool."""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+import re
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.checkpoints.writing import Place
+from holdfast.codec import DEFAULT_LIMITS, Limits, canonical
+from holdfast.effects.identity import identify
+from holdfast.effects.rows import Request
+from holdfast.errors import InvalidArgument, LimitExceeded
+
+
+def nothing() -> None: ...
+
+
+def two(amount: int, customer: str = "x") -> None: ...
+
+
+def by_name(*, amount: int, note: str | None = None) -> None: ...
+
+
+def with_key(amount: int, idempotency_key: str) -> None: ...
+
+
+def any_name(amount: int, **others: Any) -> None: ...
+
+
+def only_others(**others: Any) -> None: ...
+
+
+GIVEN: tuple[Mapping[Any, Any], ...] = (
+    {},
+    {"amount": 1},
+    {"customer": "c"},
+    {"amount": 1, "customer": "c"},
+    {"amount": 1, "note": None},
+    {"amount": 1, "others": 2},
+    {"amount": 1, "unknown": 2},
+    {1: 2, "amount": 1},
+    MappingProxyType({"amount": 1}),
+    UserDict({"amount": 1, "unknown": 2}),
+)
+
+
+@pytest.mark.parametrize("function", [nothing, two, by_name, with_key, any_name, only_others])
+@pytest.mark.parametrize("given", GIVEN, ids=repr)
+def test_arguments_fit_a_tool_as_they_fit_its_function(
+    function: Callable[..., None], given: Mapping[Any, Any]
+) -> None:
+    tool = holdfast.tool(function)
+    key = {"idempotency_key": ""} if tool.takes_key else {}
+    problem = None
+    try:
+        inspect.signature(function).bind(**given, **key)
+    except TypeError as error:
+        problem = str(error)
+    if problem is not None:
+        with pytest.raises(InvalidArgument, match=re.escape(problem)):
+            tool.bind(given)
+        return
+    bound = tool.bind(given)
+    assert type(bound) is dict
+    assert bound == dict(given)
+    assert bound is not given
+
+
+@pytest.mark.parametrize("function", [two, with_key, only_others])
+def test_nobody_can_give_the_idempotency_key(function: Callable[..., None]) -> None:
+    with pytest.raises(InvalidArgument, match="made by Holdfast"):
+        holdfast.tool(function).bind({"amount": 1, "idempotency_key": "mine"})
+
+
+def asked(arguments: Any, distinct: Any, policy: str = "session") -> Request:
+    return Request(
+        tool="Überweisung",
+        effect="mutate",
+        arguments=arguments,
+        policy=policy,
+        distinct=distinct,
+        doubt="park",
+        holder="h",
+        lease_ms=1,
+    )
+
+
+@pytest.mark.parametrize("length", [1, 16, 32, 63, 64, 65, 200])
+@pytest.mark.parametrize("arguments", [{}, {"b": 1, "a": "x"}, {"e\u0301": ["n\u0303", 2**70]}])
+@pytest.mark.parametrize("policy", ["session", "global"])
+def test_keys_and_digests_are_an_hmac_of_the_canonical_form(
+    length: int, arguments: dict[str, Any], policy: str
+) -> None:
+    salt = bytes(range(length))
+    place = Place("s\u00e9ance", 1, "root", None)
+    scope = "global" if policy == "global" else place.session_id
+
+    def expected(value: Any) -> str:
+        return hmac.digest(salt, canonical(value), "sha256").hex()
+
+    for distinct in (arguments, dict(arguments), ["chosen", 1]):
+        request = asked(arguments, distinct, policy)
+        found = identify(salt, DEFAULT_LIMITS, place, request)
+        assert found.digest == expected([request.tool, arguments])
+        assert found.key == expected([scope, request.tool, distinct])[:32]
+
+
+def test_a_request_at_the_limit_counts_with_its_scope() -> None:
+    arguments = {"a": "x" * 50}
+    request = asked(arguments, arguments)
+    size = len(canonical([request.tool, arguments]))
+    for distinct in (arguments, dict(arguments)):
+        with pytest.raises(LimitExceeded) as refused:
+            identify(b"salt", Limits(value_bytes=size), None, asked(arguments, distinct))
+        assert refused.value.path == "arguments"
