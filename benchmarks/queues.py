@@ -44,6 +44,9 @@ class Queue:
     serve: Serve
     """How a worker process of it is run; a function of a module."""
 
+    beside: str | None = HOLDFAST
+    """Whose figures its own are a multiple of: an event loop is compared with an event loop."""
+
     claims_by_hand = True
     claims_many = True
     """What it offers below its own worker; its worker is measured in any case."""
@@ -79,20 +82,20 @@ class Queue:
 
     def do(self, work: Callable[[], Any]) -> Any:
         """Do something once, in the event loop if it is to be awaited."""
-        return self.times(work, 1)[1]
+        return self.times(work, 1)[1][-1]
 
-    def times(self, work: Callable[[], Any], count: int) -> tuple[list[float], Any]:
-        """Do something so often; return the seconds of each time, and the last answer."""
+    def times(self, work: Callable[[], Any], count: int) -> tuple[list[float], list[Any]]:
+        """Do something so often; return the seconds and the answer of each time."""
         started = time.perf_counter()
         answer = work()
         if inspect.isawaitable(answer):
             return self.runner.run(_awaited(answer, work, count))
-        spent = [time.perf_counter() - started]
+        spent, answers = [time.perf_counter() - started], [answer]
         for _ in range(count - 1):
             started = time.perf_counter()
-            answer = work()
+            answers.append(work())
             spent.append(time.perf_counter() - started)
-        return spent, answer
+        return spent, answers
 
     def unfinished(self) -> int:
         """Return how many items are not completed yet."""
@@ -104,15 +107,17 @@ class Queue:
             pass
 
 
-async def _awaited(first: Any, work: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+async def _awaited(
+    first: Any, work: Callable[[], Any], count: int
+) -> tuple[list[float], list[Any]]:
     started = time.perf_counter()
-    answer = await first
+    answers = [await first]
     spent = [time.perf_counter() - started]
     for _ in range(count - 1):
         started = time.perf_counter()
-        answer = await work()
+        answers.append(await work())
         spent.append(time.perf_counter() - started)
-    return spent, answer
+    return spent, answers
 
 
 class Fleet:
@@ -230,6 +235,7 @@ class HoldfastQueue(Queue):
     """`store.work`: one commit for a claim, one for a completion, or for ten of them."""
 
     name = HOLDFAST
+    beside = None
     serve = staticmethod(serve_holdfast)
 
     def open(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast import VirtualClock
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import sql
 
 

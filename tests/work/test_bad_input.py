@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, LeaseLost, LimitExceeded, NotFound, Submission, VirtualClock
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 
 NAMES: list[Any] = ["", "x" * 257, "a\nb", "a\0b", 7, True, b"b", ["a"], {}, object(), 1.5]

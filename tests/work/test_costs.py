@@ -10,7 +10,7 @@ import holdfast
 from holdfast import Submission
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.postgres.exchange import Link
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 
 # A change in one of these is a change of cost on every call: look before you update the number.
@@ -52,13 +52,17 @@ async def test_every_operation_costs_the_statements_it_should(subject: Subject) 
         seen: dict[str, set[int]] = {}
         for trace in traces:
             seen.setdefault(trace.call, set()).add(trace.statements)
-        assert {name: seen[name] for name in STATEMENTS} == STATEMENTS
+        wanted = dict(STATEMENTS)
+        if store.driver.dialect == "postgres":
+            # Its event is part of the statement that completes the item.
+            wanted["ItemOps.complete"] = {1, 2}
+        assert {name: seen[name] for name in wanted} == wanted
 
 
-def test_hot_operations_are_two_round_trips(
+def test_hot_operations_are_one_round_trip_or_two(
     postgres_dsn: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One with BEGIN and everything that is asked, one with the events and COMMIT."""
+    """One with BEGIN and all that is asked, one with the events and COMMIT; or both in one."""
     trips = 0
     exchange = Link.exchange
 
@@ -78,16 +82,16 @@ def test_hot_operations_are_two_round_trips(
                 store.work.submit("t", n, session=place)
             trips = 0
             [item] = store.work.claim("w", queues="t")
-            assert trips == 2
+            assert trips == 1
             item.heartbeat()
-            assert trips == 4
+            assert trips == 3
             item.complete({"ok": True})
-            assert trips == 6
+            assert trips == 4
             items = store.work.claim("w", queues=["t", "u"], limit=9)
-            assert (trips, len(items)) == (8, 1)
+            assert (trips, len(items)) == (5, 1)
             store.work.heartbeat(items)
-            assert trips == 10
+            assert trips == 7
             assert store.work.complete_many([(each, 1) for each in items]) == [True]
-            assert trips == 12
+            assert trips == 9
             assert store.work.claim("w", queues="t") == []
-            assert trips == 14
+            assert trips <= 11

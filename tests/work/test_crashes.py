@@ -17,6 +17,9 @@ from holdfast import Submission
 from holdfast.kernel.operation import Call, rows
 from holdfast.testing.crashes import CrashPoints
 from holdfast.work import Watchdog
+from holdfast.work.claiming import Claim
+from holdfast.work.finishing import Ending, Endings
+from holdfast.worker.statements import Statements
 from tests.checkpoints.looking import Look
 from tests.crash.children import run
 
@@ -150,6 +153,21 @@ def prune(desk: Desk) -> None:
     store.driver.run(Call(Watchdog.remove, watchdog, (found,)))
 
 
+def more_to_do(desk: Desk) -> None:
+    claimed(desk)
+    desk.submit()
+
+
+def turn(desk: Desk) -> None:
+    """Complete two items and claim the next, as a worker does."""
+    store = desk.store
+    statements = Statements(Endings(store.codec, store.heads, store.signals))
+    ending = Ending("completed", "completed", output=store.codec.encode({"ok": True}))
+    ended = [(item, ending) for item in desk.items[:2]]
+    claim = Claim("w", 5, [desk.name], 86_400)
+    store.driver.run(Call(Statements.turn, statements, (ended, claim)))
+
+
 STEPS: dict[str, Step] = {
     "submit": Step(empty, lambda d: d.submit(session=d.session, key="k")),
     "submit without a session": Step(empty, lambda d: d.submit()),
@@ -172,6 +190,7 @@ STEPS: dict[str, Step] = {
     "complete many": Step(
         claimed, lambda d: d.store.work.complete_many([(item, 1) for item in d.items[:2]])
     ),
+    "complete and claim": Step(more_to_do, turn),
     "fail": Step(claimed, lambda d: d.items[0].fail("no")),
     "fail for good": Step(last_try, lambda d: d.items[0].fail("no")),
     "release": Step(claimed, lambda d: d.items[0].release()),

@@ -14,7 +14,7 @@ from holdfast import (
     SessionBusy,
     Submission,
 )
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 from tests.work.items import claim_all, claimed, dumped, kinds, opened
 

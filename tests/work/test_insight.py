@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from holdfast import Growth, LeaseHealth, NotFound, Submission, VirtualClock, WorkCount
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import Submission, Worker
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 from tests.work.working import SECONDS_MAX, opened, running, until
 

@@ -30,7 +30,14 @@ ENDED = {
     "error": None,
     **dict.fromkeys(("delay_ms", "retries", "failures", "rescues", "releases", "fences"), 0),
 }
-CLAIMED = {"holder": "w", "limit": 5, "lease_ms": 1, "queue0": "a", "queue1": "b"}
+CLAIMED = {
+    "holder": "w",
+    "limit": 5,
+    "lease_ms": 1,
+    "claim_id": "c",
+    "queue0": "a",
+    "queue1": "b",
+}
 PAGE = {"before": 2**62, "limit": 5}
 HOT = {"claim", "claim of two queues", "heartbeat", "finish", "guard", "promote"}
 # Statement, its parameters, and the indexes that it may use.
@@ -120,3 +127,25 @@ def _postgres_plan(url: str, statement: str, parameters: dict[str, Any] | None) 
         else:
             cursor.execute(f"EXPLAIN {compiled.text}".encode(), compiled.values(parameters))
         return [row[0] for row in cursor.fetchall()]
+
+
+def test_a_claim_reads_no_more_than_it_takes_where_statistics_are_old(
+    postgres_dsn: str, namespace: str
+) -> None:
+    """They say that hardly anything is ready, as after a queue was empty for long."""
+    import psycopg
+
+    given = {**CLAIMED, "queue0": "t"}
+    with holdfast.open(postgres_dsn, namespace=namespace) as store:
+        items = store.work.submit_many([Submission("t", n) for n in range(1_000)])
+        store.work.complete_many([(each, 1) for each in store.work.claim("w", limit=len(items))])
+        _run(postgres_dsn, f'VACUUM ANALYZE "{namespace}".hf_work')
+        _run(postgres_dsn, f'ALTER TABLE "{namespace}".hf_work SET (autovacuum_enabled = off)')
+        store.work.submit_many([Submission("t", n) for n in range(2_000)])
+        compiled = Dialect(namespace).statement(claiming._claim_of(1))
+        with psycopg.connect(postgres_dsn) as connection, psycopg.RawCursor(connection) as cursor:
+            text = f"EXPLAIN (ANALYZE, TIMING off) {compiled.text}"
+            cursor.execute(text.encode(), compiled.values(given))
+            plan = "\n".join(row[0] for row in cursor.fetchall())
+    read = [float(rows) for rows in re.findall(r"actual rows=([\d.]+)", plan)]
+    assert max(read) == CLAIMED["limit"], plan

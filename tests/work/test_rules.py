@@ -14,7 +14,7 @@ from holdfast import (
     SessionEnded,
     Submission,
 )
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.work.items import claimed, dumped, kinds, opened
 

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast import LeaseLost, VirtualClock
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.crash.children import Child, run
 

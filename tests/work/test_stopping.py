@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import LeaseLost, Submission, WorkCancelled, Worker
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 from tests.work.working import SECONDS_MAX, ended, opened, running, until
 

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, Submission, Worker, WorkFailed
-from holdfast.testing.conformance import Subject, done, raises
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.work.working import SECONDS_MAX, ended, opened, running, until, work
 

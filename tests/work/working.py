@@ -10,7 +10,7 @@ from typing import Any
 
 import holdfast
 from holdfast import Worker
-from holdfast.testing.conformance import Subject, done
+from holdfast.testing.subject import Subject, done
 
 SECONDS_MAX = 60
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument
-from ..kernel.operation import Op, Row, rows
+from ..kernel.operation import Op, Query, Row, decide, fresh_id, rows
 from ..leases import lease_milliseconds, require_holder
 from .items import COLUMNS, require_name, require_number
 
@@ -17,19 +17,23 @@ QUEUES_MAX = 50
 HELD_MAX = 10_000
 
 # PostgreSQL might run a plain subquery once per row, and take any LIMIT for a tenth of the table;
-# an array is made once and taken to be short, so that the rows are found by their numbers.
+# an array is made once and taken to be short, so that the rows are found by their numbers. What it
+# found is locked and in this state: to say so again would let it read all that are, where it takes
+# them for few.
 CLAIM = f"""
 UPDATE hf_work SET
     state = 'in_progress', holder = :holder, fence = fence + 1, attempts = attempts + 1,
     lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
     started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
-WHERE state = 'pending' AND number IN (
+    /*pg , claim_id = :claim_id */
+WHERE number IN (
     /*pg SELECT unnest(ARRAY( */
     WITH next AS MATERIALIZED ({{ready}}) SELECT number FROM next
     /*pg )) */
 )
 RETURNING {COLUMNS}
 """  # noqa: S608
+CLAIMED = f"SELECT {COLUMNS} FROM hf_work WHERE state = 'in_progress' AND claim_id = :claim_id"  # noqa: S608
 READY = """
 SELECT number, priority FROM hf_work WHERE state = 'pending' AND queue = :queue{index}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
@@ -59,7 +63,7 @@ UPDATE hf_work SET
     heartbeat_at = :now,
     lease_expires_at = CASE
         WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
-WHERE state = 'in_progress' AND number IN (
+WHERE number IN (
     /*pg SELECT unnest(ARRAY( */
     WITH held AS MATERIALIZED (
         SELECT w.number FROM json_each(CAST(:held AS TEXT) /*pg ::json */) h
@@ -84,13 +88,41 @@ class Beat:
     lease_expires_at: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants how many items of which queues, and for how long."""
+
+    holder: str
+    limit: int
+    queues: Sequence[str]
+    lease_seconds: float
+
+    def take(self) -> Op[list[Row]]:
+        """Lease the items: on PostgreSQL in one round trip, if the call begins with it."""
+        claim_id = yield from fresh_id()
+        again = Query(CLAIMED, {"claim_id": claim_id})
+        [taken] = yield from decide(self.query(claim_id), again=again)
+        return in_order(taken)
+
+    def query(self, claim_id: str) -> Query:
+        """Return the statement that leases them: the highest priority first, then the oldest."""
+        given: dict[str, object] = {
+            "holder": self.holder,
+            "limit": self.limit,
+            "lease_ms": lease_milliseconds(self.lease_seconds),
+            "claim_id": claim_id,
+        }
+        named = {f"queue{index}": name for index, name in enumerate(self.queues)}
+        return Query(_claim_of(len(self.queues)), given | named)
+
+
 def claim(
     holder: str, limit: int, queues: Sequence[str] | str | None, lease_seconds: float
 ) -> Op[list[Row]]:
     """Lease up to `limit` items to a holder: the highest priority first, then the oldest."""
     require_holder(holder)
     require_number("limit", limit, 1, CLAIM_MAX)
-    given = {"holder": holder, "limit": limit, "lease_ms": lease_milliseconds(lease_seconds)}
+    lease_milliseconds(lease_seconds)
     if queues is None:
         # A queue whose best item is not among the best of `limit` queues cannot be served now.
         found = yield from rows(READY_QUEUES, limit=min(limit, QUEUES_MAX))
@@ -99,8 +131,11 @@ def claim(
         names = require_queues(queues)
     if not names:
         return []
-    numbered = {f"queue{index}": name for index, name in enumerate(names)}
-    taken = yield from rows(_claim_of(len(names)), **given, **numbered)
+    return (yield from Claim(holder, limit, names, lease_seconds).take())
+
+
+def in_order(taken: Sequence[Row]) -> list[Row]:
+    """Return what was claimed in the order in which it is to be done."""
     return sorted(taken, key=lambda row: (-row["priority"], row["number"]))
 
 

@@ -177,7 +177,7 @@ class Item:
 
     def _guard(self) -> Guard:
         """Return what every write under this item's lease has to pass."""
-        look = Query(HOLD, {"number": self.number, "fence": self.fence})
+        look = Query(HOLD, {"number": self.number, "fence": self.fence}, must_find=True)
         return Guard("work item", self.id, self.fence, look)
 
     def __repr__(self) -> str:

@@ -9,7 +9,18 @@ from ..checkpoints import Heads
 from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost
 from ..kernel.flow import Flow, flow
-from ..kernel.operation import AfterCommit, Lock, Op, Row, large_query, one, operation, query, rows
+from ..kernel.operation import (
+    AfterCommit,
+    Lock,
+    Op,
+    Row,
+    deciding,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+)
 from ..kernel.signals import Signals
 from ..leases import lease_milliseconds
 from . import claiming, finishing, insight
@@ -82,7 +93,7 @@ class WorkOps(_Kept, Generic[I]):
         """Return a handle of this colour; with a lease it may write."""
         raise NotImplementedError
 
-    @operation
+    @deciding
     def submit(
         self,
         type: str,
@@ -124,7 +135,7 @@ class WorkOps(_Kept, Generic[I]):
         found = yield from submit_all(self.codec, self.signals, submissions)
         return [self._item(row) for row, _ in found]
 
-    @operation
+    @deciding
     def claim(
         self,
         holder: str,
@@ -336,7 +347,7 @@ class ItemOps(_Kept, Item):
             lease_expires_at=row["lease_expires_at"],
         )
 
-    @operation
+    @deciding
     def complete(
         self,
         output: Any = None,
@@ -355,17 +366,20 @@ class ItemOps(_Kept, Item):
             raise InvalidArgument(f"checkpoint must be a dict, not {type(checkpoint).__name__}")
         if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
             raise InvalidArgument("effect must be a pair: what session.begin gave, and the value")
-        body = self.codec.encode(output, name="output")
-        yield from self._end(
-            Ending(
-                "completed",
-                "completed",
-                output=body,
-                checkpoint=checkpoint,
-                effect=effect,
-                then=then,
-            )
+        _require_held([self])
+        ending = Ending(
+            "completed",
+            "completed",
+            output=self.codec.encode(output, name="output"),
+            checkpoint=checkpoint,
+            effect=effect,
+            then=then,
         )
+        if ending.is_plain:
+            row = yield from self._endings().complete(self, ending)
+        else:
+            [row] = yield from self._endings().finish([(self, ending)])
+        yield from self._ended(row)
 
     @operation
     def fail(
@@ -418,6 +432,9 @@ class ItemOps(_Kept, Item):
     def _end(self, ending: Ending) -> Op[WorkStatus]:
         _require_held([self])
         [row] = yield from self._endings().finish([(self, ending)])
+        return (yield from self._ended(row))
+
+    def _ended(self, row: Row | None) -> Op[WorkStatus]:
         if row is None:
             raise (yield from finishing.lost(self))
         yield AfterCommit(lambda: self._take(row))

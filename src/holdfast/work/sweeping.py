@@ -32,7 +32,7 @@ ORDER BY number LIMIT :limit
 """  # noqa: S608
 PROMOTE = """
 UPDATE hf_work SET state = 'pending', updated_at = :now
-WHERE state = 'scheduled' AND number IN (
+WHERE number IN (
     /*pg SELECT unnest(ARRAY( */
     WITH due AS MATERIALIZED (
         SELECT number FROM hf_work WHERE state = 'scheduled' AND available_at <= :now

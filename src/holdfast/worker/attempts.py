@@ -27,7 +27,9 @@ from ..errors import (
     WorkCancelled,
     WorkFailed,
 )
+from ..kernel.operation import Row
 from ..leases import Kept
+from ..work.finishing import Ending
 from ..work.items import Item
 from .items import AsyncRunningItem, RunningItem
 
@@ -46,19 +48,23 @@ log = logging.getLogger("holdfast.worker")
 class Attempt:
     """A claimed item on its way through a handler."""
 
-    def __init__(self, item: Item, store: Any, kept: Kept) -> None:
+    def __init__(self, row: Row, store: Any, kept: Kept) -> None:
         self.kept = kept
-        self.number = item.number
+        self.number = kept.number
         self.is_cancelled = False
         self.is_draining = False
         self.is_ending = False
         self.successor: Attempt | None = None
-        self._claimed = item
+        self.unknown: CommitUnknown | None = None
+        """A commit that has written the end of this attempt, or not: to be settled first."""
+        self._settle = store.settle
+        self._output: Any = None
+        self._body = b""
         self._gate = threading.Lock()
         self._is_lost = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
-        self.item = RunningItem(store, item, self)
+        self.item = RunningItem(store, row, self)
         self.given: RunningItem | AsyncRunningItem = self.item
 
     def begin(self) -> bool:
@@ -94,21 +100,77 @@ class Attempt:
         self._is_given_up.set()
         self._stop()
 
-    def run(self, handler: Handler, async_store: Any, loop: Any) -> Outcome:
-        """Run the handler on this thread, or in the loop, and write what it came to."""
+    def run(self, handler: Handler, async_store: Any, loop: Any) -> Outcome | None:
+        """Run the handler on this thread, or in the loop, and write what it came to.
+
+        None if it has returned: then `ending` is to be written, by itself or with others.
+        """
         if self.is_lost:
             return self.lose()
         try:
             output = self._call(handler, async_store, loop)
-        except LeaseLost as error:
+        except BaseException as error:
+            return self.raised(error)
+        return self.returned(output)
+
+    async def run_here(self, handler: Handler, async_store: Any) -> Callable[[], Outcome | None]:
+        """Run an async handler in this loop; return what writes what it came to, as `run` does.
+
+        That is for another thread: it may have to wait.
+        """
+        if self.is_lost:
+            return self.lose
+        self.given = AsyncRunningItem(async_store, self.item, self)
+        try:
+            output = await self._coroutine(handler)
+        except BaseException as error:
+            return partial(self.raised, error)
+        return partial(self.returned, output)
+
+    def raised(self, error: BaseException) -> Outcome:
+        """Write what an exception of the handler leads to."""
+        if isinstance(error, LeaseLost):
             # Another lease may be the one that it lost.
             is_ours = error.fields.get("id") == self.item.id
             return self._denied(error) if is_ours else self._fail(error)
-        except (WorkCancelled, *STOPPED) as error:
+        if isinstance(error, (WorkCancelled, *STOPPED)):
             return self._stopped(error)
-        except BaseException as error:
+        return self._fail(error)
+
+    def returned(self, output: Any) -> Outcome | None:
+        """Take in what the handler has returned."""
+        if (ended := self._ended) is not None:
+            return _outcome_of(ended)
+        try:
+            self._body = self.item.codec.encode(output, name="output")
+        except (InvalidValue, LimitExceeded) as error:
+            # Another run would bring the same.
+            return self._fail(WorkFailed(f"the output cannot be stored: {error}"))
+        except HoldfastError as error:
             return self._fail(error)
-        return self._complete(output)
+        self._output = output
+        self.is_ending = True
+        return None
+
+    @property
+    def ending(self) -> Ending:
+        """The end of an attempt whose handler has returned."""
+        return Ending("completed", "completed", output=self._body)
+
+    def completed(self, row: Row | None) -> Outcome:
+        """Take in that the ending was written, or that there was no lease left to write it."""
+        if row is None:
+            log.info("work item %s cannot be completed: its lease is lost", self.item.id)
+            return self.lose()
+        self.item._take(row)
+        return "completed"
+
+    def complete(self) -> Outcome:
+        """Write the ending by itself."""
+        try:
+            return self._write(lambda: self.item.complete(self._output), "completed")
+        except HoldfastError as error:
+            return self._fail(error)
 
     def release(self) -> Outcome:
         """Give the item back; no retry is spent."""
@@ -123,7 +185,7 @@ class Attempt:
             if async_store is None:
                 with asyncio.Runner() as runner:
                     return runner.run(self._coroutine(handler))
-            self.given = AsyncRunningItem(async_store, self._claimed, self)
+            self.given = AsyncRunningItem(async_store, self.item, self)
             return asyncio.run_coroutine_threadsafe(self._coroutine(handler), loop).result()
         result = handler(self.given)
         if inspect.isawaitable(result):
@@ -159,15 +221,6 @@ class Attempt:
             return "released"
         return self._fail(error)
 
-    def _complete(self, output: Any) -> Outcome:
-        try:
-            return self._write(lambda: self.item.complete(output), "completed")
-        except (InvalidValue, LimitExceeded) as error:
-            # Another run would bring the same.
-            return self._fail(WorkFailed(f"the output cannot be stored: {error}"))
-        except HoldfastError as error:
-            return self._fail(error)
-
     def _fail(self, error: object) -> Outcome:
         retry, delay_seconds = True, None
         if isinstance(error, WorkFailed):
@@ -189,8 +242,13 @@ class Attempt:
         pause = BACKOFF_SECONDS
         while not self.is_lost:
             try:
+                if self.unknown is not None and self._settle(self.unknown.id):
+                    return outcome
+                self.unknown = None
                 write()
             except PASSING as error:
+                if isinstance(error, CommitUnknown):
+                    self.unknown = error
                 log.warning("work item %s cannot be ended now: %s", self.item.id, error)
                 self._is_given_up.wait(random.uniform(pause / 2, pause))
                 if self._is_given_up.is_set():

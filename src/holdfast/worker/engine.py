@@ -16,27 +16,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
-from ..errors import HoldfastError
-from ..kernel.operation import Call, Op, Row, one, operation, query
+from ..errors import CommitUnknown, HoldfastError
+from ..kernel.flow import in_thread
+from ..kernel.operation import Call, Row
 from ..leases import Keeper, Kept, uptime_seconds
 from ..store import Store
 from ..work import topic
-from ..work.claiming import heartbeat
-from ..work.items import Item
-from .attempts import BACKOFF_SECONDS, BACKOFF_SECONDS_MAX, PASSING, Attempt, Handler, Outcome, log
+from ..work.claiming import Claim
+from ..work.finishing import Endings
+from .attempts import (
+    BACKOFF_SECONDS,
+    BACKOFF_SECONDS_MAX,
+    PASSING,
+    Attempt,
+    Handler,
+    Outcome,
+    is_async,
+    log,
+)
+from .crew import Crew, LoopCrew
+from .gathering import Gathering
+from .statements import Statements
 from .upkeep import Upkeep
 
 # How long the store may take with what must end: in good order, and at once.
 RELEASE_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 2.0
-
-READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
-LOOK = """
-SELECT {ready} AS is_ready, :now AS now,
-    (SELECT min(available_at) FROM hf_work WHERE state = 'scheduled') AS due_at
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +73,8 @@ class Ended:
     outcome: Outcome
 
 
-Happening: TypeAlias = Ended | Literal["rung", "beat", "stop"]
-
-
-class Statements:
-    """The worker's own transactions."""
-
-    @query
-    def look(self, queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
-        """Return whether something is ready, and in how many seconds something is due."""
-        named = {f"queue{index}": name for index, name in enumerate(queues)}
-        found = yield from one(_look_at(len(queues)), **named)
-        assert found is not None
-        due_at = found["due_at"]
-        return bool(found["is_ready"]), None if due_at is None else (due_at - found["now"]) / 1000
-
-    @operation
-    def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-        """Prolong all leases in one statement; those missing from the answer are lost."""
-        return (yield from heartbeat(held, lease_seconds))
-
-
-@functools.cache
-def _look_at(count: int) -> str:
-    return LOOK.format(ready=" OR ".join(READY.format(index=index) for index in range(count)))
+# An attempt by itself has completed, and its end is to be written.
+Happening: TypeAlias = Attempt | Ended | Literal["rung", "beat", "stop"]
 
 
 class Engine:
@@ -110,9 +95,15 @@ class Engine:
         self._async_store = async_store
         self._loop = loop
         self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._crew: Crew[Callable[[], None]] = Crew(plan.concurrency, _call)
+        self._loop_crew: LoopCrew[Attempt] | None = None
+        if async_store is not None and all(map(is_async, plan.handlers.values())):
+            self._loop_crew = LoopCrew(plan.concurrency, self._serve_here, loop)
+        # An item of a session locks its tree, and no tree has to wait for another.
+        self._gathering = Gathering(self._complete)
+        self._statements = Statements(Endings(store.codec, store.heads, store.signals))
         self._attempts: dict[Kept, Attempt] = {}
-        self._threads = 0
+        self._completed: list[Attempt] = []
         self._until_empty = False
         self._is_rung = True
         self._has_more = False
@@ -134,7 +125,7 @@ class Engine:
         forget = self._store.signals.watch(map(topic, self._plan.queues), self._ring)
         try:
             while not self.stops:
-                self._take_more()
+                self._turn()
                 if until_empty and self._is_empty():
                     break
                 self._watch_leases()
@@ -142,8 +133,9 @@ class Engine:
         finally:
             forget()
             self._drain()
-            for _ in range(self._threads):
-                self._inbox.put(None)
+            self._crew.close()
+            if self._loop_crew is not None:
+                self._loop_crew.close()
             within(STOP_SECONDS_MAX, self._upkeep.stop)
             within(STOP_SECONDS_MAX, self._keeper.close)
 
@@ -173,9 +165,9 @@ class Engine:
 
     # Claiming
 
-    def _room(self) -> int:
+    def _room(self, leaving: int = 0) -> int:
         """Return how many items to ask for: none until half of what may wait here is used up."""
-        room = self._plan.concurrency + self._plan.prefetch - len(self._attempts)
+        room = self._plan.concurrency + self._plan.prefetch + leaving - len(self._attempts)
         return room if room > self._plan.prefetch // 2 else 0
 
     def _is_empty(self) -> bool:
@@ -184,6 +176,17 @@ class Engine:
     def _is_pausing(self) -> bool:
         return self._pause_seconds > 0 and time.monotonic() < self._look_at
 
+    def _turn(self) -> None:
+        """Complete what has been done, and take more: in one commit where more is known to wait."""
+        if completed := self._take_completed():
+            room = self._room(len(completed)) if self._has_more and not self._is_pausing() else 0
+            asked_at = uptime_seconds()
+            taken = self._complete(completed, self._wish(room) if room else None)
+            self._receive(0)
+            if room and taken is not None:
+                self._accept(taken, room, asked_at)
+        self._take_more()
+
     def _take_more(self) -> None:
         room = self._room()
         is_due = time.monotonic() >= self._look_at
@@ -191,67 +194,129 @@ class Engine:
             return
         try:
             if self._has_more or self._look():
-                self._claim(room)
+                asked_at = uptime_seconds()
+                _, taken = self._ask(Statements.turn, (), self._wish(room))
+                self._accept(taken, room, asked_at)
         except PASSING as error:
             # Should the claim have been made all the same, its leases run out and are swept.
             self._back_off("a claim", error)
         else:
             self._pause_seconds = 0.0
 
+    def _ask(self, operation: Any, *arguments: Any) -> Any:
+        return self._store.driver.run(Call(operation, self._statements, arguments))
+
     def _look(self) -> bool:
         """Tell whether something is ready; reading costs less than asking for it."""
         self._look_at = time.monotonic() + self._plan.poll_seconds * random.uniform(0.5, 1)
         self._is_rung = False
-        call = Call(Statements.look, Statements(), (self._plan.queues,))
-        is_ready, due_seconds = self._store.driver.run(call)
+        is_ready, due_seconds = self._ask(Statements.look, self._plan.queues)
         if due_seconds is not None:
             self._upkeep.expect(max(0.0, due_seconds))
         return bool(is_ready)
 
-    def _claim(self, room: int) -> None:
+    def _wish(self, room: int) -> Claim:
         plan = self._plan
-        asked_at = uptime_seconds()
-        found = self._store.work.claim(
-            plan.holder, limit=room, queues=list(plan.queues), lease_seconds=plan.lease_seconds
-        )
-        self._has_more = len(found) == room
-        for item in found:
-            self._accept(item, asked_at)
+        return Claim(plan.holder, room, plan.queues, plan.lease_seconds)
 
-    def _accept(self, item: Item, asked_at: float) -> None:
-        """Keep an item's lease, and have it run as soon as a thread is free."""
-        item.lease_seconds = self._plan.lease_seconds
-        kept = self._keeper.keep(item.number, item.fence, item.lease_seconds, asked_at)
-        attempt = Attempt(item, self._store, kept)
-        before = next((a for a in self._attempts.values() if a.number == item.number), None)
-        self._attempts[kept] = attempt
-        if before is not None:
-            # Its lease was lost and its handler still runs: never two of one item in a process.
-            before.successor = attempt
-            return
-        self._inbox.put(attempt)
-        if self._threads < min(self._plan.concurrency, len(self._attempts)):
-            self._threads += 1
-            name = f"holdfast-worker-{self._threads}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+    def _accept(self, taken: Sequence[Row], room: int, asked_at: float) -> None:
+        """Keep the leases of new items, and have them run as soon as threads are free."""
+        self._has_more = len(taken) == room
+        lease_seconds = self._plan.lease_seconds
+        ready = []
+        for row in taken:
+            kept = self._keeper.keep(row["number"], row["fence"], lease_seconds, asked_at)
+            attempt = Attempt(row, self._store, kept)
+            before = self._running(attempt.number)
+            self._attempts[kept] = attempt
+            if before is None:
+                ready.append(attempt)
+            else:
+                # Its lease was lost and its handler still runs: never two of one item in a process.
+                before.successor = attempt
+        self._hand_out(ready)
+
+    def _running(self, number: int) -> Attempt | None:
+        return next((a for a in self._attempts.values() if a.number == number), None)
 
     # Running
 
-    def _serve(self) -> None:
-        """Run one attempt after the other, on a thread of its own."""
-        while (attempt := self._inbox.get()) is not None:
-            if not attempt.begin():
-                continue
-            outcome: Outcome = "lost"
-            try:
-                outcome = self._run(attempt)
-            except Exception:
-                log.exception("work item %s could not be ended", attempt.item.id)
-            finally:
-                self._keeper.drop(attempt.kept)
-                self._happened.put(Ended(attempt, outcome))
+    def _hand_out(self, attempts: Sequence[Attempt]) -> None:
+        """Have attempts run as soon as there is somebody free to do so."""
+        here, in_threads = [], []
+        for attempt in attempts:
+            if self._loop_crew is not None and attempt.item.type in self._plan.handlers:
+                here.append(attempt)
+            else:
+                in_threads.append(functools.partial(self._serve, attempt))
+        if self._loop_crew is not None and here:
+            self._loop_crew.put(here)
+        self._crew.put(in_threads)
 
-    def _run(self, attempt: Attempt) -> Outcome:
+    def _serve(self, attempt: Attempt) -> None:
+        """Run an attempt on one of the crew's threads."""
+        if attempt.begin():
+            self._conclude(attempt, functools.partial(self._run, attempt))
+
+    async def _serve_here(self, attempt: Attempt) -> None:
+        """Run an attempt in the event loop; a thread writes what it came to, if that may block."""
+        if not attempt.begin():
+            return
+        handler = self._plan.handlers[attempt.item.type]
+        conclude = await attempt.run_here(handler, self._async_store)
+        self._crew.put([functools.partial(self._conclude, attempt, conclude)])
+
+    def _conclude(self, attempt: Attempt, conclude: Callable[[], Outcome | None]) -> None:
+        outcome: Outcome | None = "lost"
+        try:
+            outcome = conclude()
+        except Exception:
+            log.exception("work item %s could not be ended", attempt.item.id)
+        if outcome is not None:
+            self._tell(attempt, outcome)
+        elif attempt.item.root_id is None:
+            self._happened.put(attempt)
+        else:
+            self._gathering.add(attempt.item.root_id, attempt)
+
+    def _complete(
+        self, attempts: Sequence[Attempt], claim: Claim | None = None
+    ) -> Sequence[Row] | None:
+        """Complete attempts in one commit; where that fails, each by itself.
+
+        With a claim, return what it took, None if it was not made.
+        """
+        held = []
+        for attempt in attempts:
+            if attempt.is_lost:
+                self._tell(attempt, attempt.lose())
+            else:
+                held.append(attempt)
+        if not held and claim is None:
+            return None
+        ended = [(attempt.item, attempt.ending) for attempt in held]
+        try:
+            found, taken = self._ask(Statements.turn, ended, claim)
+        except Exception as error:
+            # One of them may be the cause; the others shall not wait for it.
+            log.info("%s items are completed one by one: %s", len(held), error)
+            for attempt in held:
+                attempt.unknown = error if isinstance(error, CommitUnknown) else None
+                in_thread(functools.partial(self._conclude, attempt, attempt.complete))
+            return None
+        for attempt, row in zip(held, found, strict=True):
+            self._tell(attempt, attempt.completed(row))
+        return cast("list[Row]", taken)
+
+    def _take_completed(self) -> Sequence[Attempt]:
+        completed, self._completed = self._completed, []
+        return completed
+
+    def _tell(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._keeper.drop(attempt.kept)
+        self._happened.put(Ended(attempt, outcome))
+
+    def _run(self, attempt: Attempt) -> Outcome | None:
         handler = self._plan.handlers.get(attempt.item.type)
         if handler is None:
             known = ", ".join(sorted(self._plan.handlers))
@@ -270,7 +335,7 @@ class Engine:
         # What it submitted or gave back may ring late; only a look says that nothing is left.
         self._is_rung |= self._until_empty
         if attempt.successor is not None:
-            self._inbox.put(attempt.successor)
+            self._hand_out([attempt.successor])
 
     # Leases
 
@@ -281,7 +346,7 @@ class Engine:
         began = uptime_seconds()
         # A lost attempt may still run beside the next one of its item; the newest fence counts.
         fences = {kept.number: kept.fence for kept in sorted(held, key=lambda kept: kept.fence)}
-        call = Call(Statements.renew, Statements(), (fences, self._plan.lease_seconds))
+        call = Call(Statements.renew, self._statements, (fences, self._plan.lease_seconds))
         try:
             found = self._beats.run(call)
         except HoldfastError:
@@ -312,6 +377,8 @@ class Engine:
 
     def _timeout(self) -> float:
         watch_seconds = self._plan.lease_seconds / 10
+        if self._completed:
+            return 0.0
         if not self._room():
             return watch_seconds
         if (self._has_more or self._is_rung) and not self._is_pausing():
@@ -327,6 +394,8 @@ class Engine:
             while True:
                 if isinstance(happened, Ended):
                     self._end(happened)
+                elif isinstance(happened, Attempt):
+                    self._completed.append(happened)
                 elif happened == "rung":
                     self._is_rung = True
                 happened = self._happened.get_nowait()
@@ -350,8 +419,13 @@ class Engine:
         self._give_back([attempt for attempt in self._attempts.values() if attempt.begin()])
         deadline = time.monotonic() + self._plan.drain_seconds
         while self._attempts and self.stops < 2 and (left := deadline - time.monotonic()) > 0:
+            self._complete(self._take_completed())
             self._watch_leases()
-            self._receive(min(left, self._plan.lease_seconds / 10))
+            self._receive(0 if self._completed else min(left, self._plan.lease_seconds / 10))
+        # What has returned by now is done, and better completed than done again.
+        self._receive(0)
+        within(STOP_SECONDS_MAX, functools.partial(self._complete, self._take_completed()))
+        self._receive(0)
         unfinished = list(self._attempts.values())
         for attempt in unfinished:
             log.warning("work item %s is given back while its handler runs", attempt.item.id)
@@ -371,6 +445,10 @@ class Engine:
             within(STOP_SECONDS_MAX if is_urgent else RELEASE_SECONDS_MAX, release)
             for each in list(ended):
                 self._end(each)
+
+
+def _call(job: Callable[[], None]) -> None:
+    job()
 
 
 def within(seconds: float, function: Callable[[], object]) -> None:

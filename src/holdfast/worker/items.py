@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeaseLost, WorkCancelled
-from ..kernel.operation import Call
+from ..kernel.operation import Call, Row
 from ..leases import Guard
 from ..sessions import AsyncSession, Session
 from ..work import AsyncWorkItem, WorkItem
@@ -66,10 +66,9 @@ class _Running:
 class RunningItem(_Running, WorkItem[Session]):
     """The work item that a handler is given."""
 
-    def __init__(self, owner: Any, item: Item, attempt: Attempt) -> None:
-        super().__init__(owner, {}, None)
+    def __init__(self, owner: Any, row: Row, attempt: Attempt) -> None:
+        super().__init__(owner, row, attempt.kept.lease_seconds)
         self.attempt = attempt
-        self._adopt(item)
 
 
 class AsyncRunningItem(_Running, AsyncWorkItem[AsyncSession]):

@@ -1,0 +1,56 @@
+"""Who waits is woken at once, and not for every change while they come fast."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.kernel.postgres.doorbell import COALESCE_SECONDS
+from tests.work.working import SECONDS_MAX
+
+
+def test_rings_that_come_fast_are_sent_together(postgres_dsn: str, namespace: str) -> None:
+    with (
+        holdfast.open(postgres_dsn, namespace=namespace) as store,
+        psycopg.connect(postgres_dsn, autocommit=True) as listener,
+    ):
+        listener.execute(f'LISTEN "holdfast_{namespace}"'.encode())
+        signals = store.driver.signals
+        signals.ring("first")
+        heard = [note.payload for note in listener.notifies(timeout=SECONDS_MAX, stop_after=1)]
+        assert heard == ["first"]
+        began = time.monotonic()
+        for _ in range(2_000):
+            signals.ring("topic")
+        signals.ring("zzz")
+        heard = []
+        for note in listener.notifies(timeout=SECONDS_MAX):
+            heard.append(note.payload)
+            if note.payload == "zzz":
+                break
+        bursts = (time.monotonic() - began) / COALESCE_SECONDS + 2
+        assert 1 <= heard.count("topic") <= bursts
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_commit_elsewhere_wakes_who_waits_on_a_file(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """Where the system tells of writes, and where it does not."""
+    if not is_told:
+        monkeypatch.setattr("holdfast.kernel.sqlite.watching._told_of_writes", lambda path: -1)
+    url = f"sqlite:///{tmp_path}/store.db"
+    with holdfast.open(url) as here, holdfast.open(url) as there:
+        signals = here.driver.signals
+        for number in range(5):
+            seen = signals.count("work:t")
+            submit = threading.Timer(0.02 * number, there.work.submit, ["t"])
+            submit.start()
+            assert signals.wait("work:t", seen, SECONDS_MAX)
+            submit.join()
+            assert len(here.work.claim("w", queues="t")) == 1
