@@ -260,11 +260,12 @@ def every_point_of_a_resume(trial: Trial, *firsts: str) -> Plans:
     return plans
 
 
-def at_random(chance: random.Random, count: int) -> Plans:
+def at_random(trial: Trial, chance: random.Random, count: int) -> Plans:
     """Die up to four times, anywhere."""
     plans: Plans = {}
+    places = trial.places()
     for _ in range(count):
-        first: list[Kill] = [*MOMENTS, chance.randint(1, 20)]
+        first: list[Kill] = [*MOMENTS, chance.choice(places)]
         deaths = [chance.choice(first)]
         for _ in range(chance.randint(1, 3)):
             later: list[Kill] = [*first, "verifying", "verified", chance.randint(1, 60)]
@@ -296,7 +297,7 @@ def test_killed_anywhere_and_as_often_as_one_likes(
     trial = Trial(place, receiver, CASES[name])
     killed = check(trial, every_point(trial))
     killed += check(trial, every_point_of_a_resume(trial, "before", "sent"))
-    killed += check(trial, at_random(random.Random(name), 15))
+    killed += check(trial, at_random(trial, random.Random(name), 15))
     with capsys.disabled():
         print(f"\n{place['url'].partition(':')[0]}, {name}: {killed} kills")
     assert killed > 70
