@@ -317,9 +317,10 @@ def test_a_writer_whose_row_was_closed_goes_on_under_another_name(path: Path) ->
     with holdfast.open(f"sqlite:///{path}") as store:
         assert Counter(store).add() == 1
         with apsw.Connection(str(path)) as reader:
-            [(writer_id, batch)] = reader.execute(
+            [(writer_id, found)] = reader.execute(
                 "SELECT id, batch FROM hf_writers ORDER BY updated_at DESC LIMIT 1"
             ).fetchall()
+        batch = int(str(found))
         assert store.settle(f"{writer_id}:{batch + 5}") is False
         assert store.settle(f"{writer_id}:{batch}") is True
         assert [Counter(store).add(), Counter(store).add()] == [2, 3]
