@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -204,10 +205,8 @@ def test_top_is_live_in_a_terminal(place: dict[str, str], store: holdfast.Store)
         _read_until(descriptor, "Nothing waits")
         store.work.submit("urgent mail")
         _read_until(descriptor, "urgent mail")
-        os.kill(process, signal.SIGINT)
     finally:
-        _drain(descriptor)
-        _, status = os.waitpid(process, 0)
+        status = _interrupt(process, descriptor)
     assert os.waitstatus_to_exitcode(status) == 130
 
 
@@ -219,12 +218,19 @@ def _read_until(descriptor: int, wanted: str) -> None:
             seen += os.read(descriptor, 65536).decode(errors="replace")
 
 
-def _drain(descriptor: int) -> None:
-    try:
-        while os.read(descriptor, 65536):
-            pass
-    except OSError:
-        return
+def _interrupt(process: int, descriptor: int) -> int:
+    """Press Ctrl-C until it ends, as a person would; return its status."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        os.kill(process, signal.SIGINT if time.monotonic() < deadline else signal.SIGKILL)
+        pressed_at = time.monotonic()
+        while time.monotonic() < pressed_at + 3:
+            with contextlib.suppress(OSError):
+                if select.select([descriptor], [], [], 0.1)[0]:
+                    os.read(descriptor, 65536)
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return status
 
 
 @pytest.mark.parametrize(
