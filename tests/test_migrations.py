@@ -1,9 +1,8 @@
-"""Migrations: a fresh schema equals a migrated one, and every stored format opens."""
+"""Migrations: a fresh schema equals a migrated one."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 
 import holdfast
 from holdfast.kernel import schema
-from holdfast.testing.nouns import Counter, Setup
 from tests.schemas import describe
 
-FORMATS = sorted((Path(__file__).parent / "formats").glob("*.db"))
 FOLDER = Path(schema.__file__).parent / "migrations"
 
 
@@ -23,24 +20,6 @@ def test_migrations_are_numbered_without_holes() -> None:
     assert all(re.fullmatch(r"\d{4}_[a-z0-9_]+\.sql", name) for name in names)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
     assert schema.newest() == len(names)
-
-
-def test_every_format_is_stored() -> None:
-    assert [int(path.stem) for path in FORMATS] == list(range(1, schema.newest() + 1))
-
-
-@pytest.mark.parametrize("stored", FORMATS, ids=lambda path: path.stem)
-def test_a_stored_format_opens_and_equals_a_fresh_one(stored: Path, tmp_path: Path) -> None:
-    shutil.copy(stored, tmp_path / "old.db")
-    with (
-        holdfast.open(f"sqlite:///{tmp_path}/fresh.db") as fresh,
-        holdfast.open(f"sqlite:///{tmp_path}/old.db") as old,
-    ):
-        assert old.store_id() == "01900000-0000-7000-8000-000000000000"
-        assert describe(old) == describe(fresh)
-        Setup(old).install()
-        Counter(old).plant()
-        assert Counter(old).add() == 1
 
 
 @pytest.mark.parametrize("version", range(1, schema.newest() + 1))

@@ -1,7 +1,9 @@
 -- hf_work   one row per work item: what is to be done, who does it now, and what became of it. The
 --           number is the order of submission and breaks ties of priority. Inside, an item that
 --           waits for its time is `scheduled` and one that waits for a person is `review`; both
---           show as pending. The fence is raised by every claim and never goes back.
+--           show as pending. The fence is raised by every claim and never goes back. claim_id names
+--           the claim that an item was last leased by, so that the claim's answer can be read again
+--           if it was lost with the connection; only PostgreSQL needs it.
 --
 -- An item with a session changes its state only under its tree's lock, except that a claim takes
 -- what is pending. Lock order: the tree, then items by number, then sessions.
@@ -34,6 +36,7 @@ CREATE TABLE hf_work (
     rescues INTEGER NOT NULL DEFAULT 0,
     releases INTEGER NOT NULL DEFAULT 0,
     redriven_from TEXT,
+    claim_id TEXT,
     input BLOB NOT NULL,
     output BLOB,
     error BLOB,
