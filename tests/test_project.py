@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -140,6 +141,18 @@ def test_core_requirements_are_a_part_of_the_development_ones() -> None:
         return set(re.findall(r"^\S+==\S+", (ROOT / "requirements" / name).read_text(), re.M))
 
     assert pins("core.txt") <= pins("dev.txt")
+
+
+def test_nothing_tells_users_to_install_another_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "holdfast-agents"  # `holdfast` on the package index is not ours.
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(path.read_text() for path in (*pages, *SOURCES))
+    installed = set(re.findall(r"pip install ['\"]?([\w-]+)", text))
+    assert installed == {"holdfast-agents"}
+    extras = set(re.findall(r"(holdfast[\w-]*)\[(\w+)\]", text))
+    assert {name for name, _ in extras} == {"holdfast-agents"}
+    assert {extra for _, extra in extras} <= set(project["optional-dependencies"])
 
 
 def test_the_readme_and_the_license_exist() -> None:

@@ -30,7 +30,8 @@ class AesGcm:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
-            raise StoreError('AesGcm needs a package: pip install "holdfast[crypto]".') from error
+            message = 'AesGcm needs a package: pip install "holdfast-agents[crypto]".'
+            raise StoreError(message) from error
         for key_id, key in keys.items():
             if not 0 < len(key_id.encode()) <= _KEY_ID_BYTES_MAX:
                 raise InvalidArgument("A key id has 1 to 255 bytes of UTF-8.", argument="keys")

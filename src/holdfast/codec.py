@@ -451,7 +451,8 @@ class _Zstd(threading.local):
         try:
             import zstandard
         except ImportError as error:
-            raise StoreError('zstd needs a package: pip install "holdfast[compress]".') from error
+            message = 'zstd needs a package: pip install "holdfast-agents[compress]".'
+            raise StoreError(message) from error
         self.error = zstandard.ZstdError
         self.content_size = zstandard.frame_content_size
         self.decompressor = zstandard.ZstdDecompressor()

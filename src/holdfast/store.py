@@ -328,8 +328,8 @@ def open(
 
     The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, or `postgresql://…`; without
     one, `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives the death of
-    the process, not a power loss. `compression="zstd"` needs `holdfast[compress]`; records of
-    both kinds can be read whatever it is. `redaction` takes secrets out of what tools are given
+    the process, not a power loss. `compression="zstd"` needs `holdfast-agents[compress]`; records
+    of both kinds can be read whatever it is. `redaction` takes secrets out of what tools are given
     and return before it is stored; common shapes are known by default. With `migrate=False` an
     older or missing store is refused.
     """

@@ -272,4 +272,4 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'holdfast[models]'" in done.stdout
+    assert "pip install 'holdfast-agents[models]'" in done.stdout

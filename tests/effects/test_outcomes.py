@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import holdfast
@@ -296,6 +297,27 @@ async def test_recovery_believes_what_landed_though_its_result_cannot_be_stored(
     error = await raises(EffectFailed, lambda: session.call(mail, to="ann"))
     assert "it happened" in str(error)
     assert world.done == []
+
+
+@both_colours
+async def test_what_a_hook_found_is_not_recorded_as_a_persons_decision(subject: Subject) -> None:
+    world = World()
+    mail = world.tool(verify=world.verify)
+    store, session = await abandoned(subject, mail, to="ann")
+    cases: list[tuple[Any, tuple[str, str]]] = [
+        (Landed({"id": 7}), ("completed", "verified")),
+        (Landed(object()), ("completed", "not_storable")),
+        (NotLanded(), ("failed", "not_landed")),
+    ]
+    for number, (verdict, expected) in enumerate(cases):
+        world.fails_with, world.verdict = ConnectionError("reset"), Unknown()
+        error = await raises(Unresolved, partial(session.call, mail, to=f"bob {number}"))
+        world.verdict = verdict
+        settled = await done(store.verify(error.effect_id, [mail]))
+        assert (settled.status, settled.reason, settled.decided_by) == (*expected, None)
+        last = (await done(store.events(session.root_id)))[-1]
+        assert (last.kind, last.data["reason"]) == (f"effect_{expected[0]}", expected[1])
+        await raises(Refused, partial(store.verify, error.effect_id, [mail]))
 
 
 def test_an_effect_is_owned_until_its_outcome_is_recorded(

@@ -33,7 +33,7 @@ from holdfast.testing.nouns import Counter, Setup
 from tests.faces.writer import SESSION_ID
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "holdfast.cli"]
+COMMAND = [sys.executable, "-m", "holdfast"]
 COMMANDS = {
     "migrate", "doctor", "backup", "demo", "prune", "import", "sessions", "checkpoints",
     "effects", "work",
@@ -155,6 +155,12 @@ def test_the_entry_point_is_the_one_the_package_declares() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"holdfast": "holdfast.cli:main"}
     assert project["version"] == holdfast.__version__
+    command = str(Path(sys.executable).with_name("holdfast"))
+    shown = [
+        subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
+        for words in (COMMAND, [command])
+    ]
+    assert shown[0] == shown[1]
 
 
 def test_version(run: Run) -> None:

@@ -214,6 +214,8 @@ def test_what_was_settled_stays_as_it_is(effects: dict[str, str], quick: Run) ->
     [
         (["--by", "ann"], "--landed or --not-landed"),
         (["--landed"], "say who decides"),
+        (["--landed", "--not-landed", "--by", "ann"], "either --landed or --not-landed"),
+        (["--not-landed", "--landed", "--by", "ann"], "either --landed or --not-landed"),
         (["--not-landed", "--by", "ann", "--result", "1"], "has no result"),
         (["--landed", "--by", "ann", "--result", "{"], "--result"),
         (["--landed", "--by", "", "--result", "1"], "by must say who decides"),
@@ -245,8 +247,12 @@ def test_the_verify_hook_of_a_tool_is_asked(
     assert "still in doubt" in unknown.stdout
     Path("answer.txt").write_text("landed")
     settled = data(quick("effects", "verify", effects["charge"], "--tools", tools, "--json"))
-    assert (settled["status"], settled["decided_by"]) == ("completed", "verify")
+    assert (settled["status"], settled["reason"]) == ("completed", "verified")
+    assert settled["decided_by"] is None
     assert settled["result"] == {"key": settled["idempotency_key"], "cents": 500}
+    text = shown(quick("effects", "show", effects["charge"]))
+    assert "completed: its verify hook found that it had happened" in text
+    assert "person" not in text
     monkeypatch.delitem(sys.modules, "bank")
 
 

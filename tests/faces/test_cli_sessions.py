@@ -25,7 +25,7 @@ import holdfast
 from holdfast.cli import app as app_module
 from tests.maintenance.stores import contents, everything
 
-COMMAND = [sys.executable, "-m", "holdfast.cli"]
+COMMAND = [sys.executable, "-m", "holdfast"]
 SECONDS_MAX = 60
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 

@@ -22,7 +22,7 @@ import pytest
 import holdfast
 from holdfast.cli import app as app_module
 
-COMMAND = [sys.executable, "-m", "holdfast.cli"]
+COMMAND = [sys.executable, "-m", "holdfast"]
 SECONDS_MAX = 60
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 

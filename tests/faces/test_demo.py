@@ -22,7 +22,7 @@ from holdfast.cli import demo as demo_module
 from holdfast.cli.demo.running import LEDGER_AT, Kill, Trip
 from holdfast.cli.demo.telling import POINTS
 
-COMMAND = [sys.executable, "-m", "holdfast.cli"]
+COMMAND = [sys.executable, "-m", "holdfast"]
 SECONDS_MAX = 120
 WIDTH = 80
 

@@ -225,4 +225,4 @@ except StoreError as error:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == 'AesGcm needs a package: pip install "holdfast[crypto]".\n'
+    assert done.stdout == 'AesGcm needs a package: pip install "holdfast-agents[crypto]".\n'

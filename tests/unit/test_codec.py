@@ -732,7 +732,7 @@ for use in (lambda: Codec(compression="zstd"), lambda: Codec().unpack(bytes.from
     done = subprocess.run(
         [sys.executable, "-c", script, record.hex()], capture_output=True, text=True, check=True
     )
-    assert done.stdout == 'zstd needs a package: pip install "holdfast[compress]".\n' * 2
+    assert done.stdout == 'zstd needs a package: pip install "holdfast-agents[compress]".\n' * 2
 
 
 def test_an_unknown_compression_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Real models through Pydantic AI, the client of many providers (`holdfast[models]`).
+"""Real models through Pydantic AI, the client of many providers (`holdfast-agents[models]`).
 
 It was chosen because it speaks to every large provider in one typed form, is maintained, keeps
 thinking with its signatures, knows prices, and has offline models for tests. Only its models are
@@ -31,7 +31,7 @@ try:
     from pydantic_ai.usage import RequestUsage
 except ImportError as error:
     raise ImportError(
-        "real models need Pydantic AI; install it with: pip install 'holdfast[models]'"
+        "real models need Pydantic AI; install it with: pip install 'holdfast-agents[models]'"
     ) from error
 
 PROVIDER = "provider"

@@ -223,10 +223,8 @@ def resolve(
     effect: EffectId,
     url: Url = None,
     namespace: Namespace = None,
-    landed: Annotated[
-        bool | None,
-        typer.Option("--landed/--not-landed", help="Whether it happened.", show_default=False),
-    ] = None,
+    landed: Annotated[bool, typer.Option("--landed", help="It happened.")] = False,
+    not_landed: Annotated[bool, typer.Option("--not-landed", help="It did not happen.")] = False,
     result: Annotated[
         str | None,
         typer.Option("--result", metavar="JSON", help="What equal calls get; null if left out."),
@@ -240,8 +238,8 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Say whether an effect in doubt happened. Look at its receiver first."""
-    if landed is None:
-        raise InvalidArgument("say what happened: --landed or --not-landed")
+    if landed == not_landed:
+        raise InvalidArgument("say what happened: either --landed or --not-landed")
     if by is None:
         raise InvalidArgument("say who decides: --by NAME")
     if result is not None and not landed:

@@ -22,7 +22,7 @@ from ..kernel.operation import (
 from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from .calls import Calling, Result, prepare
-from .doubt import ask_about
+from .doubt import ask_about, landed
 from .issued import Replay
 from .ledger import Ledger
 from .rows import (
@@ -286,6 +286,14 @@ class StoreEffects:
             raise InvalidArgument("by must say who decides: text of 1 to 256 printable characters")
         if note is not None and not isinstance(note, str):
             raise InvalidArgument(f"note must be text, not {type(note).__name__}")
+        outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
+        if isinstance(verdict, Landed):
+            self.codec.encode(verdict.result, name="result")
+            outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
+        return (yield from self._settle(id, outcome))
+
+    def _settle(self, id: str, outcome: Outcome) -> Op[Effect]:
+        """Record the outcome of an effect in doubt, unless it is running or settled."""
         row, place = yield from self._lock_effect(id)
         if row["status"] == "issued" and not row["is_abandoned"]:
             raise InProgress(
@@ -295,14 +303,9 @@ class StoreEffects:
             )
         if row["status"] not in {"issued", "unknown"}:
             raise Refused(f"effect {id} is {row['status']} already; nothing was changed", id=id)
-        outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
-        if isinstance(verdict, Landed):
-            self.codec.encode(verdict.result, name="result")
-            outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
-        ticket = ticket_of(row, place)
-        yield from self.ledger.finishing(ticket, outcome, row["status"])
-        resolved = yield from one(BY_ID, id=id)
-        return self.ledger.effect(found_effect(resolved, id))
+        yield from self.ledger.finishing(ticket_of(row, place), outcome, row["status"])
+        settled = yield from one(BY_ID, id=id)
+        return self.ledger.effect(found_effect(settled, id))
 
     @flow
     def verify(self, id: str, tools: object) -> Flow[Effect]:
@@ -323,7 +326,15 @@ class StoreEffects:
         verdict = yield from ask_about(tool, effect, is_whole=is_whole)
         if isinstance(verdict, Unknown):
             return effect
-        return (yield from perform(StoreEffects.resolve, self, id, verdict, by="verify"))
+        outcome = Outcome("failed", "not_landed")
+        if isinstance(verdict, Landed):
+            outcome = landed(self.ledger, verdict.result)
+        return (yield from perform(StoreEffects._record, self, id, outcome))
+
+    @operation
+    def _record(self, id: str, outcome: Outcome) -> Op[Effect]:
+        """Record what a verify hook found."""
+        return (yield from self._settle(id, outcome))
 
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:

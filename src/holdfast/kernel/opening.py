@@ -106,6 +106,6 @@ def postgres_package() -> Any:
     try:
         from . import postgres
     except ImportError as error:
-        hint = "PostgreSQL needs psycopg: pip install 'holdfast[postgres]'"
+        hint = "PostgreSQL needs psycopg: pip install 'holdfast-agents[postgres]'"
         raise HoldfastError(hint) from error
     return postgres

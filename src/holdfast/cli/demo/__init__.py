@@ -123,4 +123,4 @@ def _program() -> str:
     called = Path(sys.argv[0])
     if called.name == "holdfast" and called.is_file():
         return shlex.quote(sys.argv[0])
-    return f"{shlex.quote(sys.executable)} -m holdfast.cli"
+    return f"{shlex.quote(sys.executable)} -m holdfast"
