@@ -1,0 +1,341 @@
+"""Interrupts the operations of a store at random instants, and looks for what that has cost.
+
+It runs as a process of its own, on either database, for a store that hangs must not hang the test:
+
+    python -m tests.faults.interrupts '{"place": {"url": "sqlite:////tmp/a.db"}, "hits": 20}'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any, TypeAlias
+
+import holdfast
+from holdfast.kernel.operation import Op, SyncBound, query, rows
+from holdfast.testing.nouns import Counter
+from tests.faults.workload import found_in, prepare, twice
+
+PROJECT = Path(__file__).parents[2]
+WAIT_SECONDS = 60.0
+CALLS_AT_ONCE = 16
+HITS_BETWEEN_LONG_CHECKS = 100
+
+Prepared: TypeAlias = Callable[[], object]
+
+
+class Subject:
+    """A store, with what the operations need to be asked again and again."""
+
+    def __init__(self, place: dict[str, str], directory: Path) -> None:
+        self.place = place
+        self.directory = directory
+        self.store = holdfast.open(**place, busy_timeout_seconds=WAIT_SECONDS)  # type: ignore[arg-type]
+        prepare(self.store, "root", "neighbour")
+        self.session = self.store.session("s")
+        self.session.save(transcript=[{"n": n} for n in range(100)])
+        self._numbers = itertools.count()
+
+    def name(self) -> str:
+        """Return a name that was not used before."""
+        return f"n{next(self._numbers)}"
+
+    def other(self, versions: int = 0) -> holdfast.Session:
+        """Return a new session, with checkpoints."""
+        session = self.store.session(self.name())
+        for n in range(versions):
+            session.append("transcript", [n])
+        return session
+
+    def item(self) -> Any:
+        """Return a claimed work item of a queue of its own."""
+        queue = self.name()
+        self.store.work.submit("step", {"n": 1}, queue=queue)
+        return self.store.work.claim("me", queues=queue)[0]
+
+
+@holdfast.tool(effect="mutate")
+def pay(to: str, *, idempotency_key: str) -> str:
+    """Do what must happen once."""
+    return idempotency_key
+
+
+def _begin_and_complete(subject: Subject) -> Prepared:
+    def run() -> None:
+        begun = subject.session.begin(pay, {"to": name})
+        assert isinstance(begun, holdfast.Issued)
+        begun.complete("paid")
+
+    name = subject.name()
+    return run
+
+
+def _drive(subject: Subject) -> Prepared:
+    def run() -> None:
+        with session.drive() as driven:
+            driven.append("transcript", [1])
+
+    session = subject.other()
+    return run
+
+
+def _open_and_close(subject: Subject) -> Prepared:
+    def run() -> None:
+        with holdfast.open(**subject.place) as store:  # type: ignore[arg-type]
+            store.store_id()
+
+    return run
+
+
+def _export(subject: Subject) -> Prepared:
+    session, path = subject.other(2), subject.directory / subject.name()
+
+    def run() -> None:
+        subject.store.export(path, [session])
+
+    return run
+
+
+def _move_back(subject: Subject) -> Prepared:
+    session = subject.other(3)
+    return lambda: session.rewind(1)
+
+
+def _fork(subject: Subject) -> Prepared:
+    version = subject.session.info().version
+    return lambda: subject.session.fork(version)
+
+
+def _claim(subject: Subject) -> Prepared:
+    queue = subject.name()
+    subject.store.work.submit("step", queue=queue)
+    return lambda: subject.store.work.claim("me", queues=queue)
+
+
+OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
+    "add": lambda s: lambda: Counter(s.store).add(1, note="asked"),
+    "add_at_once": lambda s: lambda: Counter(s.store).add_at_once(1, note="asked"),
+    "append": lambda s: lambda: s.session.append("transcript", [{"role": "user"}]),
+    "attest": lambda s: lambda: s.session.attest(1, {"by": "test"}),
+    "backup": lambda s: lambda: s.store.backup(s.directory / s.name()),
+    "begin_and_complete": _begin_and_complete,
+    "call": lambda s: lambda: s.session.call(pay, to=s.name()),
+    "cancel": lambda s: s.other(1).cancel,
+    "claim": _claim,
+    "complete": lambda s: s.item().complete,
+    "compose": lambda s: lambda: s.store.run(twice, "asked"),
+    "delete": lambda s: s.other(1).delete,
+    "diff": lambda s: lambda: s.session.diff(1, 1),
+    "drive": _drive,
+    "effects": lambda s: lambda: s.store.effects(session=s.session, limit=5),
+    "end": lambda s: s.other(1).end,
+    "events": lambda s: lambda: s.store.events("s", limit=5),
+    "export": _export,
+    "fail": lambda s: partial(s.item().fail, "no", retry=False),
+    "fork": _fork,
+    "heartbeat": lambda s: s.item().heartbeat,
+    "history": lambda s: lambda: s.session.history(limit=5),
+    "latest": lambda s: lambda: s.session.latest(last=5),
+    "once": lambda s: lambda: s.store.once(s.name(), lambda: 1),
+    "open": _open_and_close,
+    "pin": lambda s: lambda: s.session.pin(1, "kept"),
+    "prune": lambda s: lambda: s.store.prune(keep=100_000),
+    "record": lambda s: lambda: s.session.record("manual_checkpoint", {"n": 1}),
+    "recover": lambda s: s.store.recover,
+    "resume_point": lambda s: s.session.resume_point,
+    "rewind": _move_back,
+    "save": lambda s: lambda: s.session.save(plan={"n": 1}),
+    "session": lambda s: lambda: s.store.session(s.name()),
+    "sessions": lambda s: lambda: s.store.sessions(limit=5),
+    "spend": lambda s: lambda: s.session.spend("model", input_tokens=1),
+    "submit": lambda s: lambda: s.store.work.submit("step", queue=s.name()),
+    "sweep": lambda s: s.store.work.sweep,
+    "work_list": lambda s: lambda: s.store.work.list(limit=5),
+}
+
+
+class Alarm:
+    """Raises KeyboardInterrupt in the main thread after a while, once, unless it is put off."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    @contextlib.contextmanager
+    def after(self, seconds: float) -> Iterator[None]:
+        self._is_set = True
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+        try:
+            yield
+        finally:
+            self._is_set = False
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._is_set:
+            self._is_set = False
+            raise KeyboardInterrupt
+
+
+class Holding(SyncBound):
+    """Calls that hold what they need until all of them have it."""
+
+    def __init__(self, store: holdfast.Store) -> None:
+        self.driver = store.driver
+
+    @query
+    def hold(self, all_there: threading.Barrier) -> Op[None]:
+        """Read, and wait for the others."""
+        yield from rows("SELECT 1 AS one")
+        all_there.wait(WAIT_SECONDS)
+
+
+class Checks:
+    """Looks for what an interrupt has left behind."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "other")
+        self._added = 0
+        self.long_check()
+        self._thread_count = self._own_threads()
+
+    def check(self) -> None:
+        """Read and write, on this thread and on another one."""
+        store = self._subject.store
+        assert store.store_id()
+        assert Counter(store).value() >= 0
+        Counter(store).add(1, note="after")
+        self._threads.submit(lambda: Counter(store).add(1, note="after")).result(WAIT_SECONDS)
+        self._added += 2
+
+    def long_check(self) -> None:
+        """Make as many calls at once as the store has connections for."""
+        holding, all_there = Holding(self._subject.store), threading.Barrier(CALLS_AT_ONCE)
+        held = [self._threads.submit(holding.hold, all_there) for _ in range(CALLS_AT_ONCE)]
+        for one in held:
+            one.result(WAIT_SECONDS)
+
+    def check_threads(self) -> None:
+        """Make sure that every thread that was started for a call has ended with it."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self._own_threads() > self._thread_count:
+            assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Close the store, and make sure that nothing is there twice or half."""
+        self._threads.shutdown()
+        self._subject.store.close()
+        with holdfast.open(**self._subject.place) as store:  # type: ignore[arg-type]
+            notes = found_in(store)
+            assert notes.count("after") == self._added
+            assert set(notes) <= {"after", "asked"}
+
+    def _own_threads(self) -> int:
+        # The threads that renew leases and wake waiters begin with the first call that needs them.
+        lasting = ("holdfast-keeper", "holdfast-doorbell", "holdfast-poller", "holdfast-writer")
+        names = [thread.name for thread in threading.enumerate()]
+        return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
+
+
+def interrupt(
+    subject: Subject, operation: str, hits: int, alarm: Alarm, checks: Checks, chance: random.Random
+) -> int:
+    """Interrupt one operation so many times; return how often it was asked for."""
+    make = OPERATIONS[operation]
+    lasted = []
+    for _ in range(5):
+        prepared = make(subject)
+        began = time.perf_counter()
+        prepared()
+        lasted.append(time.perf_counter() - began)
+    seconds, hit = statistics.median(lasted) * 1.1, 0
+    for asked in itertools.count(1):
+        prepared = make(subject)
+        try:
+            with alarm.after(chance.uniform(0, seconds)):
+                prepared()
+        except KeyboardInterrupt:
+            hit += 1
+            checks.check()
+            if hit % HITS_BETWEEN_LONG_CHECKS == 0:
+                checks.long_check()
+        if hit == hits:
+            return asked
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def neighbour(store: holdfast.Store) -> Iterator[None]:
+    """Another thread that writes all the time, so that calls meet somebody."""
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.wait(0.0005):
+            Counter(store, "neighbour").add(1, note="neighbour")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def main(asked: dict[str, Any]) -> dict[str, int]:
+    """Interrupt operations, alone and beside another thread; return how often each was asked."""
+    faulthandler.register(signal.SIGUSR1)
+    done: dict[str, int] = {}
+    with TemporaryDirectory() as directory:
+        subject = Subject(asked["place"], Path(directory))
+        alarm, checks = Alarm(), Checks(subject)
+        chance = random.Random(asked.get("seed", 1))
+        for operation in asked.get("operations") or OPERATIONS:
+            print(f"{operation} …", file=sys.stderr, flush=True)
+            with neighbour(subject.store) if asked.get("beside") else contextlib.nullcontext():
+                done[operation] = interrupt(
+                    subject, operation, asked["hits"], alarm, checks, chance
+                )
+            checks.long_check()
+            checks.check_threads()
+        checks.end()
+    return done
+
+
+def run(**asked: Any) -> dict[str, int]:
+    """Do so in a process of its own; raise with what it said if anything was lost."""
+    command = [sys.executable, "-m", "tests.faults.interrupts", json.dumps(asked)]
+    child = subprocess.Popen(
+        command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, said = child.communicate(timeout=asked.get("limit_seconds", 600))
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        child.kill()
+        out, said = child.communicate()
+        raise AssertionError(f"it hangs:\n{said[-20_000:]}") from None
+    assert child.returncode == 0, said[-20_000:]
+    done: dict[str, int] = json.loads(out)
+    return done
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
