@@ -15,6 +15,8 @@ from ..kernel.operation import Op, Row, one, rows
 from .rows import Identity, Request
 
 BLOCK_BYTES = 64
+GLOBAL = "global"
+SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
 LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
 
 
@@ -22,36 +24,44 @@ def identify(salt: bytes, limits: Limits, place: Place | None, request: Request)
     """Return what a request is known by, in the place where it is made.
 
     Hashes with a salt of the whole arguments: who has no salt cannot try secrets, and what counts
-    as a secret can change without any call becoming another.
+    as a secret can change without any call becoming another. A key begins with where it counts, in
+    clear: what comes with an imported session can be told from what counts in the whole store.
     """
-    scope = "global" if place is None else place.session_id
+    scope = GLOBAL if place is None else place.session_id
     if request.item_id is not None:
-        scope = f"item:{request.item_id}"
+        scope = f"{ITEM}{request.item_id}"
     if request.policy == "once":
-        key = f"once:{request.distinct}"
+        key = f"{ONCE}{request.distinct}"
         if request.item_id is not None:
-            key = f"once:{request.item_id}:{request.distinct}"
+            key = f"{scope}:{key}"
         return Identity(salt, scope, key, _hash(salt, limits, request.arguments, "request"))
     if request.policy == "undo":
         digest = _hash(salt, limits, [request.tool, request.distinct], "request")
-        return Identity(salt, scope, f"undo:{request.distinct}", digest)
-    within = "global" if request.policy == "global" else scope
+        return Identity(salt, scope, f"{UNDO}{request.distinct}", digest)
+    within = GLOBAL if request.policy == "global" else scope
     form = canonical([request.tool, request.arguments], limits, name="request")
     digest = _hash_form(salt, form)
     if request.distinct is not request.arguments:
         return Identity(salt, scope, key_within(salt, limits, within, request), digest)
     check([within, request.tool, request.distinct], limits, name="arguments")
-    return Identity(salt, scope, _hash_form(salt, with_first(within, form))[:32], digest)
+    key = _key(within, _hash_form(salt, with_first(within, form)))
+    return Identity(salt, scope, key, digest)
 
 
 def key_within(salt: bytes, limits: Limits, scope: str, request: Request) -> str:
     """Return the key of a request in a scope; `distinct` is what makes two calls one effect."""
-    return _hash(salt, limits, [scope, request.tool, request.distinct], "arguments")[:32]
+    return _key(scope, _hash(salt, limits, [scope, request.tool, request.distinct], "arguments"))
+
+
+def _key(scope: str, hashed: str) -> str:
+    where = scope if scope == GLOBAL or scope.startswith(ITEM) else f"{SESSION}{scope}"
+    return f"{where}:{hashed[:32]}"
 
 
 def is_whole(salts: Iterable[bytes], limits: Limits, row: Row, arguments: Any) -> bool:
     """Whether these are the arguments that a row was asked with, and none was taken out."""
-    request = arguments if row["key"].startswith("once:") else [row["tool"], arguments]
+    is_once = row["key"].removeprefix(f"{row['scope']}:").startswith(ONCE)
+    request = arguments if is_once else [row["tool"], arguments]
     found = (_hash(salt, limits, request, "request") for salt in salts)
     return row["request_digest"] in found
 
