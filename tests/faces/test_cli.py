@@ -434,6 +434,45 @@ def test_doctor_finds_a_damaged_file(keep: int, quick: Run, file: Path) -> None:
     assert "problem: database" in bad(result)
 
 
+def test_doctor_says_nothing_good_about_a_file_that_is_no_store(quick: Run, here: Path) -> None:
+    (here / "text.db").write_text("not a database at all\n" * 50)
+    connection = apsw.Connection(str(here / "foreign.db"))
+    connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    for name, message in (
+        ("text.db", "is not an SQLite database"),
+        ("foreign.db", "is an SQLite database of another program"),
+    ):
+        result = quick("doctor", "--url", f"sqlite:///{name}", "--json")
+        assert result.returncode == 1
+        (found,) = json.loads(result.stdout)
+        assert (found["check"], found["level"]) == ("database", "problem")
+        assert message in found["message"]
+
+
+def test_doctor_finds_leases_of_the_dead(
+    quick: Run, place: dict[str, Any], options: list[str]
+) -> None:
+    def leases() -> list[tuple[str, str]]:
+        findings = json.loads(quick("doctor", *options, "--json").stdout)
+        return [(f["level"], f["message"]) for f in findings if f["check"] == "leases"]
+
+    with holdfast.open(**place) as store:
+        store.work.submit("mail", {})
+        (item,) = store.work.claim("worker-1", lease_seconds=3600)
+        driver = store.session("s").drive("agent-1", lease_seconds=3600)
+        assert leases() == [("ok", "None has expired: 1 work item, 1 session.")]
+        expire = "SET lease_expires_at = 1 WHERE lease_expires_at IS NOT NULL"
+        execute(place, f"UPDATE hf_work {expire}", f"UPDATE hf_sessions {expire}")
+        assert leases() == [
+            ("warning", "1 work item with an expired lease: the worker died."),
+            ("warning", "1 session with an expired lease: the driver died."),
+        ]
+        item.complete(None)
+        driver.close()
+    assert leases() == [("ok", "None has expired: 0 work items, 0 sessions.")]
+
+
 def test_doctor_finds_a_broken_reference(quick: Run, file: Path) -> None:
     execute(
         {"url": f"sqlite:///{file}"},

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from ...errors import HoldfastError
 from ...records import Finding
+from ...words import plural
 from ..marks import WRITER_KEPT_MS
 from ..operation import Call, Op, Row, SyncDriver, one, query, rows
 from ..schema import read_store_id
-from .words import plural
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
 HOLES = """
@@ -38,6 +38,13 @@ SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued'
         AND lease_expires_at + settle_ms <= :now
         AND issued_at + timeout_ms + settle_ms <= :now) AS abandoned
+"""
+LEASES = """
+SELECT (SELECT count(*) FROM hf_work WHERE state = 'in_progress') AS running,
+    (SELECT count(*) FROM hf_work WHERE state = 'in_progress' AND lease_expires_at <= :now) AS items,
+    (SELECT count(*) FROM hf_sessions WHERE holder IS NOT NULL) AS driven,
+    (SELECT count(*) FROM hf_sessions
+        WHERE holder IS NOT NULL AND lease_expires_at <= :now) AS sessions
 """
 DOORS = "SELECT name FROM hf_doors ORDER BY name"
 TREES_SHOWN_MAX = 10
@@ -73,6 +80,11 @@ class ContentOps:
         return (yield from one(WRITERS, age_ms=age_ms)) or {"writers": 0, "abandoned": 0}
 
     @query
+    def leases(self) -> Op[Row]:
+        """Return how many items and sessions are held, and how many of the leases have expired."""
+        return (yield from one(LEASES)) or {}
+
+    @query
     def effects(self) -> Op[Row]:
         """Return how many effects are in doubt, under way, and left behind by dead owners."""
         return (yield from one(EFFECTS)) or {"unknown": 0, "issued": 0, "abandoned": 0}
@@ -85,6 +97,7 @@ def content_findings(driver: SyncDriver) -> list[Finding]:
         *guarded("history", lambda: [history_finding(driver)]),
         *guarded("writers", lambda: [writers_finding(driver)]),
         *guarded("effects", lambda: effect_findings(driver)),
+        *guarded("leases", lambda: lease_findings(driver)),
     ]
 
 
@@ -144,6 +157,22 @@ def effect_findings(driver: SyncDriver) -> list[Finding]:
         found.append(Finding("effects", "warning", message, advice))
     under_way = plural(row["issued"], "effect")
     return found or [Finding("effects", "ok", f"None in doubt, {under_way} under way.")]
+
+
+def lease_findings(driver: SyncDriver) -> list[Finding]:
+    """Look for work items and sessions whose holder died."""
+    row = driver.run(Call(ContentOps.leases, ContentOps()))
+    found = []
+    if row["items"]:
+        message = f"{plural(row['items'], 'work item')} with an expired lease: the worker died."
+        advice = "A running worker requeues them, and so does `holdfast work sweep`."
+        found.append(Finding("leases", "warning", message, advice))
+    if row["sessions"]:
+        message = f"{plural(row['sessions'], 'session')} with an expired lease: the driver died."
+        advice = "Start the agent again; it resumes them."
+        found.append(Finding("leases", "warning", message, advice))
+    items, sessions = plural(row["running"], "work item"), plural(row["driven"], "session")
+    return found or [Finding("leases", "ok", f"None has expired: {items}, {sessions}.")]
 
 
 def guarded(check: str, examine: Callable[[], list[Finding]]) -> list[Finding]:

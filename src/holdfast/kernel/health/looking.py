@@ -41,7 +41,10 @@ def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
             found.append(format_finding(info))
             if info.format == info.newest:
                 found += content_findings(driver)
-    except (CorruptStore, NotAStore) as error:
+    except NotAStore as error:
+        # Whatever else was found is about a file that is none of ours.
+        return [Finding("database", "problem", f"{error}.")]
+    except CorruptStore as error:
         found.append(Finding("database", "problem", f"{error}."))
     return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...clock import SystemClock
 from ...records import Finding
+from ...words import plural
 from ..operation import Call, Op, Row, SyncDriver, one, query, rows
 from .contents import guarded
-from .words import plural
 
 SERVER = """
 SELECT CAST(current_setting('server_version_num') AS INTEGER) AS version_number,

@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 
 from ...records import Finding
+from ...words import plural, size
 from ..sqlite.connection import NETWORK_FILE_SYSTEMS, file_system, is_safe_version
 from ..sqlite.look import SqliteLook
 from .contents import guarded
-from .words import plural, size
 
 BESIDE = ("", "-wal", "-shm", "-lock")
 WAL_BYTES_MAX = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Counts and sizes as people read them."""
 
 from __future__ import annotations
 
