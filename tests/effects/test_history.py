@@ -130,8 +130,9 @@ async def test_a_rewind_undoes_in_reverse_order_once(subject: Subject) -> None:
     assert [to for to, _, _ in undone] == ["stuck", "bob", "ann"]
     assert [result for _, result, _ in undone] == [4, 3, 2]
     assert [effect.arguments["to"] for effect in rewound.undone] == ["bob", "ann"]
-    assert [(e.arguments["to"], why) for e, why in rewound.failed] == [("stuck", "NotDone: cannot")]
-    assert [effect.arguments["to"] for effect in rewound.irreversible] == ["stuck"]
+    left = [(effect.arguments["to"], why) for effect, why in rewound.not_undone]
+    assert left == [("stuck", "NotDone: cannot")]
+    assert rewound.irreversible == ()
     assert len({key for _, _, key in undone}) == 3
     assert (await done(session.call(mail, to="before"))).replay_of == before.effect_id
     assert (await done(session.call(mail, to="stuck"))).replayed
@@ -140,6 +141,178 @@ async def test_a_rewind_undoes_in_reverse_order_once(subject: Subject) -> None:
     assert len(found) == 2
     first = (await done(store.effects(tool="mail")))[1]
     assert first.undone_by in {effect.id for effect in found}
+
+
+def undoing(undone: list[Any]) -> Any:
+    """Return an undo hook that notes whom it was asked for."""
+    return lambda arguments, result, idempotency_key: undone.append(arguments["to"])
+
+
+@both_colours
+async def test_a_rewind_without_the_tools_makes_nothing_irreversible(subject: Subject) -> None:
+    world, undone = World(), list[Any]()
+    mail, plain = world.tool(undo=undoing(undone)), world.tool(name="plain")
+    agent = await subject.open()
+    session = await done(agent.session("s"))
+    await done(session.save(n=1))
+    booked = await done(session.call(mail, to="ann"))
+    sent = await done(session.call(plain, to="bob"))
+    # A person rewinds in another process, which knows no tools.
+    person = await subject.open()
+    rewound = await done((await done(person.find_session("s"))).rewind(1))
+    assert [effect.id for effect in rewound.irreversible] == [sent.effect_id]
+    ((left, why),) = rewound.not_undone
+    assert (left.id, left.is_irreversible) == (booked.effect_id, False)
+    assert "undo hook was not given" in why
+    assert (rewound.undone, undone) == ((), [])
+    # It stands, so that an equal call must not do it again.
+    assert (await done(session.call(mail, to="ann"))).replay_of == booked.effect_id
+    second = await done((await done(person.find_session("s"))).rewind(1, tools=[plain]))
+    assert [effect.id for effect, _ in second.not_undone] == [booked.effect_id]
+    report = await done((await done(person.find_session("s"))).compensate(to=1, tools=[mail]))
+    assert [effect.id for effect in report.undone] == [booked.effect_id]
+    assert undone == ["ann"]
+    assert not (await done(session.call(mail, to="ann"))).replayed
+    assert (await done(session.call(plain, to="bob"))).replay_of == sent.effect_id
+    assert len(world.done) == 3
+
+
+@both_colours
+async def test_a_tool_that_lost_its_undo_hook_leaves_its_effects_not_undone(
+    subject: Subject,
+) -> None:
+    world, undone = World(), list[Any]()
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    await done(session.call(world.tool(undo=undoing(undone)), to="ann"))
+    rewound = await done(session.rewind(1, tools=[world.tool()]))
+    assert [why for _, why in rewound.not_undone] == ["the tool has no undo hook any more"]
+
+
+@both_colours
+async def test_later_undos_come_in_reverse_order_over_epochs(subject: Subject) -> None:
+    world, undone = World(), list[Any]()
+    write = world.tool(effect="write", name="write", undo=undoing(undone))
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    for name in ("a", "b"):
+        await done(session.call(write, to=name))
+    person = await subject.open()
+    await done((await done(person.find_session("s"))).rewind(1))
+    await done(session.call(write, to="c"))
+    await done(session.compensate(to=1))
+    assert undone == ["c", "b", "a"]
+
+
+@both_colours
+async def test_an_undo_hook_is_not_run_with_arguments_that_lost_a_secret(subject: Subject) -> None:
+    world, undone = World(), list[Any]()
+    mail = world.tool(undo=undoing(undone))
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    await done(session.call(mail, to="ann", text="password=hunter2hunter2"))
+    await done(session.call(mail, to="bob"))
+    report = await done(session.compensate(to=1))
+    assert undone == ["bob"]
+    ((left, why),) = report.not_undone
+    assert left.arguments["to"] == "ann"
+    assert "hunter2" not in str(left.arguments)
+    assert "lack their secrets" in why
+    rewound = await done(session.rewind(1))
+    assert [(effect.id, why) for effect, why in rewound.not_undone] == [(left.id, why)]
+    assert (await done(session.call(mail, to="ann", text="password=hunter2hunter2"))).replayed
+
+
+@both_colours
+async def test_what_a_rewind_puts_in_doubt_is_in_the_feed(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    begun = await done(session.begin("bash", {"command": "x"}, "c1"))
+    await done(session.rewind(1))
+    await done(session.rewind(1))
+    told = [event for event in await done(store.events("s")) if event.kind == "effect_unknown"]
+    assert [event.data for event in told] == [
+        {
+            "effect_id": begun.effect_id,
+            "tool": "bash",
+            "call_id": "c1",
+            "status": "unknown",
+            "reason": "rewound",
+        }
+    ]
+
+
+@both_colours
+async def test_calls_that_were_pending_are_listed_at_once(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    session = await done(store.session("s"))
+    await done(session.call(world.tool(), to="ann"))
+    assert await done(session.pending()) == []
+    begun = await done(session.begin("bash", {"command": "x"}, "c1"))
+    other = await done(store.session("t"))
+    await done(other.begin("bash", {"command": "x"}, "c1"))
+    # Somebody else looks while the lease of the owner lives.
+    looker = await done((await subject.open()).find_session("s"))
+    (found,) = await done(looker.pending())
+    assert (found.id, found.tool, found.call_id) == (begun.effect_id, "bash", "c1")
+    assert found.takeover_at > found.issued_at
+    assert await done(looker.unresolved()) == []
+    await done(begun.complete("ok"))
+    assert await done(looker.pending()) == []
+
+
+@both_colours
+async def test_an_old_driver_of_a_cancelled_session_has_lost_its_lease(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    session = await done(store.session("s"))
+    driven = await done(session.drive("me"))
+    begun = await done(driven.begin(world.tool(), {"to": "bob"}))
+    await done(session.cancel())
+    for write in (
+        lambda: driven.save(n=1),
+        lambda: driven.record("tool_executed", {}),
+        lambda: driven.call(world.tool(), to="ann"),
+        lambda: driven.begin("bash", {}),
+        lambda: driven.rewind(1),
+        driven.end,
+        lambda: begun.complete("late"),
+    ):
+        await raises(LeaseLost, write)
+    await raises(SessionEnded, lambda: session.call(world.tool(), to="ann"))
+    assert world.done == []
+
+
+@both_colours
+async def test_a_driver_that_ended_its_session_is_told_so(subject: Subject) -> None:
+    store = await subject.open()
+    driven = await done((await done(store.session("s"))).drive("me"))
+    await done(driven.end())
+    await raises(SessionEnded, lambda: driven.save(n=1))
+
+
+@both_colours
+async def test_a_tool_may_have_a_parameter_named_item(subject: Subject) -> None:
+    bought: list[Any] = []
+
+    @holdfast.tool
+    def buy(item: str | None, count: int = 1) -> str:
+        bought.append((item, count))
+        return f"{item}!"
+
+    store = await subject.open()
+    session = await done(store.session("s"))
+    assert (await done(session.call(buy, item="book"))).value == "book!"
+    assert (await done(session.call(buy, item=None, count=2))).value == "None!"
+    linked = await done(session.call_with(buy, {"item": "pen"}, item="item-1"))
+    effect = await done(store.effect(linked.effect_id))
+    assert (effect.arguments, effect.item_id) == ({"item": "pen"}, "item-1")
+    assert bought == [("book", 1), (None, 2), ("pen", 1)]
+    plain = await done(session.call(holdfast.tool(name="plain")(lambda: 1), item="item-2"))
+    assert (await done(store.effect(plain.effect_id))).item_id == "item-2"
 
 
 @both_colours

@@ -179,7 +179,7 @@ def test_a_tool_is_its_function() -> None:
     assert look("here", deep=True) == "here True"
     assert (look.name, look.description, look.effect) == ("look", "Look around.", "read")
     assert look.__wrapped__ is look.function  # type: ignore[attr-defined]
-    for bad in (lambda call_id: 1, lambda *args: 1, lambda x, /: 1, lambda item: 1):
+    for bad in (lambda call_id: 1, lambda *args: 1, lambda x, /: 1, lambda wait_seconds: 1):
         with pytest.raises(InvalidArgument):
             holdfast.tool(bad)
 

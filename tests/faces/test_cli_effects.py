@@ -37,7 +37,15 @@ def charge(card: str, cents: int, *, idempotency_key: str) -> dict:
 def mail(to: str) -> str:
     return to
 
-ALL = [charge, mail]
+def cancel(args, result, idempotency_key):
+    with open("cancelled.txt", "a") as file:
+        file.write(args["room"] + " ")
+
+@holdfast.tool(effect="mutate", undo=cancel)
+def book(room: str) -> str:
+    return room
+
+ALL = [charge, mail, book]
 NONE = 7
 """
 
@@ -106,6 +114,42 @@ def shown(result: Result) -> str:
 def failed(result: Result, code: int) -> str:
     assert (result.returncode, result.stdout) == (code, "")
     return result.stderr
+
+
+def test_a_rewind_says_what_it_undid_and_what_not(place: dict[str, Any], quick: Run) -> None:
+    @holdfast.tool(effect="mutate", undo=lambda args, result, key: None)
+    def book(room: str) -> str:
+        return room
+
+    with holdfast.open(**place) as store:
+        session = store.session("trip")
+        session.save(n=1)
+        session.call(book, room="12")
+        session.call(mail, to="ann")
+        session.call(book, room="password=hunter2hunter2")
+        session.begin(note, {"text": "hello"})
+    asked = failed(quick("checkpoints", "rewind", "trip", "1"), 2)
+    before, _, question = asked.partition("Error: ")
+    assert before.splitlines()[0] == "Done since version 1, and cannot be undone:"
+    assert "  2 mail: at 20" in before
+    assert "book" not in before
+    assert "go on from version 1?" in question
+    told = data(quick("checkpoints", "rewind", "trip", "1", "--yes", "--json"))
+    assert [each["tool"] for each in told["irreversible"]] == ["mail"]
+    assert [each["number"] for each in told["not_undone"]] == [3, 1]
+    assert all("undo hook was not given" in each["why"] for each in told["not_undone"])
+    assert [each["tool"] for each in told["in_flight"]] == ["note"]
+    Path("mytools.py").write_text(TOOLS)
+    text = shown(quick("checkpoints", "rewind", "trip", "1", "--yes", "--tools", "mytools:ALL"))
+    sys.modules.pop("mytools", None)
+    assert Path("cancelled.txt").read_text() == "12 "
+    lines = text.splitlines()
+    undone, left = lines.index("Undone:"), lines.index("Not undone; equal calls get their results:")
+    assert lines[undone + 1 : left] == ["  1 book"]
+    assert lines[left + 1] == "  2 mail: it cannot be undone"
+    assert lines[left + 2].startswith("  3 book: its stored arguments lack their secrets")
+    assert lines[left + 3] == "In doubt:"
+    assert lines[left + 4].startswith("  4 note: it was under way")
 
 
 def test_what_is_in_doubt_is_listed_first(effects: dict[str, str], quick: Run) -> None:

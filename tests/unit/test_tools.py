@@ -121,3 +121,12 @@ def test_a_request_at_the_limit_counts_with_its_scope() -> None:
         with pytest.raises(LimitExceeded) as refused:
             identify(b"salt", Limits(value_bytes=size), None, asked(arguments, distinct))
         assert refused.value.path == "arguments"
+
+
+def test_a_timeout_must_be_shorter_than_the_lease() -> None:
+    for timeout, lease in ((20.0, 15.0), (15, 15), (0.5, 0.4)):
+        with pytest.raises(InvalidArgument, match="timeout_seconds"):
+            holdfast.tool(timeout_seconds=timeout, lease_seconds=lease)(lambda: 1)
+    assert holdfast.tool(timeout_seconds=14, lease_seconds=15)(lambda: 1).lease_ms == 15_000
+    assert holdfast.tool(timeout_seconds=20)(lambda: 1).lease_ms == 30_000
+    assert holdfast.tool(timeout_seconds=2)(lambda: 1).lease_ms == 15_000

@@ -226,6 +226,9 @@ def require_open(place: Place, found: list[Row]) -> Row:
 
 def require_writable(place: Place, found: list[Row]) -> Row:
     """Return the session's row, or raise what keeps this handle from writing."""
+    # An old fence is told first: who took the lease away may have ended the session as well.
+    if found and place.fence not in {None, found[0]["fence"]}:
+        require_fence(place, found[0])
     row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
         raise SessionBusy(

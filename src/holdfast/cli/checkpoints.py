@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import typer
 
 from .. import store
+from ..checkpoints.diffing import printable
+from ..clock import iso
+from ..effects import Rewound
 from ..errors import NotFound
-from ..records import Kind
+from ..records import Effect, Kind
 from .groups import confirm, group
 from .moving import export_sessions, import_export
-from .options import AsJson, Limit, Namespace, SessionId, Url, Version, Yes
+from .options import AsJson, Limit, Namespace, SessionId, Tools, Url, Version, Yes, named_tools
 from .output import console, print_json
-from .showing import checkpoint_data, say, show_fields, show_json, show_table
+from .showing import checkpoint_data, effect_data, say, show_fields, show_json, show_table
 
 app = group("Look at checkpoints, compare them, go on from one.")
 app.command("export")(export_sessions)
@@ -137,23 +141,61 @@ def fork(
 def rewind(
     session: SessionId,
     version: Version,
+    tools: Tools = None,
     url: Url = None,
     namespace: Namespace = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a session go on from an older checkpoint. Those after it stay, aside."""
+    """Let a session go on from an older checkpoint. Those after it stay, aside.
+
+    Effects since then are undone with the tools that are named; the others stand, and can be
+    undone later by a rewind to the same version with their tools.
+    """
+    known = named_tools(tools)
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.find_session(session)
+        if not yes:
+            lasting = [e for e in found.standing(version) if e.is_irreversible]
+            _show_effects(
+                f"Done since version {version}, and cannot be undone",
+                [(e, f"at {iso(e.issued_at)}") for e in lasting if e.status == "completed"],
+                err=True,
+            )
         confirm(f"Let session {found.id} go on from version {version}?", yes=yes)
-        written = found.rewind(version)
+        written = found.rewind(version, tools=known)
     if as_json:
-        print_json(checkpoint_data(written))
-    else:
-        say(
-            f"Session {found.id} goes on from version {version}, in epoch {written.epoch}; "
-            f"its newest version is {written.version}."
-        )
+        print_json(_rewound_data(written))
+        return
+    say(
+        f"Session {found.id} goes on from version {version}, in epoch {written.epoch}; "
+        f"its newest version is {written.version}."
+    )
+    _show_effects("Undone", [(effect, "") for effect in written.undone])
+    cannot = [(effect, "it cannot be undone") for effect in written.irreversible]
+    _show_effects("Not undone; equal calls get their results", [*cannot, *written.not_undone])
+    doubt = "it was under way; `holdfast effects show` says what to do"
+    _show_effects("In doubt", [(effect, doubt) for effect in written.in_flight])
+
+
+def _show_effects(
+    heading: str, effects: Sequence[tuple[Effect, str]], *, err: bool = False
+) -> None:
+    if effects:
+        typer.echo(f"{heading}:", err=err)
+    for effect, why in effects:
+        about = f"{effect.tool}: {why}" if why else effect.tool
+        typer.echo(f"  {effect.number} {printable(about)}", err=err)
+
+
+def _rewound_data(rewound: Rewound) -> dict[str, Any]:
+    fields = checkpoint_data(rewound)
+    for name in ("undone", "irreversible", "in_flight"):
+        fields[name] = list(map(effect_data, getattr(rewound, name)))
+    fields["not_undone"] = [
+        {**effect_data(effect), "why": why} for effect, why in rewound.not_undone
+    ]
+    return fields
 
 
 @app.command()

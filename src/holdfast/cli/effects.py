@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pkgutil
-import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, cast
 
@@ -13,11 +10,11 @@ import typer
 from .. import store
 from ..clock import SystemClock, iso
 from ..codec import from_json
-from ..effects import Landed, NotLanded, Tool
+from ..effects import Landed, NotLanded
 from ..errors import InvalidArgument, NotFound, Unresolved
 from ..records import Effect, EffectStatus
 from .groups import group
-from .options import AsJson, Limit, Namespace, Url
+from .options import AsJson, Limit, Namespace, Tools, Url, named_tools
 from .output import console, print_json
 from .showing import effect_data, say, show_fields, show_json, show_table
 
@@ -256,14 +253,7 @@ def resolve(
 @app.command()
 def verify(
     effect: EffectId,
-    tools: Annotated[
-        list[str],
-        typer.Option(
-            "--tools",
-            metavar="MODULE:NAME",
-            help="Where the tool is: a tool, a list of tools, or a module of them. It is imported.",
-        ),
-    ],
+    tools: Tools = None,
     url: Url = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -272,7 +262,7 @@ def verify(
 
     The exit code is 4 if it cannot tell.
     """
-    known = [tool for name in tools for tool in tools_of(name)]
+    known = named_tools(tools)
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = _find(opened, effect)
         settled = opened.verify(found.id, known)
@@ -302,22 +292,3 @@ def _find(opened: store.Store, wanted: str) -> Effect:
     if not found or found[0].number != int(wanted):
         raise NotFound(f"there is no effect number {wanted}", id=wanted)
     return found[0]
-
-
-def tools_of(name: str) -> list[Tool[..., Any]]:
-    """Import what the command line names, from the working directory too."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidArgument(
-            f"--tools {name}: {error}; name a tool as MODULE:NAME, importable from here"
-        ) from error
-    values = found if isinstance(found, list | tuple) else [found]
-    if isinstance(found, type(sys)):
-        values = list(vars(found).values())
-    tools = [value for value in values if isinstance(value, Tool)]
-    if not tools:
-        raise InvalidArgument(f"--tools {name}: there is no tool; @holdfast.tool makes one")
-    return tools

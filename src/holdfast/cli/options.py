@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import pkgutil
+import sys
+from typing import Annotated, Any
 
 import typer
+
+from ..effects import Tool
+from ..errors import InvalidArgument
 
 Url = Annotated[
     str | None,
@@ -31,3 +37,36 @@ SessionId = Annotated[
 ]
 Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of a checkpoint.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.")]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tools",
+        metavar="MODULE:NAME",
+        help="Where the tool is: a tool, a list of tools, or a module of them. It is imported.",
+        show_default=False,
+    ),
+]
+
+
+def named_tools(names: list[str] | None) -> list[Tool[..., Any]]:
+    """Import the tools that --tools names."""
+    return [tool for name in names or [] for tool in _tools_of(name)]
+
+
+def _tools_of(name: str) -> list[Tool[..., Any]]:
+    """Import what the command line names, from the working directory too."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(
+            f"--tools {name}: {error}; name a tool as MODULE:NAME, importable from here"
+        ) from error
+    values = found if isinstance(found, list | tuple) else [found]
+    if isinstance(found, type(sys)):
+        values = list(vars(found).values())
+    tools = [value for value in values if isinstance(value, Tool)]
+    if not tools:
+        raise InvalidArgument(f"--tools {name}: there is no tool; @holdfast.tool makes one")
+    return tools

@@ -17,8 +17,7 @@ from ..errors import InvalidArgument
 from ..worker import Handler, Worker
 from ..worker.attempts import is_async
 from . import INTERRUPTED
-from .effects import tools_of
-from .options import AsJson, Namespace, Url
+from .options import AsJson, Namespace, Url, named_tools
 from .output import print_json
 from .showing import say
 
@@ -90,7 +89,7 @@ def run(
         "prefetch": prefetch,
         "drain_seconds": drain_seconds,
         "instance": instance,
-        "tools": [tool for name in tools or () for tool in tools_of(name)],
+        "tools": named_tools(tools),
     }
     if any(map(is_async, found.values())):
         worker = asyncio.run(_run_async(found, url, namespace, until_empty, options))

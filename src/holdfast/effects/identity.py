@@ -105,12 +105,12 @@ class Past:
     def holds(self, row: Row) -> bool:
         """Whether a row of this session's is part of its history.
 
-        One that cannot be undone stays a part of it when the history itself was left behind. A
-        row of an earlier session of the same id counts: its retries come late.
+        What must not be repeated and was not undone stays a part of it when the history itself
+        was left behind. A row of an earlier session of the same id counts: its retries come late.
         """
         if row["session_number"] != self._number:
             return True
-        if row["is_irreversible"] and row["status"] != "failed" and row["undone_by"] is None:
+        if row["effect"] == "mutate" and row["status"] != "failed" and row["undone_by"] is None:
             return True
         return self.is_on_path(row)
 

@@ -49,7 +49,7 @@ from .tools import (
     require_tool,
     tool,
 )
-from .undoing import Compensation, undo_after
+from .undoing import Compensation, effects_after, undo_after
 
 I_co = TypeVar("I_co", covariant=True)
 
@@ -66,6 +66,7 @@ OF_SESSION = """ AND session_number = (
 IN_DOUBT = f"""{SELECT} WHERE session_number = :number
     AND (status = 'unknown' OR {ABANDONED})
 ORDER BY number"""
+PENDING = f"{SELECT} WHERE session_number = :number AND status = 'issued' ORDER BY number"
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
 
@@ -91,14 +92,15 @@ class SessionEffects(Generic[I_co]):
         *,
         call_id: str | None = None,
         wait_seconds: float | None = None,
-        item: object = None,
         **arguments: Any,
     ) -> Flow[Result[Any]]:
         """Run a tool once: its intent is durable before it runs, its outcome afterwards.
 
         An equal call gets the stored result, another's call under way is waited for, and one in
-        doubt is verified or raises Unresolved.
+        doubt is verified or raises Unresolved. `item=` links it to a work item, unless the tool
+        has a parameter of that name; then `call_with` does.
         """
+        item = None if require_tool(tool).takes_item else arguments.pop("item", None)
         return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
 
     @flow
@@ -149,6 +151,22 @@ class SessionEffects(Generic[I_co]):
         known = {**self.ledger.tools, **by_name(tools)}
         place = self._place()
         return (yield from undo_after(self.ledger, place, to, known, self.holder))
+
+    @query
+    def standing(self, version: int) -> Op[list[Effect]]:
+        """Return what was done or begun since a version and not undone, newest first."""
+        require_version(version)
+        found = yield from effects_after(self.number, version)
+        return [self.ledger.effect(row) for row in found]
+
+    @query
+    def pending(self) -> Op[list[Effect]]:
+        """Return the calls whose outcome was not recorded yet, oldest first.
+
+        Their owners may be at work, or dead: `takeover_at` is when others may step in.
+        """
+        found = yield from rows(PENDING, number=self.number)
+        return [self.ledger.effect(row) for row in found]
 
     @query
     def unresolved(self) -> Op[list[Effect]]:

@@ -21,7 +21,7 @@ WAIT_SECONDS = 60.0
 SECONDS_MAX = 7 * 24 * 3600.0
 TTL_SECONDS_MAX = 100 * 366 * 24 * 3600.0
 KEY = "idempotency_key"
-RESERVED = ("call_id", "wait_seconds", "item")
+RESERVED = ("call_id", "wait_seconds")
 
 OnUnknown = Literal["retry", "fail", "park"]
 Policy = Literal["session", "latest", "call", "global"]
@@ -72,11 +72,12 @@ class Tool(Generic[P, R_co]):
     dedupe: Policy | Callable[[dict[str, Any]], Any]
     timeout_seconds: float | None = None
     settle_seconds: float = 0.0
-    lease_seconds: float = LEASE_SECONDS
+    lease_seconds: float | None = None
     cache_failures: bool = False
     ttl_seconds: float | None = None
     wait_seconds: float = WAIT_SECONDS
     takes_key: bool = field(init=False)
+    takes_item: bool = field(init=False)
     signature: inspect.Signature = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Tool(Generic[P, R_co]):
         _check_parameters(self.name, signature)
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "takes_key", KEY in signature.parameters)
+        object.__setattr__(self, "takes_item", "item" in signature.parameters)
         # So that help(), inspect and editors show the function.
         for name in ("__doc__", "__name__", "__qualname__", "__module__"):
             object.__setattr__(self, name, getattr(self.function, name, None))
@@ -139,10 +141,10 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def lease_ms(self) -> int:
-        """How long a call is owned without a sign of life: longer than it may take."""
+        """How long a call is owned without a heartbeat: longer than it may take."""
         seconds = self.lease_seconds
-        if self.timeout_seconds is not None:
-            seconds = max(seconds, self.timeout_seconds * 1.5)
+        if seconds is None:
+            seconds = max(LEASE_SECONDS, (self.timeout_seconds or 0) * 1.5)
         return lease_milliseconds(min(seconds, SECONDS_MAX))
 
     @functools.cached_property
@@ -166,7 +168,7 @@ def tool(
     dedupe: Policy | Callable[[dict[str, Any]], Any] | None = None,
     timeout_seconds: float | None = None,
     settle_seconds: float = 0.0,
-    lease_seconds: float = LEASE_SECONDS,
+    lease_seconds: float | None = None,
     cache_failures: bool = False,
     ttl_seconds: float | None = None,
     wait_seconds: float = WAIT_SECONDS,
@@ -259,8 +261,15 @@ def _check(tool: Tool[..., Any]) -> None:
     for label, hook in (("verify", tool.verify), ("undo", tool.undo)):
         if hook is not None and not callable(hook):
             raise InvalidArgument(f"tool {name}: {label} must be a function, not {hook!r}")
-    lease_milliseconds(tool.lease_seconds)
+    if tool.lease_seconds is not None:
+        lease_milliseconds(tool.lease_seconds)
     require_seconds("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
+    if (tool.timeout_seconds or 0) >= (tool.lease_seconds or SECONDS_MAX + 1):
+        raise InvalidArgument(
+            f"tool {name}: timeout_seconds ({tool.timeout_seconds:g}) must be shorter than "
+            f"lease_seconds ({tool.lease_seconds:g}), or others step in while it runs; leave "
+            "lease_seconds out and it is long enough"
+        )
     require_seconds("settle_seconds", tool.settle_seconds)
     require_seconds("wait_seconds", tool.wait_seconds)
     require_seconds("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoints.writing import Place
 from ..kernel.flow import Flow, perform
-from ..kernel.operation import Op, Query, Row, batch, query, rows
+from ..kernel.operation import Op, Row, query, rows
 from ..records import Checkpoint, Effect
 from .calls import Calling, prepare
 from .doubt import describe
-from .identity import read_past
 from .ledger import Ledger
-from .rows import SELECT
+from .rows import SELECT, Outcome
 from .tools import Tool
 
+# Those of abandoned epochs too: what was not undone when they were left can be undone later.
 AFTER = f"""{SELECT} WHERE session_number = :number AND issued_version >= :version
     AND effect IN ('write', 'mutate') AND status IN ('issued', 'completed', 'unknown')
     AND undone_by IS NULL AND undoes IS NULL
 ORDER BY number DESC"""
-EPOCH = "SELECT epoch FROM hf_sessions WHERE number = :number"
 ABANDON = """
 UPDATE hf_effects SET status = 'unknown', reason = 'rewound', fence = fence + 1, ended_at = :now
-WHERE number = :number AND status = 'issued'
+WHERE number = :number AND status = 'issued' RETURNING id
 """
-STANDS = "UPDATE hf_effects SET is_irreversible = 1 WHERE number = :number"
+NOT_GIVEN = "its undo hook was not given; compensate with the tool, or rewind with it"
+NO_HOOK = "the tool has no undo hook any more"
+NOT_WHOLE = (
+    "its stored arguments lack their secrets, or the store was opened without its key, so its "
+    "undo hook was not run"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compensation:
     """What was taken back, newest first, and what was not.
 
-    `irreversible` cannot be undone, `failed` could not be, with the reason; `in_flight` is in
-    doubt.
+    `irreversible` cannot be undone; `not_undone` could be, with the reason why it was not;
+    `in_flight` is in doubt.
     """
 
     undone: tuple[Effect, ...] = ()
     irreversible: tuple[Effect, ...] = ()
-    failed: tuple[tuple[Effect, str], ...] = ()
+    not_undone: tuple[tuple[Effect, str], ...] = ()
     in_flight: tuple[Effect, ...] = ()
 
 
@@ -47,13 +50,14 @@ class Compensation:
 class Rewound(Checkpoint):
     """The record of a rewind, and what it left in the world.
 
-    Equal calls get the results of `irreversible` effects, which still stand; those `in_flight`
-    are in doubt; all others may run again.
+    Equal calls get the results of `irreversible` and `not_undone` effects, which still stand;
+    those `in_flight` are in doubt; all others may run again. `session.compensate` undoes later
+    what was `not_undone`.
     """
 
     undone: tuple[Effect, ...]
     irreversible: tuple[Effect, ...]
-    failed: tuple[tuple[Effect, str], ...]
+    not_undone: tuple[tuple[Effect, str], ...]
     in_flight: tuple[Effect, ...]
 
 
@@ -65,36 +69,37 @@ class Standing:
         self._number = number
 
     @query
-    def after(self, version: int) -> Op[list[Effect]]:
-        """Return the effects that stand or may stand, newest first."""
+    def after(self, version: int) -> Op[list[tuple[Effect, bool]]]:
+        """Return the effects that stand or may stand, newest first, and whether all their
+        arguments were stored.
+        """
+        yield from self._ledger.salts.look()
         found = yield from effects_after(self._number, version)
-        return [self._ledger.effect(row) for row in found]
+        return [(self._ledger.effect(row), self._ledger.is_whole(row)) for row in found]
 
 
 def effects_after(number: int, version: int) -> Op[list[Row]]:
-    """Return a session's effects issued at or after a version of its present history."""
-    found, session = yield from batch(
-        Query(AFTER, {"number": number, "version": version}), Query(EPOCH, {"number": number})
+    """Return a session's effects issued at or after a version that were not undone."""
+    return (yield from rows(AFTER, number=number, version=version))
+
+
+def leave_behind(ledger: Ledger, place: Place, version: int) -> Op[Compensation]:
+    """Say what stands when a session is rewound; what runs is in doubt from now on."""
+    irreversible, not_undone, in_flight = [], [], []
+    for row in (yield from effects_after(place.number, version)):
+        effect = ledger.effect(row)
+        if (yield from rows(ABANDON, number=effect.number)):
+            rewound = Outcome("unknown", "rewound")
+            yield ledger.pen.event(place, effect.id, effect.tool, effect.call_id, rewound)
+        if effect.status != "completed":
+            in_flight.append(effect)
+        elif effect.is_irreversible:
+            irreversible.append(effect)
+        elif effect.effect == "mutate":
+            not_undone.append((effect, NOT_GIVEN))
+    return Compensation(
+        irreversible=tuple(irreversible), not_undone=tuple(not_undone), in_flight=tuple(in_flight)
     )
-    if session and session[0]["epoch"] > 1:
-        past = yield from read_past(number)
-        found = [row for row in found if past.is_on_path(row)]
-    return found
-
-
-def leave_behind(ledger: Ledger, number: int, found: Sequence[Row]) -> Op[Compensation]:
-    """Settle what a rewind leaves behind: what stands stays known, what runs is in doubt."""
-    in_flight, standing = [], []
-    for row in found:
-        if row["status"] != "completed":
-            yield from rows(ABANDON, number=row["number"])
-            in_flight.append(ledger.effect(row))
-        elif row["effect"] == "mutate":
-            standing.append(ledger.effect(row))
-        if row["effect"] == "mutate":
-            # What was not undone stands, or may: an equal call must not do it again.
-            yield from rows(STANDS, number=row["number"])
-    return Compensation(irreversible=tuple(standing), in_flight=tuple(in_flight))
 
 
 def undo_after(
@@ -102,28 +107,49 @@ def undo_after(
 ) -> Flow[Compensation]:
     """Undo what was done after a version, newest first; what fails is reported, not raised."""
     standing = Standing(ledger, place.number)
-    undone, irreversible, failed, in_flight = [], [], [], []
-    for effect in (yield from perform(Standing.after, standing, version)):
+    undone, irreversible, not_undone, in_flight = [], [], [], []
+    for effect, is_whole in (yield from perform(Standing.after, standing, version)):
         tool = tools.get(effect.tool)
         if effect.status != "completed":
             in_flight.append(effect)
         elif tool is not None and tool.undo is not None:
-            try:
-                yield from _undo(ledger, place, tool, effect, holder).run()
+            why = yield from _undo(ledger, place, tool, effect, holder, is_whole=is_whole)
+            if why is None:
                 undone.append(effect)
-            except Exception as error:
-                failed.append((effect, describe(error)))
-        elif effect.effect == "mutate":
+            else:
+                not_undone.append((effect, why))
+        elif effect.is_irreversible:
             irreversible.append(effect)
+        elif effect.effect == "mutate":
+            not_undone.append((effect, NOT_GIVEN if tool is None else NO_HOOK))
     return Compensation(
         undone=tuple(undone),
         irreversible=tuple(irreversible),
-        failed=tuple(failed),
+        not_undone=tuple(not_undone),
         in_flight=tuple(in_flight),
     )
 
 
 def _undo(
+    ledger: Ledger,
+    place: Place,
+    tool: Tool[..., Any],
+    effect: Effect,
+    holder: str | None,
+    *,
+    is_whole: bool,
+) -> Flow[str | None]:
+    """Undo one effect; return why it was not undone, if it was not."""
+    if not is_whole:
+        return NOT_WHOLE
+    try:
+        yield from _undoing(ledger, place, tool, effect, holder).run()
+    except Exception as error:
+        return ledger.pen.tidied(describe(error))
+    return None
+
+
+def _undoing(
     ledger: Ledger, place: Place, tool: Tool[..., Any], effect: Effect, holder: str | None
 ) -> Calling:
     undo = tool.undo

@@ -21,7 +21,7 @@ from ..checkpoints.writing import (
 from ..effects import SessionEffects
 from ..effects.identity import lineage_at
 from ..effects.tools import by_name
-from ..effects.undoing import Rewound, effects_after, leave_behind, undo_after
+from ..effects.undoing import Compensation, Rewound, leave_behind, undo_after
 from ..errors import (
     InvalidArgument,
     SessionBusy,
@@ -240,15 +240,11 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         """
         require_version(version)
         yield from self._lock()
-        found = yield from effects_after(self.number, version)
+        left = yield from leave_behind(self.ledger, self._place(), version)
         checkpoint = yield from self._go_back(version)
-        left = yield from leave_behind(self.ledger, self.number, found)
         return Rewound(
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},
-            undone=(),
-            irreversible=left.irreversible,
-            failed=(),
-            in_flight=left.in_flight,
+            **{name: getattr(left, name) for name in Compensation.__dataclass_fields__},
         )
 
     @operation
@@ -307,12 +303,15 @@ class Rewinding:
     def rewind(self: Any, version: int, *, tools: object = None) -> Flow[Rewound]:
         """Undo what was done since a version, newest first, and go on from it in a new epoch.
 
-        `tools` are those to undo with, beside those that this process has called. What has no
-        undo, or whose undo fails, stands: equal calls get its result, and it is listed.
+        `tools` are those to undo with, beside those that this process has called. What was not
+        undone stands: equal calls get its result, it is listed with the reason, and unless it is
+        irreversible it can be compensated later.
         """
         require_version(version)
         known = {**self.ledger.tools, **by_name(tools)}
         place = self._place()
-        undone = yield from undo_after(self.ledger, place, version, known, self.holder)
+        tried = yield from undo_after(self.ledger, place, version, known, self.holder)
         rewound = yield from perform(SessionOps.move_back, self, version)
-        return replace(rewound, undone=undone.undone, failed=undone.failed)
+        reasons = {effect.id: (effect, why) for effect, why in rewound.not_undone}
+        reasons |= {effect.id: (effect, why) for effect, why in tried.not_undone}
+        return replace(rewound, undone=tried.undone, not_undone=tuple(reasons.values()))

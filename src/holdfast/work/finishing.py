@@ -59,7 +59,8 @@ READ_ENDED = f"SELECT {ENDED} FROM hf_work WHERE number = :number"  # noqa: S608
 LOCK_ITEM = "SELECT state FROM hf_work WHERE number = :number /*pg FOR NO KEY UPDATE */"
 ASK_TO_STOP = """
 UPDATE hf_work SET cancel_requested = 1, updated_at = :now
-WHERE number = :number AND state = 'in_progress'
+WHERE number = :number AND state = 'in_progress' AND cancel_requested = 0
+RETURNING holder
 """
 STATE = "SELECT state, fence, holder FROM hf_work WHERE number = :number"
 EVENTS = {
@@ -258,7 +259,11 @@ class Endings:
         if found is None:
             raise not_found(item.id)
         if found["state"] == "in_progress":
-            yield from rows(ASK_TO_STOP, number=item.number)
+            asked = yield from one(ASK_TO_STOP, number=item.number)
+            if asked is not None and item.root_id is not None and item.session_id is not None:
+                data = {"item": item.id, "type": item.type, "holder": asked["holder"]}
+                where = (item.root_id, item.session_id)
+                yield event(self.codec, *where, "work_cancel_requested", data)
         elif found["state"] not in FINAL:
             yield from self.finish([(item, Ending("cancelled", "cancelled"))], IDLE)
             return "cancelled"
