@@ -64,7 +64,7 @@ from .portable import Exported, Imported
 from .records import Checkpoint, Effect, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
 from .redaction import NoRedaction, Redactor
 from .sessions import AsyncSession, Session, TxSession, current_session
-from .spend import Spend, SpendSum, Spent
+from .spend import Spend, SpendGroup, SpendSum, Spent
 from .store import AsyncStore, Store, Transaction, aopen, open
 from .work import (
     AsyncWork,
@@ -148,6 +148,7 @@ __all__ = [
     "SessionInfo",
     "SessionNotFound",
     "Spend",
+    "SpendGroup",
     "SpendSum",
     "Spent",
     "Store",

@@ -2,21 +2,23 @@
 
 An attempt is written before the request is sent, with the model's own estimate. Its outcome takes
 the estimate's place, in the commit that stores the answer. What a dead process left open keeps its
-estimate and is flagged as uncertain: money may be counted too high, never forgotten.
+estimate and is flagged as uncertain: money may be counted too high, never forgotten. Every change
+of an attempt changes the totals of its session and of its tree in the same commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, get_args
 
 from .checkpoints.ops import CheckpointOps
 from .codec import Codec
-from .errors import InvalidArgument, RequestMismatch
+from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from .feed import emit
-from .kernel.operation import Lock, Op, Row, fresh_id, one, operation, query, rows
+from .kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -25,11 +27,12 @@ Money: TypeAlias = Decimal | float | str
 LABEL_CHARACTERS_MAX = 256
 SPENDS_PER_PAGE_MAX = 10_000
 NANOS = 1_000_000_000
-NUMBER_MAX = 2**62
+# A thousand of the largest fit into one total.
+NUMBER_MAX = 2**53
 
 COLUMNS = """number, id, session_id, model, source, state, input_tokens, output_tokens, nano_usd,
     details, created_at, updated_at"""
-READ = f"SELECT {COLUMNS} FROM hf_spend WHERE id = :id"  # noqa: S608
+READ = f"SELECT {COLUMNS}, session_number, root_id FROM hf_spend WHERE id = :id"  # noqa: S608
 # Only what has no outcome yet can be given one.
 WRITE = f"""
 INSERT INTO hf_spend (
@@ -47,22 +50,35 @@ WHERE hf_spend.state IN ('open', 'uncertain')
     AND hf_spend.session_number = excluded.session_number
 RETURNING {COLUMNS}
 """  # noqa: S608
+IN_DOUBT = "state IN ('open', 'uncertain')"
 CLOSE = f"""
 UPDATE hf_spend SET state = 'uncertain', updated_at = :now
-WHERE session_number = :number AND state = 'open' RETURNING {COLUMNS}
+WHERE session_number = :number AND {IN_DOUBT} AND state = 'open' RETURNING {COLUMNS}
 """  # noqa: S608
-LIST = f"""
-SELECT {COLUMNS} FROM hf_spend WHERE session_number = :number AND number > :after
-ORDER BY number LIMIT :limit
+LIST = f"SELECT {COLUMNS} FROM hf_spend WHERE number > :after"  # noqa: S608
+FIGURES = ("attempts", "input_tokens", "output_tokens", "nano_usd", "unpriced")
+COUNT = f"""
+INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
+VALUES (:scope, :model, :source, :state, {", ".join(f":{name}" for name in FIGURES)})
+ON CONFLICT (scope, model, source, state) DO UPDATE SET
+    {", ".join(f"{name} = hf_spend_totals.{name} + excluded.{name}" for name in FIGURES)}
 """  # noqa: S608
-SUMS = """
-SELECT model, source, state, count(*) AS attempts, sum(input_tokens) AS input_tokens,
+TOTALS = f"""
+SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
+WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
+"""  # noqa: S608
+GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
+SUMS = f"""
+SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_tokens,
     sum(output_tokens) AS output_tokens, sum(nano_usd) AS nano_usd,
-    sum(CASE WHEN nano_usd IS NULL THEN 1 ELSE 0 END) AS unpriced
-FROM hf_spend WHERE {where} GROUP BY model, source, state ORDER BY model, source, state
+    sum(CASE WHEN {IN_DOUBT} THEN nano_usd ELSE 0 END) AS uncertain_nano_usd,
+    sum(CASE WHEN nano_usd IS NULL AND state <> 'failed' THEN 1 ELSE 0 END) AS unpriced
+FROM hf_spend WHERE {{where}} GROUP BY {{group}} ORDER BY {{group}} LIMIT :limit
+"""  # noqa: S608
+DRIVEN = """
+SELECT holder FROM hf_sessions
+WHERE number = :number AND holder IS NOT NULL AND lease_expires_at > :now
 """
-SUMS_OF_SESSION = SUMS.format(where="session_number = :number")
-SUMS_OF_TREE = SUMS.format(where="root_id = :root_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +109,19 @@ class SpendSum:
     input_tokens: int
     output_tokens: int
     usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendGroup:
+    """What was spent by one session, on one model or on one day; `name` says which."""
+
+    name: str
+    attempts: int
+    input_tokens: int
+    output_tokens: int
+    usd: Decimal
+    uncertain_usd: Decimal
+    unpriced: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,24 +187,13 @@ class SpendOps(CheckpointOps):
             yield from self._lock()
         else:
             yield Lock(self.root_id)
-        place = {"number": self.number, "session_id": self.id, "root_id": self.root_id}
-        row = yield from one(WRITE, id=spend_id, details=packed, **place, **given)
-        if row is None:
-            return (yield from self._unchanged(spend_id, given))
-        yield from self._tell(row)
-        return _spend(self.codec, row)
-
-    def _unchanged(self, spend_id: str, given: dict[str, Any]) -> Op[Spend]:
-        """Return what stands there already, if it says the same."""
-        row = yield from one(READ, id=spend_id)
-        assert row is not None
-        if row["session_id"] != self.id or any(row[name] != given[name] for name in given):
-            raise RequestMismatch(
-                f"spend {spend_id} is {row['state']} already, with other figures or in another "
-                "session; an outcome is written once",
-                id=spend_id,
-            )
-        return _spend(self.codec, row)
+        before = (yield from one(READ, id=spend_id)) if id is not None else None
+        if before is not None and (
+            before["session_number"] != self.number or before["state"] not in {"open", "uncertain"}
+        ):
+            return _unchanged(self.codec, before, self.number, given)
+        owner = {"session_number": self.number, "session_id": self.id, "root_id": self.root_id}
+        return (yield from _write(self.codec, owner, before, spend_id, given, packed))
 
     @operation
     def close_spend(self) -> Op[list[Spend]]:
@@ -183,31 +201,203 @@ class SpendOps(CheckpointOps):
         yield from self._lock()
         found = yield from rows(CLOSE, number=self.number)
         for row in sorted(found, key=lambda row: int(row["number"])):
-            yield from self._tell(row)
+            opened = {**row, "state": "open"}
+            yield from batch(*counted(self.number, self.root_id, (opened, -1), (row, 1)))
+            yield from _tell(self.codec, self.root_id, row)
         return [_spend(self.codec, row) for row in found]
 
     @query
     def spent(self, *, tree: bool = False) -> Op[Spent]:
-        """Return what this session spent, or its whole tree, from the ledger alone."""
-        if tree:
-            found = yield from rows(SUMS_OF_TREE, root_id=self.root_id)
-        else:
-            found = yield from rows(SUMS_OF_SESSION, number=self.number)
-        return _total(found)
+        """Return what this session spent, or its whole tree, at a cost that does not grow."""
+        scope = scopes(self.number, self.root_id)[int(tree)]
+        return _total((yield from rows(TOTALS, scope=scope)))
 
     @query
-    def spends(self, *, after: int = 0, limit: int = 100) -> Op[list[Spend]]:
+    def spends(
+        self, *, state: SpendState | None = None, after: int = 0, limit: int = 100
+    ) -> Op[list[Spend]]:
         """Return this session's attempts, oldest first; `after` is the last `number` seen."""
-        _require_count("after", after)
-        if type(limit) is not int or not 0 < limit <= SPENDS_PER_PAGE_MAX:
-            raise InvalidArgument(f"limit must be 1 to {SPENDS_PER_PAGE_MAX}, not {limit!r}")
-        found = yield from rows(LIST, number=self.number, after=after, limit=limit)
-        return [_spend(self.codec, row) for row in found]
+        where = {"session_number": self.number}
+        return (yield from _listed(self.codec, where, state, after, limit))
 
-    def _tell(self, row: Row) -> Op[None]:
-        names = ("id", "model", "source", "state", "input_tokens", "output_tokens", "nano_usd")
-        data = {name: row[name] for name in names}
-        yield from emit(self.codec, self.root_id, self.id, "spend_recorded", data)
+
+class StoreSpend:
+    """What a store does with the ledger of spend of all its sessions."""
+
+    codec: Codec
+
+    @query
+    def spends(
+        self,
+        *,
+        session: object = None,
+        state: SpendState | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> Op[list[Spend]]:
+        """Return attempts, oldest first, those of deleted sessions included.
+
+        `after` is the last `number` seen.
+        """
+        return (yield from _listed(self.codec, _of_session(session), state, after, limit))
+
+    @query
+    def spending(
+        self,
+        by: Literal["session", "model", "day"] = "model",
+        *,
+        session: object = None,
+        limit: int = SPENDS_PER_PAGE_MAX,
+    ) -> Op[list[SpendGroup]]:
+        """Return what was spent by session, model or day (UTC); it reads every attempt."""
+        if by not in GROUPS:
+            raise InvalidArgument(f"by must be one of {', '.join(GROUPS)}, not {by!r}")
+        _require_limit(limit)
+        given = _of_session(session)
+        where = " AND ".join(f"{column} = :{column}" for column in given) or "1 = 1"
+        text = SUMS.format(group=GROUPS[by], where=where)
+        return [_group(by, row) for row in (yield from rows(text, **given, limit=limit))]
+
+    @operation
+    def correct_spend(
+        self,
+        id: str,
+        *,
+        usd: Money | None,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Op[Spend]:
+        """Settle an attempt whose outcome nobody knows with what it cost in truth, once.
+
+        Raises SessionBusy while its session is driven, RequestMismatch if it has an outcome.
+        """
+        _require_label("id", id)
+        said = {"corrected_by": by, "note": note}
+        for name, text in said.items():
+            if text is not None:
+                _require_label(name, text)
+        asked = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+        tokens = {name: _require_count(name, n) for name, n in asked.items() if n is not None}
+        nano_usd = nanos(usd)
+        row = yield from one(READ, id=id)
+        if row is None:
+            raise NotFound(f"there is no attempt {id!r} in the ledger of spend", id=id)
+        has_tree = yield Lock(row["root_id"])
+        row = yield from one(READ, id=id)
+        assert row is not None
+        given = {name: row[name] for name in ("model", "source", "input_tokens", "output_tokens")}
+        given |= {**tokens, "nano_usd": nano_usd, "state": "settled"}
+        if row["state"] not in {"open", "uncertain"}:
+            return _unchanged(self.codec, row, row["session_number"], given)
+        driven = yield from one(DRIVEN, number=row["session_number"])
+        if row["state"] == "open" and driven is not None:
+            raise SessionBusy(
+                f"session {row['session_id']} is driven by {driven['holder']!r}, which will say "
+                "what the attempt cost; correct it if it does not",
+                session_id=row["session_id"],
+                holder=driven["holder"],
+            )
+        estimate = None if row["nano_usd"] is None else str(dollars(row["nano_usd"]))
+        details = {**(_details(self.codec, row) or {}), **said, "estimate_usd": estimate}
+        packed = self.codec.pack(details, context=_context(id), name="details")
+        return (yield from _write(self.codec, row, row, id, given, packed, tells=bool(has_tree)))
+
+
+def _write(
+    codec: Codec,
+    owner: Mapping[str, Any],
+    before: Row | None,
+    spend_id: str,
+    given: Mapping[str, Any],
+    packed: bytes | None,
+    *,
+    tells: bool = True,
+) -> Op[Spend]:
+    """Write an attempt or its outcome, and count it; its tree is locked."""
+    number, root_id = owner["session_number"], owner["root_id"]
+    names = {"number": number, "session_id": owner["session_id"], "root_id": root_id}
+    changes = [] if before is None else [(before, -1)]
+    written, *_ = yield from batch(
+        Query(WRITE, {"id": spend_id, "details": packed, **names, **given}),
+        *counted(number, root_id, *changes, (given, 1)),
+    )
+    if not written:
+        # A session of another tree has written an attempt of this id since we looked.
+        raise _mismatch(spend_id, "there")
+    if tells:
+        yield from _tell(codec, root_id, written[0])
+    return _spend(codec, written[0])
+
+
+def _unchanged(codec: Codec, row: Row, number: int, given: Mapping[str, Any]) -> Spend:
+    """Return what stands there already, if it says the same."""
+    if row["session_number"] != number or any(row[name] != given[name] for name in given):
+        raise _mismatch(row["id"], row["state"])
+    return _spend(codec, row)
+
+
+def _mismatch(spend_id: str, state: str) -> RequestMismatch:
+    return RequestMismatch(
+        f"spend {spend_id} is {state} already, with other figures or in another session; an "
+        "outcome is written once",
+        id=spend_id,
+    )
+
+
+def scopes(number: int, root_id: str) -> tuple[str, str]:
+    """Return the names under which a session and its tree are counted."""
+    return f"session {number}", f"tree {root_id}"
+
+
+def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) -> list[Query]:
+    """Return the statements that add attempts to their totals, or with -1 take them off."""
+    return [
+        Query(
+            COUNT,
+            {
+                "scope": scope,
+                **{name: row[name] for name in ("model", "source", "state")},
+                "attempts": sign,
+                "input_tokens": sign * row["input_tokens"],
+                "output_tokens": sign * row["output_tokens"],
+                "nano_usd": sign * (row["nano_usd"] or 0),
+                "unpriced": sign * (row["nano_usd"] is None),
+            },
+        )
+        for scope in scopes(number, root_id)
+        for row, sign in changes
+    ]
+
+
+def _listed(
+    codec: Codec, where: Mapping[str, Any], state: str | None, after: int, limit: int
+) -> Op[list[Spend]]:
+    if state is not None and state not in SPEND_STATES:
+        raise InvalidArgument(f"state must be one of {', '.join(SPEND_STATES)}, not {state!r}")
+    _require_count("after", after)
+    _require_limit(limit)
+    given = {**where, **({} if state is None else {"state": state})}
+    # Only what is given stands in the text: then each has its index.
+    conditions = [f"{column} = :{column}" for column in given]
+    conditions += [IN_DOUBT] if state in {"open", "uncertain"} else []
+    text = " AND ".join([LIST, *conditions])
+    found = yield from rows(
+        f"{text} ORDER BY number LIMIT :limit", **given, after=after, limit=limit
+    )
+    return [_spend(codec, row) for row in found]
+
+
+def _of_session(session: object) -> dict[str, Any]:
+    session_id = getattr(session, "id", session)
+    return {} if session_id is None else {"session_id": _require_label("session", session_id)}
+
+
+def _tell(codec: Codec, root_id: str, row: Row) -> Op[None]:
+    names = ("id", "model", "source", "state", "input_tokens", "output_tokens", "nano_usd")
+    data = {name: row[name] for name in names}
+    yield from emit(codec, root_id, row["session_id"], "spend_recorded", data)
 
 
 def nanos(usd: Money | None) -> int | None:
@@ -261,12 +451,29 @@ def _total(found: list[Row]) -> Spent:
     )
 
 
+def _group(by: str, row: Row) -> SpendGroup:
+    day = datetime.fromtimestamp(row["name"] * 86_400, UTC) if by == "day" else None
+    return SpendGroup(
+        name=str(row["name"]) if day is None else day.date().isoformat(),
+        attempts=row["attempts"],
+        input_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        usd=dollars(int(row["nano_usd"] or 0)),
+        uncertain_usd=dollars(int(row["uncertain_nano_usd"] or 0)),
+        unpriced=int(row["unpriced"]),
+    )
+
+
 def _spend(codec: Codec, row: Row) -> Spend:
-    fields = {name: value for name, value in row.items() if name != "nano_usd"}
-    fields["usd"] = None if row["nano_usd"] is None else dollars(row["nano_usd"])
-    if row["details"] is not None:
-        fields["details"] = codec.unpack(bytes(row["details"]), context=_context(row["id"]))
-    return Spend(**fields)
+    names = Spend.__dataclass_fields__.keys() - {"usd", "details"}
+    usd = None if row["nano_usd"] is None else dollars(row["nano_usd"])
+    return Spend(**{name: row[name] for name in names}, usd=usd, details=_details(codec, row))
+
+
+def _details(codec: Codec, row: Row) -> Any:
+    if row["details"] is None:
+        return None
+    return codec.unpack(bytes(row["details"]), context=_context(row["id"]))
 
 
 def _context(spend_id: str) -> tuple[str, str]:
@@ -287,3 +494,8 @@ def _require_count(name: str, count: object) -> int:
     if type(count) is not int or not 0 <= count <= NUMBER_MAX:
         raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {count!r}")
     return count
+
+
+def _require_limit(limit: object) -> None:
+    if type(limit) is not int or not 0 < limit <= SPENDS_PER_PAGE_MAX:
+        raise InvalidArgument(f"limit must be 1 to {SPENDS_PER_PAGE_MAX}, not {limit!r}")

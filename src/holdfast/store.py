@@ -40,6 +40,7 @@ from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
 from .redaction import Redaction, Redactor, require_key
 from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
+from .spend import StoreSpend
 from .work import AsyncWork, ItemsOfSessions, TxWork, Work
 
 P = ParamSpec("P")
@@ -66,7 +67,9 @@ class StoreOps:
         return (yield from read_events(self.codec, root_id, after, limit))
 
 
-class Transaction(StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects, TxBound):
+class Transaction(
+    StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects, StoreSpend, TxBound
+):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
     def __init__(self, store: _Handle) -> None:
@@ -198,6 +201,7 @@ class Store(
     SessionsOps[Session],
     FindOps[Session],
     StoreEffects,
+    StoreSpend,
     SyncBound,
     MaintenanceOps,
     RecoveryOps,
@@ -255,6 +259,7 @@ class AsyncStore(
     SessionsOps[AsyncSession],
     FindOps[AsyncSession],
     StoreEffects,
+    StoreSpend,
     AsyncBound,
     MaintenanceOps,
     RecoveryOps,

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
+import time
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from holdfast.agent import (
     Agent,
     AttemptFailed,
     Budget,
+    Message,
     ModelError,
     Price,
     Request,
@@ -27,6 +33,12 @@ from holdfast.errors import BudgetExceeded, InvalidArgument, InvalidValue, Lease
 from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import PRICE, World, run, usage
 from tests.checkpoints.colours import both_colours
+from tests.crash.children import Child
+from tests.crash.children import run as run_child
+
+
+def answer_of_a_person() -> dict[str, Any]:
+    return Message(role="assistant", blocks=(TextBlock(text="I answer."),), id="a-1").to_plain()
 
 
 def really_spent(world: World) -> Decimal:
@@ -90,6 +102,146 @@ async def test_a_budget_of_a_tree_counts_its_other_sessions(subject: Subject) ->
 
 
 @both_colours
+async def test_sessions_that_ask_at_once_stay_within_the_budget_of_their_tree(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    await done(store.session("root"))
+    barrier = threading.Barrier(4)
+
+    class Together(Flaky):
+        def estimate(self, request: Request) -> Usage:
+            barrier.wait(60)
+            return super().estimate(request)
+
+    async def ask(number: int) -> str:
+        session = await done(store.session(f"s{number}", parent="root"))
+        agent = Agent(session, Together(), budget=Budget(usd="0.025", tree=True))
+        try:
+            return (await run(agent, "hi")).text
+        except BudgetExceeded:
+            return "refused"
+
+    if subject.colour == "sync":
+        threads = [asyncio.to_thread(asyncio.run, ask(number)) for number in range(4)]
+        answers = await asyncio.gather(*threads)
+    else:
+        answers = await asyncio.gather(*map(ask, range(4)))
+    root = await done(store.session("root"))
+    assert answers.count("refused") >= 1
+    attempts = [
+        each for number in range(4) for each in await done(store.spends(session=f"s{number}"))
+    ]
+    assert len(attempts) == 4 - answers.count("refused")
+    assert (await done(root.spent(tree=True))).usd <= Decimal("0.025")
+
+
+def test_processes_that_ask_at_once_stay_within_the_budget_of_their_tree(
+    place: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every process holds its reservation until all have been answered or refused."""
+    with holdfast.open(**place) as store:
+        store.session("root")
+
+    def wait_for_lines(path: Path, count: int) -> None:
+        while len(path.read_text().splitlines()) < count:
+            time.sleep(0.01)
+
+    ready, ended = tmp_path / "ready", tmp_path / "ended"
+    ready.touch()
+    ended.touch()
+
+    def note(path: Path) -> None:
+        with path.open("a") as file:
+            file.write("x\n")
+
+    class Held(Flaky):
+        def estimate(self, request: Request) -> Usage:
+            note(ready)
+            wait_for_lines(ready, 4)
+            return super().estimate(request)
+
+        def __call__(self, request: Request) -> Response:
+            note(ended)
+            wait_for_lines(ended, 4)
+            return super().__call__(request)
+
+    def work(number: int, say: Any) -> None:
+        with holdfast.open(**place) as store:
+            session = store.session(f"s{number}", parent="root")
+            agent = Agent(session, Held(), budget=Budget(usd="0.025", tree=True))
+            try:
+                say(agent.run("hi").text)
+            except BudgetExceeded:
+                note(ended)
+                say("refused")
+
+    children = [Child(partial(work, number)) for number in range(4)]
+    said = sorted(line for child in children for line in child.wait()[1])
+    assert said == ["at last", "at last", "refused", "refused"]
+    with holdfast.open(**place) as store:
+        spent = store.session("root").spent(tree=True)
+    assert (spent.usd, spent.attempts) == (Decimal("0.006"), 2)
+
+
+def test_an_attempt_that_died_counts_what_its_repetition_cost(place: dict[str, Any]) -> None:
+    class Deadly(Flaky):
+        def __call__(self, request: Request) -> Response:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("it is dead")
+
+    def die(say: Any) -> None:
+        with holdfast.open(**place) as store:
+            Agent(store.session("s"), Deadly(), instance="a").run("hi", message_id="m")
+
+    assert run_child(die)[0] == -signal.SIGKILL
+    assert run_child(die)[0] == -signal.SIGKILL
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        assert session.spent().usd == Decimal("0.02")
+        outcome = Agent(session, Flaky(), instance="a", budget=Budget(usd="0.031")).run(
+            "hi", message_id="m"
+        )
+        assert outcome.spent.usd == Decimal("0.009")
+        assert outcome.spent.uncertain_usd == Decimal("0.006")
+        first, second, third = store.spends(session="s")
+        assert [each.state for each in (first, second, third)] == ["uncertain"] * 2 + ["settled"]
+        store.correct_spend(first.id, usd="0.002", by="jo", note="invoice 7")
+        late = session.spend("m-2", id=second.id, usd="0.001", input_tokens=1, source="agent")
+        assert late.state == "settled", "usage that becomes known later takes the estimate's place"
+        assert session.spent().usd == Decimal("0.006")
+        assert session.spent().uncertain_attempts == 0
+
+
+@both_colours
+async def test_an_attempt_is_counted_by_the_repetition_of_the_same_question_only(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    failing = Flaky(TimeoutError("no answer"))
+    await raises(ModelFailed, lambda: run(Agent(session, failing, retries=0), "one"))
+    await done(session.append("transcript", [answer_of_a_person()]))
+    await run(Agent(session, Flaky()), "two")
+    lost, answered = await done(session.spends())
+    assert (lost.state, lost.usd) == ("uncertain", Decimal("0.01"))
+    assert answered.usd == Decimal("0.003")
+
+
+@both_colours
+async def test_a_model_that_says_nothing_of_its_cost_reconciles_nothing(subject: Subject) -> None:
+    class Silent(Flaky):
+        def __call__(self, request: Request) -> Response:
+            return Response(blocks=super().__call__(request).blocks)
+
+    store = await subject.open()
+    session = await done(store.session())
+    await run(Agent(session, Silent(TimeoutError("no")), backoff_seconds=0), "one")
+    lost, _ = await done(session.spends())
+    assert (lost.state, lost.usd) == ("uncertain", Decimal("0.01"))
+
+
+@both_colours
 async def test_a_model_without_a_price_cannot_keep_a_budget_in_dollars(subject: Subject) -> None:
     def model(request: Request) -> Response:
         return Response(blocks=[TextBlock(text="hi")], usage=usage(5, 1))
@@ -139,17 +291,17 @@ async def test_retries_are_recorded_and_counted(subject: Subject) -> None:
     first, second, third = await done(session.spends())
     assert [each.state for each in (first, second, third)] == ["failed", "uncertain", "settled"]
     assert [each.usd for each in (first, second, third)] == [
-        Decimal("0.001"), Decimal("0.01"), Decimal("0.003"),
+        Decimal("0.001"), Decimal("0.003"), Decimal("0.003"),
     ]  # fmt: skip
     assert [each.source for each in (first, second, third)] == ["agent", "retry", "retry"]
     assert (first.details["error"], third.model) == ("ModelError: overloaded", "m-2")
-    assert outcome.spent.usd == Decimal("0.014")
-    assert outcome.spent.uncertain_usd == Decimal("0.01")
+    assert second.details["counted_as"] == third.id
+    assert outcome.spent.usd == Decimal("0.007")
+    assert outcome.spent.uncertain_usd == Decimal("0.003")
     by = {(each.model, each.source): each.usd for each in outcome.spent.by}
     assert by == {
         ("flaky", "agent"): Decimal("0.001"),
-        ("flaky", "retry"): Decimal("0.01"),
-        ("m-2", "retry"): Decimal("0.003"),
+        ("m-2", "retry"): Decimal("0.006"),
     }
     errors = await done(session.history(kind="error_boundary"))
     assert [each.data["attempt"] for each in reversed(errors)] == [1, 2]
@@ -271,7 +423,8 @@ def test_a_cancelled_run_leaves_its_attempt_as_uncertain(place: dict[str, Any]) 
             assert (spent.usd, spent.uncertain_attempts) == (Decimal("0.01"), 1)
             assert (await session.info()).holder is None
             outcome = await Agent(session, Flaky()).arun()
-            assert outcome.spent.usd == Decimal("0.013")
+            assert outcome.spent.usd == Decimal("0.006")
+            assert outcome.spent.uncertain_attempts == 1
 
     asyncio.run(main())
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.errors import InvalidArgument, LeaseLost, RequestMismatch
+from holdfast.errors import (
+    InvalidArgument,
+    LeaseLost,
+    NotFound,
+    RequestMismatch,
+    SessionBusy,
+)
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 
@@ -148,6 +156,138 @@ async def test_attempts_are_listed_in_order_with_their_details(subject: Subject)
     rest = await done(session.spends(after=first[-1].number))
     assert [each.details["number"] for each in first + rest] == [0, 1, 2, 3, 4]
     assert {each.session_id for each in first} == {session.id}
+
+
+@both_colours
+async def test_totals_are_what_the_attempts_add_up_to(subject: Subject) -> None:
+    """Whatever happened to them: estimates, outcomes, corrections, flags, deleted sessions."""
+    store = await subject.open()
+    sessions = [await done(store.session("root"))]
+    sessions += [await done(store.session(f"s{n}", parent="root")) for n in range(2)]
+    chance = random.Random(7)
+    opened: list[Any] = []
+    for step in range(60):
+        session = chance.choice(sessions)
+        figures: dict[str, Any] = {
+            "input_tokens": chance.randrange(9),
+            "usd": chance.choice([None, "0.5", "0.000000003"]),
+        }
+        match step % 6:
+            case 0 | 1:
+                state = chance.choice(["open", "failed", "uncertain", "settled"])
+                attempt = await done(session.spend(chance.choice("ab"), state=state, **figures))
+                if state in {"open", "uncertain"}:
+                    opened.append((session, attempt.id))
+            case 2 if opened:
+                owner, id = opened.pop()
+                await done(owner.spend("c", id=id, source="retry", **figures))
+            case 3 if opened:
+                _, id = opened.pop(0)
+                await done(store.correct_spend(id, **figures))
+            case 4:
+                await done(session.close_spend())
+    await done(sessions[2].delete())
+    for session in sessions[:2]:
+        assert await done(session.spent()) == added_up(await done(session.spends()))
+    everything = await done(store.spends())
+    assert await done(sessions[0].spent(tree=True)) == added_up(everything)
+    assert {each.session_id for each in everything} == {"root", "s0", "s1"}
+
+
+def added_up(attempts: list[holdfast.Spend]) -> holdfast.Spent:
+    """Return the sums of attempts, computed plainly."""
+    in_doubt = [each for each in attempts if each.state in {"open", "uncertain"}]
+
+    def usd(found: list[holdfast.Spend]) -> Decimal:
+        return sum((each.usd or Decimal(0) for each in found), Decimal(0))
+
+    names = sorted({(each.model, each.source) for each in attempts})
+    groups = [[each for each in attempts if (each.model, each.source) == name] for name in names]
+    return holdfast.Spent(
+        usd=usd(attempts),
+        input_tokens=sum(each.input_tokens for each in attempts),
+        output_tokens=sum(each.output_tokens for each in attempts),
+        attempts=len(attempts),
+        failed_attempts=sum(each.state == "failed" for each in attempts),
+        uncertain_attempts=len(in_doubt),
+        uncertain_usd=usd(in_doubt),
+        unpriced=sum(each.usd is None and each.state != "failed" for each in attempts),
+        by=tuple(
+            holdfast.SpendSum(
+                model=found[0].model,
+                source=found[0].source,
+                attempts=len(found),
+                input_tokens=sum(each.input_tokens for each in found),
+                output_tokens=sum(each.output_tokens for each in found),
+                usd=usd(found),
+            )
+            for found in groups
+        ),
+    )
+
+
+@both_colours
+async def test_a_person_corrects_an_attempt_whose_outcome_nobody_knows_once(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    driven = await done(session.drive("one"))
+    opened = await done(driven.spend("m", state="open", usd=1, output_tokens=9))
+    await raises(SessionBusy, lambda: store.correct_spend(opened.id, usd="0.1"))
+    await done(driven.close())
+    fixed = await done(store.correct_spend(opened.id, usd="0.1", by="jo", note="invoice 7"))
+    assert (fixed.state, fixed.usd, fixed.output_tokens) == ("settled", Decimal("0.1"), 9)
+    assert fixed.details == {"corrected_by": "jo", "note": "invoice 7", "estimate_usd": "1"}
+    assert await done(store.correct_spend(opened.id, usd="0.1", by="jo")) == fixed
+    await raises(RequestMismatch, lambda: store.correct_spend(opened.id, usd="0.2"))
+    await raises(NotFound, lambda: store.correct_spend("nothing", usd=1))
+    events = await done(store.events("s"))
+    assert [event.data["state"] for event in events if event.kind == "spend_recorded"] == [
+        "open", "settled",
+    ]  # fmt: skip
+    lost = await done(session.spend("m", state="uncertain", usd=3))
+    await done(session.delete())
+    await done(store.correct_spend(lost.id, usd=2, input_tokens=4))
+    assert [(each.usd, each.input_tokens) for each in await done(store.spends())] == [
+        (Decimal("0.1"), 0), (Decimal(2), 4),
+    ]  # fmt: skip
+
+
+@both_colours
+async def test_spend_of_a_store_is_listed_and_summed_by_session_model_and_day(
+    subject: Subject,
+) -> None:
+    clock = holdfast.VirtualClock(86_400_000 * 20_000)
+    store = await subject.open(clock=clock)
+    one, two = await done(store.session("one")), await done(store.session("two"))
+    await done(one.spend("big", usd=1, input_tokens=2, output_tokens=3))
+    await done(two.spend("small", state="uncertain", usd=2))
+    clock.advance(86_400)
+    await done(two.spend("small", state="failed"))
+    await done(two.spend("big"))
+    sums = {
+        by: [
+            (each.name, each.attempts, each.usd, each.uncertain_usd, each.unpriced)
+            for each in await done(store.spending(by))
+        ]
+        for by in ("session", "model", "day")
+    }
+    assert sums == {
+        "session": [("one", 1, 1, 0, 0), ("two", 3, 2, 2, 1)],
+        "model": [("big", 2, 1, 0, 1), ("small", 2, 2, 2, 0)],
+        "day": [("2024-10-04", 2, 3, 2, 0), ("2024-10-05", 2, 0, 0, 1)],
+    }
+    (own,) = await done(store.spending("model", session=one))
+    assert (own.name, own.input_tokens, own.output_tokens) == ("big", 2, 3)
+    assert [each.number for each in await done(store.spends(state="uncertain"))] == [2]
+    assert [each.number for each in await done(store.spends(session="two", after=2, limit=1))] == [
+        3
+    ]
+    assert [each.number for each in await done(two.spends(state="failed"))] == [3]
+    for wrong in ({"state": "paid"}, {"limit": 0}, {"after": -1}, {"session": ""}):
+        await raises(InvalidArgument, partial(store.spends, **wrong))
+    await raises(InvalidArgument, lambda: store.spending("colour"))
 
 
 @pytest.mark.parametrize(

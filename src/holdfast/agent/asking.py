@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import HoldfastError, ModelFailed
+from ..errors import HoldfastError, ModelFailed, RequestMismatch
 from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
 from ..kernel.operation import AsyncBound
-from ..spend import Spend, SpendOps, SpendState
+from ..spend import Spend, SpendState
 from .budget import Usage
-from .commits import Attempt, CommitOps
+from .commits import AFTER, Attempt, CommitOps
 from .models import ModelError, Request, Response, estimate_of, name_of, response_of
 from .progress import Asking, AttemptFailed
 from .rules import BACKOFF_SECONDS_MAX, Rules
@@ -27,12 +28,19 @@ class Asker:
     """One question to the model, with all its attempts."""
 
     def __init__(
-        self, rules: Rules, session: Any, commits: CommitOps, iteration: int, tell: Tell
+        self,
+        rules: Rules,
+        session: Any,
+        commits: CommitOps,
+        iteration: int,
+        after: str | None,
+        tell: Tell,
     ) -> None:
         self._rules = rules
         self._session = session
         self._commits = commits
         self._iteration = iteration
+        self._after = after
         self._tell = tell
         self._name = name_of(rules.model)
 
@@ -49,7 +57,9 @@ class Asker:
             if number == 1:
                 spend = yield from begin(attempt)
             else:
-                spend = yield from perform(CommitOps.ask_again, self._commits, attempt)
+                spend = yield from perform(
+                    CommitOps.ask_again, self._commits, attempt, self._rules.budget
+                )
             yield from self._tell(
                 Asking(iteration=self._iteration, attempt=number, estimate=estimate)
             )
@@ -65,13 +75,10 @@ class Asker:
         raise AssertionError("the last attempt answers or raises")
 
     def _estimate(self, request: Request) -> Flow[Usage]:
-        """Return what the call may cost, or raise BudgetExceeded."""
+        """Return what the model says that the call may cost."""
         estimate = Usage()
         if hasattr(self._rules.model, "estimate"):
             estimate = yield from invoke(estimate_of, self._rules.model, request)
-        budget = self._rules.budget
-        spent = yield from perform(SpendOps.spent, self._session, tree=budget.tree)
-        budget.check(spent, estimate)
         return estimate
 
     def _invoke(self, request: Request) -> Flow[Response]:
@@ -90,7 +97,7 @@ class Asker:
         model: str | None = None,
         error: str | None = None,
     ) -> Attempt:
-        details = {"iteration": self._iteration, "attempt": number}
+        details = {"iteration": self._iteration, "attempt": number, AFTER: self._after}
         return Attempt(
             model=model or self._name,
             source=self._rules.source if number == 1 else "retry",
@@ -121,7 +128,9 @@ class Asker:
             stored = yield from perform(CommitOps.answered, self._commits, unique, data, settled)
         except HoldfastError:
             # The answer is lost with the session or does not fit into it, but it was paid for.
-            yield from perform(CommitOps.spent, self._commits, settled)
+            # What a person has corrected meanwhile stands.
+            with contextlib.suppress(RequestMismatch):
+                yield from perform(CommitOps.spent, self._commits, settled)
             raise
         return stored, response.usage
 

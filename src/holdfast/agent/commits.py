@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..kernel.operation import Op, fresh_id, one, operation
+from ..kernel.operation import Lock, Op, fresh_id, one, operation
 from ..records import Checkpoint
 from ..spend import Spend, SpendOps, SpendState
 from .budget import Budget, Usage
 from .transcript import CHANNEL, Message, ToolCall, ToolResult, stamped
 
 NOW = "SELECT :now AS now_ms"
+# In an attempt's details: the id of the answer that it follows. Equal ones ask for the same answer.
+AFTER = "after"
+LOST_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,10 @@ class CommitOps:
         iteration: int,
         channels: Mapping[str, Any],
         attempt: Attempt,
+        budget: Budget,
     ) -> Op[tuple[list[Message], Spend]]:
         """Store what is not stored yet and that the model is about to be asked."""
+        spend = yield from self._reserve(attempt, budget)
         stored = yield from self._store_executed(executed)
         stored += yield from self._stamp(said)
         new = [message.to_plain() for message in stored[len(executed) :]]
@@ -64,12 +69,12 @@ class CommitOps:
         if channels:
             yield from SpendOps.save(self._session, channels, kind="turn", data=data)
         yield from SpendOps.append(self._session, CHANNEL, new, kind="iteration_start", data=data)
-        return stored, (yield from self._spend(attempt))
+        return stored, spend
 
     @operation
-    def ask_again(self, attempt: Attempt) -> Op[Spend]:
+    def ask_again(self, attempt: Attempt, budget: Budget) -> Op[Spend]:
         """Store that the model is about to be asked once more."""
-        return (yield from self._spend(attempt))
+        return (yield from self._reserve(attempt, budget))
 
     @operation
     def answered(self, message: Message, data: Mapping[str, Any], attempt: Attempt) -> Op[Message]:
@@ -79,6 +84,7 @@ class CommitOps:
             self._session, CHANNEL, [stored.to_plain()], kind="llm_response", data=dict(data)
         )
         yield from self._spend(attempt)
+        yield from self._reconcile(attempt)
         return stored
 
     @operation
@@ -157,6 +163,33 @@ class CommitOps:
                 block_ids.append((yield from fresh_id()))
             done.append(stamped(message, message_id, int(row["now_ms"]), block_ids))
         return done
+
+    def _reserve(self, attempt: Attempt, budget: Budget) -> Op[Spend]:
+        """Write an attempt with its estimate if the budget has room for it, or BudgetExceeded.
+
+        The tree is locked first: no other session of it can take the same room.
+        """
+        yield Lock(self._session.root_id)
+        spent = yield from SpendOps.spent(self._session, tree=budget.tree)
+        budget.check(spent, attempt.usage)
+        return (yield from self._spend(attempt))
+
+    def _reconcile(self, attempt: Attempt) -> Op[None]:
+        """Let lost attempts at the same answer count what this one cost, not their estimates.
+
+        They stay uncertain: what each really cost can still be told.
+        """
+        if attempt.usage == Usage():
+            return
+        lost = yield from SpendOps.spends(self._session, state="uncertain", limit=LOST_MAX)
+        for each in lost:
+            details = each.details if isinstance(each.details, dict) else {}
+            if AFTER in details and details[AFTER] == (attempt.details or {}).get(AFTER):
+                counted = {**details, "counted_as": attempt.id}
+                repeated = replace(
+                    attempt, source=each.source, state="uncertain", id=each.id, details=counted
+                )
+                yield from self._spend(repeated)
 
     def _spend(self, attempt: Attempt) -> Op[Spend]:
         return (

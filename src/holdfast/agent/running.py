@@ -186,7 +186,9 @@ class Running:
             yield from self._end_turn(is_due=not message.calls)
 
     def _ask(self) -> Flow[Message]:
-        asker = Asker(self._rules, self._session, self._commits, self._iteration, self._tell)
+        last = self._last_answer()
+        after = None if last is None else last.id
+        asker = Asker(self._rules, self._session, self._commits, self._iteration, after, self._tell)
         taken = {call.call_id for message in self._messages for call in message.calls}
         message, usage = yield from asker.ask(self._request, self._begin, taken)
         self._messages.append(message)
@@ -214,6 +216,7 @@ class Running:
             self._iteration,
             self._changed_channels(),
             attempt,
+            self._rules.budget,
         )
         self._stored(stored)
         self._said = []

@@ -23,6 +23,7 @@ from . import (
     output,
     prune,
     sessions,
+    spend,
     work,
 )
 
@@ -37,6 +38,7 @@ app.command("import")(moving.import_file)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(effects.app, name="effects")
+app.add_typer(spend.app, name="spend")
 app.add_typer(work.app, name="work")
 
 

@@ -12,6 +12,7 @@ from .groups import confirm, group
 from .options import AsJson, Limit, Namespace, SessionId, Url, Yes
 from .output import console, print_json
 from .showing import say, session_data, show_fields, show_table
+from .spend import cost
 
 app = group("Look at sessions, and end, cancel or delete them.")
 
@@ -61,7 +62,7 @@ def _line(info: SessionInfo) -> tuple[object, ...]:
 def show(
     session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """Show one session, its counts and its resume point."""
+    """Show one session, its counts, its resume point and what it cost."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.find_session(session)
         fields: dict[str, Any] = session_data(found.info())
@@ -69,6 +70,7 @@ def show(
         fields["checkpoints"] = found.counts()
         fields["resume_iteration"] = point.iteration
         fields["resume_version"] = point.checkpoint.version if point.checkpoint else None
+        fields |= cost(found.spent())
         fields["children"] = [child.id for child in found.children()]
     if as_json:
         print_json(fields)

@@ -17,30 +17,31 @@ from .output import console
 
 def session_data(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON data."""
-    return _with_iso_times(asdict(info))
+    return with_iso_times(asdict(info))
 
 
 def checkpoint_data(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint as JSON data."""
-    return _with_iso_times(asdict(checkpoint))
+    return with_iso_times(asdict(checkpoint))
 
 
 def effect_data(effect: Effect) -> dict[str, Any]:
     """Return an effect as JSON data."""
-    return _with_iso_times(asdict(effect))
+    return with_iso_times(asdict(effect))
 
 
 def item_data(item: WorkItem[Any]) -> dict[str, Any]:
     """Return a work item as JSON data; if a part of it is damaged, its row and the damage."""
     try:
-        return _with_iso_times(item.to_dict())
+        return with_iso_times(item.to_dict())
     except CorruptRecord as error:
         names = ("id", "number", "type", "queue", "status", "holder", "fence", "updated_at")
         fields = {name: getattr(item, name) for name in names}
-        return _with_iso_times({**fields, "damaged": str(error)})
+        return with_iso_times({**fields, "damaged": str(error)})
 
 
-def _with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:
+def with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with their times as text."""
     return {
         name: iso(value) if name.endswith("_at") and value is not None else value
         for name, value in fields.items()

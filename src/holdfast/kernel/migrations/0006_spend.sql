@@ -1,6 +1,8 @@
--- hf_spend  what sessions spent on models: one row per attempt. It is written before the request,
---           with the model's estimate (open), and again with the outcome. An attempt whose process
---           died keeps its estimate (uncertain). Every row counts
+-- hf_spend         what sessions spent on models: one row per attempt. It is written before the
+--                  request, with the model's estimate (open), and again with the outcome. An attempt
+--                  whose process died keeps its estimate (uncertain). Every row counts
+-- hf_spend_totals  running totals of a session ('session ' and its number) and of a tree ('tree '
+--                  and its root's id), changed in the transaction that changes an attempt
 --
 -- Money is in billionths of a US dollar, whole numbers, so that sums are exact; NULL where no price
 -- is known. Spend outlives its session: it was paid.
@@ -27,4 +29,18 @@ CREATE INDEX ix_spend_session ON hf_spend (session_number, number);
 
 CREATE INDEX ix_spend_root ON hf_spend (root_id, number);
 
-CREATE INDEX ix_spend_open ON hf_spend (session_number) WHERE state = 'open';
+CREATE INDEX ix_spend_doubt ON hf_spend (session_number, number)
+WHERE state IN ('open', 'uncertain');
+
+CREATE TABLE hf_spend_totals (
+    scope TEXT NOT NULL,
+    model TEXT NOT NULL,
+    source TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    nano_usd INTEGER NOT NULL,
+    unpriced INTEGER NOT NULL,
+    PRIMARY KEY (scope, model, source, state)
+) WITHOUT ROWID;
