@@ -308,9 +308,9 @@ class StoreEffects:
         if isinstance(verdict, Landed):
             self.codec.encode(verdict.result, name="result")
             outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
-        return (yield from self._settle(id, outcome))
+        return (yield from self._settle_effect(id, outcome))
 
-    def _settle(self, id: str, outcome: Outcome) -> Op[Effect]:
+    def _settle_effect(self, id: str, outcome: Outcome) -> Op[Effect]:
         """Record the outcome of an effect in doubt, unless it is running or settled."""
         row, place = yield from self._lock_effect(id)
         if row["status"] == "issued" and not row["is_abandoned"]:
@@ -352,7 +352,7 @@ class StoreEffects:
     @operation
     def _record(self, id: str, outcome: Outcome) -> Op[Effect]:
         """Record what a verify hook found."""
-        return (yield from self._settle(id, outcome))
+        return (yield from self._settle_effect(id, outcome))
 
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:

@@ -41,7 +41,8 @@ SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
 """
 LEASES = """
 SELECT (SELECT count(*) FROM hf_work WHERE state = 'in_progress') AS running,
-    (SELECT count(*) FROM hf_work WHERE state = 'in_progress' AND lease_expires_at <= :now) AS items,
+    (SELECT count(*) FROM hf_work
+        WHERE state = 'in_progress' AND lease_expires_at <= :now) AS items,
     (SELECT count(*) FROM hf_sessions WHERE holder IS NOT NULL) AS driven,
     (SELECT count(*) FROM hf_sessions
         WHERE holder IS NOT NULL AND lease_expires_at <= :now) AS sessions
