@@ -170,6 +170,7 @@ class _Handle:
             holder=default_holder(),
             run=lambda call: driver.twin().run(call),
             is_joined=is_joined,
+            is_async=isinstance(self, AsyncBound),
         )
         self.heads = Heads()
         self.url = target.url

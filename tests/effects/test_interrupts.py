@@ -6,12 +6,14 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import NotLanded, VirtualClock
+from holdfast import InvalidArgument, NotLanded, VirtualClock
 from holdfast.kernel.attempt import Hooks, Point
 from tests.effects.world import World
 
@@ -24,7 +26,10 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.at: int | None = None
-        self.act: Callable[[], None] = lambda: None
+        self.act: Callable[[], object] = lambda: None
+        self.act_again: Callable[[], object] | None = None
+        self.left = 0
+        """How often to act again."""
 
     def probe(self, point: Point) -> None:
         if not point.call.startswith("Ledger."):
@@ -33,9 +38,12 @@ class Interrupts:
         if self.count == self.at:
             self.at = None
             self.act()
+        elif self.at is None and self.act_again is not None and self.left:
+            self.left -= 1
+            self.act_again()
 
-    def begin(self, at: int | None, act: Callable[[], None] = lambda: None) -> None:
-        self.count, self.at, self.act = 0, at, act
+    def begin(self, at: int | None, act: Callable[[], object] = lambda: None) -> None:
+        self.count, self.at, self.act, self.act_again = 0, at, act, None
 
 
 def judge(world: World, effects: list[holdfast.Effect]) -> None:
@@ -114,16 +122,36 @@ def test_a_call_that_is_interrupted_while_it_steps_in(place: dict[str, Any]) -> 
         assert store.effects(status="issued") == []
 
 
-def test_a_task_that_is_cancelled_at_any_point(place: dict[str, Any]) -> None:
-    asyncio.run(cancel_at_every_point(place))
+def test_a_call_that_is_interrupted_again_while_that_is_handled(place: dict[str, Any]) -> None:
+    world, interrupts = World(), Interrupts()
+    mail = world.tool()
+    with holdfast.open(**place, hooks=Hooks(probe=interrupts.probe)) as store:
+        session = store.session("s")
+        session.call(mail, to="first")
+        interrupts.begin(None)
+        session.call(mail, to="second")
+        points = interrupts.count
+        for point in range(1, points + 1):
+            interrupts.begin(point, interrupt)
+            interrupts.act_again = interrupt
+            interrupts.left = 3
+            with pytest.raises(KeyboardInterrupt):
+                session.call(mail, to=str(point))
+            interrupts.begin(None)
+        judge(world, store.effects())
 
 
-async def cancel_at_every_point(place: dict[str, Any]) -> None:
+@pytest.mark.parametrize("times", ["once", "again and again"])
+def test_a_task_that_is_cancelled_at_any_point(place: dict[str, Any], times: str) -> None:
+    asyncio.run(cancel_at_every_point(place, is_repeated=times != "once"))
+
+
+async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> None:
     world, interrupts, loop = World(), Interrupts(), asyncio.get_running_loop()
     mail = world.tool()
     here = threading.current_thread()
 
-    def cancelling(task: list[asyncio.Task[Any]]) -> Callable[[], None]:
+    def cancelling(task: list[asyncio.Task[Any]]) -> Callable[[], object]:
         def cancel() -> None:
             if threading.current_thread() is here:
                 task[0].cancel()
@@ -146,9 +174,13 @@ async def cancel_at_every_point(place: dict[str, Any]) -> None:
         for point in range(1, points + 1):
             tasks: list[asyncio.Task[Any]] = []
             interrupts.begin(point, cancelling(tasks))
+            if is_repeated:
+                interrupts.act_again = cancelling(tasks)
+                interrupts.left = 100
             tasks.append(asyncio.ensure_future(session.call(mail, to=str(point))))
             await asyncio.wait(tasks)
             cancelled += tasks[0].cancelled()
+            interrupts.begin(None)
         assert cancelled > points / 2
         judge(world, await store.effects())
         assert 2 < len(world.done) < points + 2
@@ -157,11 +189,12 @@ async def cancel_at_every_point(place: dict[str, Any]) -> None:
         assert len(world.done) == points + 2
 
 
-def test_tasks_that_are_cancelled_at_random_moments(place: dict[str, Any]) -> None:
-    asyncio.run(cancel_at_random(place))
+@pytest.mark.parametrize("times", ["once"])
+def test_tasks_that_are_cancelled_at_random_moments(place: dict[str, Any], times: str) -> None:
+    asyncio.run(cancel_at_random(place, is_repeated=times != "once"))
 
 
-async def cancel_at_random(place: dict[str, Any]) -> None:
+async def cancel_at_random(place: dict[str, Any], *, is_repeated: bool) -> None:
     world, chance = World(), random.Random(5)
 
     @holdfast.tool(effect="mutate")
@@ -175,6 +208,9 @@ async def cancel_at_random(place: dict[str, Any]) -> None:
             task = asyncio.ensure_future(session.call(mail, to=str(number)))
             await asyncio.sleep(chance.choice([0, 0, 0.0003, 0.0006, 0.001, 0.002, 0.004]))
             task.cancel()
+            while is_repeated and not task.done():
+                await asyncio.sleep(chance.choice([0, 0, 0.0003, 0.001]))
+                task.cancel()
             await asyncio.wait([task])
             cancelled += task.cancelled()
         assert cancelled > CANCELLATIONS / 10, "the cancellations must hit something"
@@ -184,3 +220,113 @@ async def cancel_at_random(place: dict[str, Any]) -> None:
             result = await session.call(mail, to=str(number))
             assert result.replayed == (str(number) in ran)
         assert len(world.done) == CANCELLATIONS
+
+
+def test_a_loop_that_ends_while_a_cancellation_is_handled(place: dict[str, Any]) -> None:
+    world, interrupts = World(), Interrupts()
+    mail = world.tool()
+
+    async def call() -> None:
+        store = await holdfast.aopen(**place, hooks=Hooks(probe=interrupts.probe))
+        session = await store.session("s")
+        await session.call(mail, to="first")
+        loop = asyncio.get_running_loop()
+        issued = asyncio.Event()
+        interrupts.begin(1, lambda: loop.call_soon_threadsafe(issued.set))
+        task = asyncio.ensure_future(session.call(mail, to="second"))
+        await issued.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        # The loop cancels every task that is left, and closes.
+
+    asyncio.run(call())
+    with holdfast.open(**place) as store:
+        judge(world, store.effects())
+
+
+@pytest.mark.parametrize("way", ["call", "once", "read"])
+def test_an_async_tool_in_a_sync_store_is_refused_before_its_intent(
+    place: dict[str, Any], way: str
+) -> None:
+    async def act(to: str = "") -> None:
+        raise AssertionError("nothing awaits it")
+
+    class Acting:
+        async def __call__(self, to: str = "") -> None:
+            raise AssertionError("nothing awaits it")
+
+    async def verify(arguments: dict[str, Any], idempotency_key: str) -> Any:
+        raise AssertionError("nothing awaits it")
+
+    effect: Any = "read" if way == "read" else "mutate"
+    tools: list[Any] = [
+        holdfast.tool(effect=effect)(act),
+        holdfast.tool(effect=effect, name="acting")(Acting()),
+        holdfast.tool(effect=effect, verify=verify)(lambda: None),
+    ]
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        for tool in tools:
+            call = partial(store.once, "k") if way == "once" else session.call
+            with pytest.raises(InvalidArgument, match="async store"):
+                call(tool)
+        assert store.effects() == []
+
+
+def test_an_async_undo_hook_in_a_sync_store_is_not_run(place: dict[str, Any]) -> None:
+    async def undo(arguments: dict[str, Any], result: Any, idempotency_key: str) -> None:
+        raise AssertionError("nothing awaits it")
+
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.save(n=1)
+        session.call(World().tool(undo=undo), to="ann")
+        ((_, why),) = session.compensate(to=1).not_undone
+        assert "async store" in why
+        assert len(store.effects()) == 1
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_polls_as_well(place: dict[str, Any], colour: str) -> None:
+    """The owner's notification never comes, as if it had exited before it was sent."""
+    url = place["url"]
+    if url.startswith("postgresql"):
+        place["url"] = f"{url}{'&' if '?' in url else '?'}listen=off"
+    world = World()
+    mail = world.tool(lease_seconds=3600, wait_seconds=60)
+    with holdfast.open(**place) as owner:
+        begun = owner.session("s").begin(mail, {"to": "ann"})
+        assert isinstance(begun, holdfast.Issued)
+        polls = Polls()
+        hooks = Hooks(probe=polls.probe)
+
+        async def call_async() -> Any:
+            async with await holdfast.aopen(**place, hooks=hooks) as store:
+                return await (await store.session("s")).call(mail, to="ann")
+
+        def call() -> Any:
+            if colour == "async":
+                return asyncio.run(call_async())
+            with holdfast.open(**place, hooks=hooks) as store:
+                return store.session("s").call(mail, to="ann")
+
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(call)
+            assert polls.has_waited.wait(60)
+            begun.complete("sent")
+            result = waiting.result(60)
+    assert (result.value, result.replayed) == ("sent", True)
+    assert world.done == []
+
+
+class Polls:
+    """Tells when a caller has looked often enough to be waiting."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.has_waited = threading.Event()
+
+    def probe(self, point: Point) -> None:
+        self.count += point.call == "Ledger.take" and point.moment == "before"
+        if self.count > 6:
+            self.has_waited.set()

@@ -14,8 +14,8 @@ import typer
 
 from .. import store
 from ..errors import InvalidArgument
+from ..kernel.flow import is_async
 from ..worker import Handler, Worker
-from ..worker.attempts import is_async
 from . import INTERRUPTED
 from .options import AsJson, Namespace, Url, named_tools
 from .output import print_json

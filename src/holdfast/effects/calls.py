@@ -29,7 +29,10 @@ from ..kernel.flow import (
     Perform,
     StillRunning,
     invoke_within,
+    is_async,
+    needs_async_store,
     perform,
+    perform_to_the_end,
     wait,
 )
 from ..kernel.marks import MarkOps, parse_commit_id
@@ -45,6 +48,8 @@ V = TypeVar("V")
 CALL_ID_CHARACTERS_MAX = 256
 FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
+POLL_SECONDS = 0.1
+POLL_SECONDS_MAX = 2.0
 INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
@@ -82,6 +87,9 @@ class Calling:
 
     def run(self) -> Flow[Result[Any]]:
         """Return the effect's result: run it if nobody has, wait if somebody does."""
+        for function in (self.tool.function, self.tool.verify):
+            if function is not None and is_async(function) and not self.ledger.is_async:
+                raise needs_async_store(function)
         if self.tool.effect == "read":
             return (yield from self._read())
         taken = yield from self.take()
@@ -92,8 +100,10 @@ class Calling:
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
         """Return the result that there is, or the right to run and when it was asked for."""
         deadline = uptime_seconds() + self.wait_seconds
-        watched: tuple[str, int] = ("", 0)
+        watched, pause = "", POLL_SECONDS
         while True:
+            # Counted before each look, no ring that comes after the look can be missed.
+            seen = self.ledger.signals.count(watched)
             asked_at = uptime_seconds()
             taking = Call(Ledger.take, self.ledger, (self.place, self.request))
             taken = yield from self._issuing(taking)
@@ -107,16 +117,15 @@ class Calling:
                     if settled is not None:
                         return settled
                 case Busy(effect, wait_ms):
-                    rung = topic(effect.id)
-                    if watched[0] != rung:
-                        # Looked at once more after the watch began, no ring can be missed.
-                        watched = (rung, self.ledger.signals.count(rung))
+                    if watched != topic(effect.id):
+                        watched = topic(effect.id)
                         continue
                     left = deadline - uptime_seconds()
                     if left <= 0:
                         raise self._in_progress(effect)
-                    yield from wait(min(left, wait_ms / 1000 + 0.001), *watched)
-                    watched = ("", 0)
+                    # Also polled: an owner that exits at once may leave its ring unsent.
+                    yield from wait(min(left, pause, wait_ms / 1000 + 0.001), watched, seen)
+                    pause = min(pause * 2, POLL_SECONDS_MAX)
 
     def _issuing(self, call: Call[V]) -> Flow[V]:
         """Run what may issue an attempt. An interrupted caller runs none, and says so."""
@@ -129,8 +138,8 @@ class Calling:
 
     def _let_go(self, ids: Sequence[str]) -> Flow[None]:
         with contextlib.suppress(HoldfastError):
-            guard = self.request.guard
-            yield from perform(Ledger.let_go, self.ledger, self.place, guard, ids)
+            given = (self.place, self.request.guard, ids)
+            yield from perform_to_the_end(Ledger.let_go, self.ledger, *given)
 
     def _read(self) -> Flow[Result[Any]]:
         """Run a tool without effects; a completed read of the same call id is returned."""
@@ -414,7 +423,7 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
         except INTERRUPTS:
             # Nobody else knows it. If it was written after all, that changes nothing.
             with contextlib.suppress(HoldfastError):
-                yield from perform(Ledger.finish, ledger, ticket, outcome)
+                yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
             raise
         except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
             if pause is None:

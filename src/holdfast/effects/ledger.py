@@ -87,6 +87,7 @@ class Ledger:
     run: Callable[[Call[Any]], Any]
     """Runs a call on a thread of our own."""
     is_joined: bool = False
+    is_async: bool = False
     pen: Pen = field(init=False)
     keeper: Keeper = field(init=False)
     salts: Salts = field(init=False)

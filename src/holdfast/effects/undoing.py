@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoints.writing import Place
-from ..kernel.flow import Flow, perform
+from ..kernel.flow import Flow, is_async, needs_async_store, perform
 from ..kernel.operation import Op, Row, query, rows
 from ..records import Checkpoint, Effect
 from .calls import Calling, prepare
@@ -142,6 +142,9 @@ def _undo(
     """Undo one effect; return why it was not undone, if it was not."""
     if not is_whole:
         return NOT_WHOLE
+    assert tool.undo is not None
+    if is_async(tool.undo) and not ledger.is_async:
+        return str(needs_async_store(tool.undo))
     try:
         yield from _undoing(ledger, place, tool, effect, holder).run()
     except Exception as error:

@@ -26,12 +26,15 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 
+INTERRUPTS_MAX = 10
+
 
 @dataclass(slots=True)
 class Perform:
-    """Run one operation or query."""
+    """Run one operation or query; `to_the_end`, whatever interrupts its caller meanwhile."""
 
     call: Call[Any]
+    to_the_end: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +79,17 @@ class CancelledAfterwards(asyncio.CancelledError):
 def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
     """Run an operation in its own transaction and return its result."""
     result: R = yield Perform(Call(op, instance, args, kwargs))
+    return result
+
+
+def perform_to_the_end(
+    op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs
+) -> Flow[R]:
+    """Run an operation although its caller is interrupted again; that is raised afterwards.
+
+    It may be run more than once.
+    """
+    result: R = yield Perform(Call(op, instance, args, kwargs), to_the_end=True)
     return result
 
 
@@ -222,12 +236,21 @@ def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
 
     def perform_step(step: Step) -> Any:
         if isinstance(step, Perform):
-            return driver.run(step.call)
+            return _run_to_the_end(driver, step.call) if step.to_the_end else driver.run(step.call)
         if isinstance(step, Invoke):
             return _invoke(step)
         return driver.signals.wait(step.topic, step.seen, step.seconds)
 
     return drive(steps, perform_step)
+
+
+def _run_to_the_end(driver: SyncDriver, call: Call[R], tries: int = INTERRUPTS_MAX) -> R:
+    try:
+        return driver.run(call)
+    except (KeyboardInterrupt, SystemExit):
+        if tries > 1:
+            _run_to_the_end(driver, call, tries - 1)
+        raise
 
 
 def _invoke(step: Invoke) -> Any:
@@ -238,10 +261,9 @@ def _invoke(step: Invoke) -> Any:
         called = functools.partial(step.function, *step.arguments, **step.keywords)
         result = _result_within(step.timeout_seconds, step.function, in_thread(called))
     if inspect.isawaitable(result):
-        _discard(result)
-        raise InvalidArgument(
-            f"{_name(step.function)} is async; use it with an async store (holdfast.aopen)"
-        )
+        if inspect.iscoroutine(result):
+            result.close()
+        raise needs_async_store(step.function)
     return result
 
 
@@ -250,11 +272,14 @@ async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
 
     async def perform_step(step: Step) -> Any:
         match step:
+            case Perform(call, to_the_end=True):
+                # Not a task: those a closing event loop cancels, and waits for.
+                return await finish(asyncio.wrap_future(in_thread(lambda: driver.twin().run(call))))
             case Perform(call):
                 return await driver.run(call)
             case Invoke(function, arguments, keywords, timeout_seconds):
                 called = functools.partial(function, *arguments, **keywords)
-                if inspect.iscoroutinefunction(function):
+                if is_async(function):
                     async with asyncio.timeout(timeout_seconds):
                         return await called()
                 result = await _await_thread(called, function, timeout_seconds)
@@ -320,9 +345,18 @@ def _still_running(
     return StillRunning(f"{_name(function)} runs for more than {timeout_seconds:g} s", ended)
 
 
-def _discard(result: Any) -> None:
-    if inspect.iscoroutine(result):
-        result.close()
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling a function, or an object, gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
+
+
+def needs_async_store(function: Callable[..., Any]) -> InvalidArgument:
+    """Return the error of an async function in a sync store."""
+    return InvalidArgument(
+        f"{_name(function)} is async; use it with an async store (holdfast.aopen)"
+    )
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -208,6 +208,10 @@ class AsyncDriver(Protocol):
         """Run a call in one transaction and return its result once it is durable."""
         ...
 
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own."""
+        ...
+
     async def close(self) -> None:
         """Finish what is under way and let go of the database."""
         ...

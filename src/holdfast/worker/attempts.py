@@ -27,6 +27,7 @@ from ..errors import (
     WorkCancelled,
     WorkFailed,
 )
+from ..kernel.flow import is_async
 from ..kernel.operation import Row
 from ..leases import Kept
 from ..work.finishing import Ending
@@ -287,13 +288,6 @@ class Attempt:
             return _outcome_of(ended)
         log.info("%s", error)
         return self.lose()
-
-
-def is_async(handler: Handler) -> bool:
-    """Tell whether a handler is a coroutine function, or an object that is called like one."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004
-    )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

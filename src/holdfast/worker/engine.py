@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from ..errors import CommitUnknown, HoldfastError
-from ..kernel.flow import in_thread
+from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row
 from ..leases import Keeper, Kept, uptime_seconds
 from ..store import Store
@@ -33,7 +33,6 @@ from .attempts import (
     Attempt,
     Handler,
     Outcome,
-    is_async,
     log,
 )
 from .crew import Crew, LoopCrew
