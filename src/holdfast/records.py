@@ -113,6 +113,7 @@ class Checkpoint:
     data: Any
     metadata: dict[str, Any] | None
     item_id: str | None
+    idempotency_key: str | None
     state_sequence: int
     created_at: int
 

@@ -8,8 +8,7 @@ from typing import Any
 import holdfast
 from holdfast.checkpoints import manifest as manifests
 from holdfast.checkpoints.lines import RUN_ITEMS, SHIFT, Ref
-from holdfast.checkpoints.manifest import Inline
-from holdfast.checkpoints.writing import checkpoint_context
+from holdfast.checkpoints.manifest import Inline, checkpoint_context
 from holdfast.kernel.operation import rows
 
 Tables = dict[str, list[dict[str, Any]]]

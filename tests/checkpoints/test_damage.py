@@ -255,8 +255,39 @@ def test_a_session_that_lost_its_newest_version_says_so_and_goes_on_by_a_rewind(
     latest = fresh(store).latest()
     assert latest is not None
     assert (latest.version, latest.channels) == (7, wanted[7])
-    with pytest.raises(CorruptRecord, match="has lost its version 8, which is the newest; rewind"):
+    with pytest.raises(
+        CorruptRecord, match=r"version 8 of session s .*has lost its version 8.* rewind the"
+    ):
         fresh(store).append("log", ["x"])
     assert fresh(store).rewind(7).version == 9
     assert fresh(store).save(plan="on").version == 10
     assert fresh(store).at(10).channels == {**wanted[7], "plan": "on"}
+
+
+@pytest.mark.parametrize("part", ["manifest", "data", "item"])
+def test_damage_names_its_session_its_version_and_what_to_do(
+    store: holdfast.Store, part: str
+) -> None:
+    session = store.session("s")
+    session.append("log", ["a"], data={"n": 1})
+    session.append("log", ["b" * 200], data={"n": 2})
+    table, column = ("hf_items", "data") if part == "item" else ("hf_checkpoints", part)
+    (row,) = sql(store, f"SELECT key, {column} AS body FROM {table} ORDER BY key DESC LIMIT 1")
+    replace(store, table, column, row["key"], flipped(row["body"], -1))
+    seen = fresh(store)
+    reads: list[Any] = [lambda: seen.at(2), seen.latest]
+    if part == "data":
+        reads.append(seen.history)
+    else:
+        reads.append(lambda: seen.diff(1, 2))
+    if part == "manifest":
+        reads += [lambda: seen.append("log", ["c"]), lambda: seen.fork(2), lambda: seen.rewind(2)]
+    for read in reads:
+        with pytest.raises(CorruptRecord, match="version 2 of session s is damaged") as told:
+            read()
+        assert (told.value.session_id, told.value.version) == ("s", 2)
+        assert "rewind the session to an older version that loads, or restore a backup" in str(
+            told.value
+        )
+    assert seen.at(1)["log"] == ["a"]
+    assert seen.rewind(1).version == 3

@@ -68,6 +68,21 @@ def test_all_but_the_newest_go_and_the_rest_load_as_before(place: Any) -> None:
         sound(store)
 
 
+def test_one_session_is_pruned_alone(place: Any) -> None:
+    with open_at(place) as store:
+        one, other = store.session("one"), store.session("other")
+        talk(one, 5)
+        talk(other, 5)
+        item = store.work.submit("t", None)
+        store.work.claim("w")[0].complete(None)
+        assert store.prune(session=one, keep=2, work_days=0) == pruned(sessions=1, checkpoints=3)
+        assert (versions(one), versions(other)) == ([4, 5], [1, 2, 3, 4, 5])
+        assert store.work.get(item.id).status == "completed"
+        assert store.prune(session="one", keep=2) == pruned()
+        with pytest.raises(holdfast.SessionNotFound):
+            store.prune(session="nobody")
+
+
 def test_what_was_removed_is_in_the_feed(place: Any) -> None:
     with open_at(place) as store:
         root = store.session("root")

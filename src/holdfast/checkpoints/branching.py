@@ -9,16 +9,17 @@ from ..records import Checkpoint
 from . import manifest as manifests
 from .heads import Head
 from .lines import SHIFT, Ref, pieces_of
-from .manifest import Manifest
+from .manifest import Manifest, checkpoint_context
 from .ops import CheckpointOps, require_version
-from .reading import find
-from .writing import Draft, checkpoint_context, lock_and_look, require_writable, write_after
+from .reading import find, naming
+from .writing import Draft, lock_and_look, require_writable, write_after
 
 COPY_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
-    key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+    key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
+    created_at
 )
-SELECT CAST(:key AS INTEGER), 1, kind, iteration, item_id, state_sequence,
+SELECT CAST(:key AS INTEGER), 1, kind, iteration, item_id, idempotency_key, state_sequence,
     CAST(:manifest AS BLOB), CAST(:data AS BLOB), CAST(:metadata AS BLOB), created_at
 FROM hf_checkpoints WHERE key = :source
 """
@@ -104,7 +105,8 @@ class RewindOps(CheckpointOps):
         # The newest version itself is not read: a damaged one is left behind in this way.
         now = require_writable(place, (yield from lock_and_look(place)))
         owner, row = yield from find_and_hold(self.number, self.id, version)
-        manifest = read_row(self.codec, owner, row)
+        with naming(self.id, version):
+            manifest = read_row(self.codec, owner, row)
         target = Head(now["head"], now["version"], manifests.closed(manifest))
         checkpoint = yield from write_after(self.codec, self.heads, place, wanted, target)
         assert checkpoint is not None

@@ -13,7 +13,7 @@ from ..kernel.operation import Op, Query, batch, rows
 from . import manifest as manifests
 from .branching import lines_of
 from .lines import SHIFT
-from .writing import checkpoint_context
+from .manifest import checkpoint_context
 
 OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
 CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
@@ -45,13 +45,14 @@ SELECT key, manifest FROM hf_checkpoints WHERE key >= :low AND key < :high ORDER
 # Everything that retention must keep is excluded here, in one place.
 PRUNABLE = """
 SELECT key FROM hf_checkpoints c
-WHERE key >= :low AND key < :high AND key <> :resume_key AND kind <> 'approval_point'
+WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND key < (
         SELECT min(key) FROM (
             SELECT key FROM hf_checkpoints WHERE key >= :low AND key < :high
             ORDER BY key DESC LIMIT :keep
         ) AS newest
     )
+    AND (idempotency_key IS NULL OR created_at <= :now - :key_ms)
     AND NOT EXISTS (SELECT 1 FROM hf_pins p WHERE p.key = c.key)
     AND NOT EXISTS (SELECT 1 FROM hf_attestations a WHERE a.key = c.key)
     AND NOT EXISTS (
@@ -94,15 +95,9 @@ def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
     yield from release(number, sorted(used - needed))
 
 
-def prunable(number: int, resume_version: int, keep: int, limit: int) -> Op[list[int]]:
+def prunable(number: int, keep: int, key_ms: int, limit: int) -> Op[list[int]]:
     """Return the keys of versions that retention may remove, oldest first."""
-    found = yield from rows(
-        PRUNABLE,
-        **_bounds(number),
-        resume_key=number * SHIFT + resume_version,
-        keep=keep,
-        limit=limit,
-    )
+    found = yield from rows(PRUNABLE, **_bounds(number), keep=keep, key_ms=key_ms, limit=limit)
     return [row["key"] for row in found]
 
 

@@ -10,9 +10,8 @@ from ..codec import Codec
 from ..kernel.operation import Op
 from . import manifest as manifests
 from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
-from .manifest import Entry, Manifest
-from .reading import find, value_of
-from .writing import checkpoint_context
+from .manifest import Entry, Manifest, checkpoint_context
+from .reading import find, naming, value_of
 
 
 @dataclass(slots=True)
@@ -31,7 +30,8 @@ def manifest_at(codec: Codec, number: int, session_id: str, version: int) -> Op[
     """Return the manifest of a version, from the session or from an origin."""
     owner, row = yield from find(number, session_id, version)
     context = checkpoint_context(owner, row["key"] % SHIFT, "manifest")
-    return manifests.unpack(codec, row["manifest"], context)
+    with naming(session_id, version):
+        return manifests.unpack(codec, row["manifest"], context)
 
 
 def read_delta(

@@ -34,6 +34,11 @@ Entry: TypeAlias = Inline | Stored | Ref
 Manifest: TypeAlias = Mapping[str, Entry]
 
 
+def checkpoint_context(number: int, version: int, part: str) -> tuple[str, ...]:
+    """Return the place that a part of a checkpoint is bound to."""
+    return "hf_checkpoints", str(number), str(version), part
+
+
 def pack(codec: Codec, manifest: Manifest, context: tuple[str, ...]) -> bytes:
     """Return a manifest as a record."""
     return codec.seal(write(codec, manifest), context=context)

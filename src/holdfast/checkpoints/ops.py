@@ -16,7 +16,17 @@ from .diffing import Diff, compare
 from .heads import Head, Heads
 from .lines import RUN_ITEMS, SHIFT, Ref, list_header
 from .planning import Change, Extend, Grown, SetList, SetValue
-from .reading import find, header, listed, load, newest, require_session, resume_row, spans
+from .reading import (
+    find,
+    header,
+    listed,
+    load,
+    naming,
+    newest,
+    require_session,
+    resume_row,
+    spans,
+)
 from .writing import LOOK, Place, draft, id_of_item, require_fence, write
 
 CHANNEL_CHARACTERS_MAX = 256
@@ -57,17 +67,19 @@ class CheckpointOps:
         item: object = None,
         metadata: dict[str, Any] | None = None,
         expected_version: int | None = None,
+        key: str | None = None,
         **named: Any,
     ) -> Op[Checkpoint]:
         """Save channels as the next version; those not named carry over. A full list costs only
-        its change. Raises VersionConflict, SessionBusy, LeaseLost or SessionEnded.
+        its change. The same `key` again returns the first checkpoint and adds nothing. Raises
+        VersionConflict, SessionBusy, LeaseLost or SessionEnded.
         """
         if channels is not None and not isinstance(channels, Mapping):
             raise InvalidArgument(f"channels must be a dict, not {type(channels).__name__}")
         wanted = {**(channels or {}), **named}
         head = self.heads.get(self.number)
         changes = {name: self._set(head, name, value) for name, value in wanted.items()}
-        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
+        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version, key)
         return (yield from write(self.codec, self.heads, self._place(), ready))
 
     @deciding
@@ -81,8 +93,12 @@ class CheckpointOps:
         item: object = None,
         metadata: dict[str, Any] | None = None,
         expected_version: int | None = None,
+        key: str | None = None,
     ) -> Op[Checkpoint]:
-        """Append items to a list channel as the next version, at a cost that does not grow."""
+        """Append items to a list channel as the next version, at a cost that does not grow.
+
+        The same `key` again returns the first checkpoint and adds nothing.
+        """
         _require_channel(channel)
         if not isinstance(items, list):
             raise InvalidArgument(
@@ -90,7 +106,7 @@ class CheckpointOps:
                 f"append({channel!r}, [item])"
             )
         changes = {channel: Extend(self.codec.encode_each(items, name=channel))}
-        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version)
+        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version, key)
         return (yield from write(self.codec, self.heads, self._place(), ready))
 
     @deciding
@@ -102,9 +118,13 @@ class CheckpointOps:
         item: object = None,
         metadata: dict[str, Any] | None = None,
         expected_version: int | None = None,
+        key: str | None = None,
     ) -> Op[Checkpoint]:
-        """Write evidence as the next version: its own data, the channels unchanged."""
-        ready = draft(self.codec, kind, {}, data, metadata, item, expected_version)
+        """Write evidence as the next version: its own data, the channels unchanged.
+
+        The same `key` again returns the first checkpoint and adds nothing.
+        """
+        ready = draft(self.codec, kind, {}, data, metadata, item, expected_version, key)
         return (yield from write(self.codec, self.heads, self._place(), ready))
 
     @large_query
@@ -118,7 +138,7 @@ class CheckpointOps:
         if row is not None:
             return (yield from load(self.codec, self.id, self.number, row, last))
         where = yield from spans(self.number, on_path=True)
-        found = yield from listed(where, kind, None, None, 1)
+        found = yield from listed(where, kind, None, 1)
         if not found:
             yield from require_session(self.number, self.id)
             return None
@@ -138,7 +158,8 @@ class CheckpointOps:
         require_version(after)
         old = yield from manifest_at(self.codec, self.number, self.id, before)
         new = yield from manifest_at(self.codec, self.number, self.id, after)
-        delta = yield from read_delta(self.codec, old, new)
+        with naming(self.id, after):
+            delta = yield from read_delta(self.codec, old, new)
         return compare(delta.before, delta.after, delta.shared)
 
     @query
@@ -148,15 +169,23 @@ class CheckpointOps:
         kind: Kind | None = None,
         item: object = None,
         before: int | None = None,
+        after: int = 0,
         limit: int = 100,
+        oldest_first: bool = False,
     ) -> Op[list[Checkpoint]]:
-        """Return versions without their channels, newest first, those of origins included."""
+        """Return versions without their channels, newest first, those of origins included.
+
+        `before` and `after` are versions, themselves left out.
+        """
         require_kind(kind)
         require_limit(limit, HISTORY_MAX)
         if before is not None:
             require_version(before)
+        if after != 0:
+            require_version(after)
         where = yield from spans(self.number, on_path=False)
-        found = yield from listed(where, kind, id_of_item(item), before, limit)
+        bounds: dict[str, Any] = {"before": before, "after": after, "oldest_first": oldest_first}
+        found = yield from listed(where, kind, id_of_item(item), limit, **bounds)
         if not found:
             yield from require_session(self.number, self.id)
         return [header(self.codec, self.id, row) for row in found]

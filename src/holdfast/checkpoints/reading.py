@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..codec import Codec
-from ..errors import CheckpointNotFound, SessionNotFound
+from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Row, one, rows
 from ..records import Checkpoint, LoadedCheckpoint
 from . import manifest as manifests
 from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
-from .manifest import Entry, Inline, Stored
-from .writing import checkpoint_context
+from .manifest import Entry, Inline, Stored, checkpoint_context
 
-HEADER = "key, epoch, kind, item_id, state_sequence, data, metadata, created_at"
+HEADER = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, metadata,
+    created_at"""
 ONE = f"SELECT {HEADER}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
 NEWEST = f"""
 SELECT {HEADER}, manifest FROM hf_checkpoints
@@ -24,13 +26,10 @@ WHERE key = (SELECT number * 4294967296 + version FROM hf_sessions WHERE number 
 LIST = f"""
 SELECT {HEADER} FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
-ORDER BY key DESC LIMIT :limit
 """  # noqa: S608
-LIST_OF_ITEM = f"""
+KEYED = f"""
 SELECT {HEADER} FROM hf_checkpoints
-WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
-    AND item_id = :item_id
-ORDER BY key DESC LIMIT :limit
+WHERE idempotency_key = :idempotency_key AND key >= :low AND key <= :high ORDER BY key LIMIT 1
 """  # noqa: S608
 ITERATION = f"""
 SELECT {HEADER}, iteration FROM hf_checkpoints
@@ -143,13 +142,13 @@ def load(
     """Return a version with its channels; `last` loads only the end of each list."""
     version = row["key"] % SHIFT
     context = checkpoint_context(owner, version, "manifest")
-    manifest = manifests.unpack(codec, row["manifest"], context)
     channels: dict[str, Any] = {}
     left_out: dict[str, int] = {}
-    for channel, entry in manifest.items():
-        channels[channel], missing = yield from value_of(codec, entry, last)
-        if missing:
-            left_out[channel] = missing
+    with naming(session_id, version):
+        for channel, entry in manifests.unpack(codec, row["manifest"], context).items():
+            channels[channel], missing = yield from value_of(codec, entry, last)
+            if missing:
+                left_out[channel] = missing
     return LoadedCheckpoint(
         **_header(codec, session_id, owner, row), channels=channels, left_out=left_out
     )
@@ -181,7 +180,8 @@ def _header(codec: Codec, session_id: str, owner: int, row: Row) -> dict[str, An
     def unsealed(part: str) -> Any:
         if row[part] is None:
             return None
-        return codec.unpack(row[part], context=checkpoint_context(owner, version, part))
+        with naming(session_id, version):
+            return codec.unpack(row[part], context=checkpoint_context(owner, version, part))
 
     return {
         "session_id": session_id,
@@ -191,27 +191,61 @@ def _header(codec: Codec, session_id: str, owner: int, row: Row) -> dict[str, An
         "data": unsealed("data"),
         "metadata": unsealed("metadata"),
         "item_id": row["item_id"],
+        "idempotency_key": row["idempotency_key"],
         "state_sequence": row["state_sequence"],
         "created_at": row["created_at"],
     }
 
 
 def listed(
-    where: Sequence[Span], kind: str | None, item_id: str | None, before: int | None, limit: int
+    where: Sequence[Span],
+    kind: str | None,
+    item_id: str | None,
+    limit: int,
+    *,
+    before: int | None = None,
+    after: int = 0,
+    oldest_first: bool = False,
 ) -> Op[list[Row]]:
-    """Return headers' rows of some spans, newest first."""
+    """Return headers' rows of some spans, which are given newest first."""
     found: list[Row] = []
-    for owner, low, high in where:
+    text = _listing(item_id is not None, oldest_first)
+    named = {"kind": kind} if item_id is None else {"kind": kind, "item_id": item_id}
+    for owner, low, high in reversed(where) if oldest_first else where:
+        bottom = max(low, after + 1)
         top = high if before is None else min(high, before - 1)
-        if low <= top and len(found) < limit:
-            wanted = {
-                "low": owner * SHIFT + low,
-                "high": owner * SHIFT + top,
-                "kind": kind,
-                "limit": limit - len(found),
-            }
-            if item_id is None:
-                found += yield from rows(LIST, **wanted)
-            else:
-                found += yield from rows(LIST_OF_ITEM, **wanted, item_id=item_id)
+        if bottom <= top and len(found) < limit:
+            bounds = {"low": owner * SHIFT + bottom, "high": owner * SHIFT + top}
+            found += yield from rows(text, **named, **bounds, limit=limit - len(found))
     return found
+
+
+@functools.cache
+def _listing(of_item: bool, oldest_first: bool) -> str:
+    condition = "AND item_id = :item_id" if of_item else ""
+    return f"{LIST}{condition} ORDER BY key {'ASC' if oldest_first else 'DESC'} LIMIT :limit"
+
+
+def keyed(codec: Codec, number: int, session_id: str, key: str) -> Op[Checkpoint | None]:
+    """Return the version on a session's path that was written under a key, if there is one."""
+    for owner, low, high in (yield from spans(number, on_path=True)):
+        bounds = {"low": owner * SHIFT + low, "high": owner * SHIFT + high}
+        row = yield from one(KEYED, idempotency_key=key, **bounds)
+        if row is not None:
+            return header(codec, session_id, row)
+    return None
+
+
+@contextmanager
+def naming(session_id: str, version: int) -> Iterator[None]:
+    """Let damage say which version of which session it is in, and what to do."""
+    try:
+        yield
+    except CorruptRecord as error:
+        if "session_id" in error.fields:
+            raise
+        raise CorruptRecord(
+            f"version {version} of session {session_id} is damaged ({str(error).rstrip('.')}); "
+            "rewind the session to an older version that loads, or restore a backup",
+            **{**error.fields, "session_id": session_id, "version": version},
+        ) from error

@@ -23,13 +23,20 @@ from ..records import KINDS, Checkpoint, Kind
 from . import manifest as manifests
 from .heads import Head, Heads
 from .lines import SHIFT
+from .manifest import checkpoint_context
 from .planning import Change, Plan, is_simple, make_plan
+from .reading import keyed, naming
 
 ADVANCE = """
 UPDATE hf_sessions SET
     version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
 WHERE number = :number AND head = :old_head AND status IN ('active', 'waiting')
     AND (CAST(:expected AS INTEGER) IS NULL OR version = :expected)
+    AND (CAST(:unless_key AS TEXT) IS NULL OR (origin_number IS NULL AND NOT EXISTS (
+        SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
+            AND c.key > hf_sessions.number * 4294967296
+            AND c.key < (hf_sessions.number + 1) * 4294967296
+    )))
     AND CASE WHEN CAST(:fence AS INTEGER) IS NULL
         THEN holder IS NULL OR lease_expires_at <= :now
         ELSE fence = :fence AND holder IS NOT NULL END
@@ -51,10 +58,11 @@ SELECT CAST(:line_id AS INTEGER), number FROM hf_sessions WHERE number = :number
 """
 ADD_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
-    key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+    key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
+    created_at
 )
 SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
-    CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT),
+    CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
     (SELECT sequence FROM hf_trees t WHERE t.root_id = s.root_id), CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
 FROM hf_sessions s WHERE s.number = :number AND s.head = :head
@@ -103,12 +111,8 @@ class Draft:
     iteration: int | None = None
     item_id: str | None = None
     expected_version: int | None = None
+    key: str | None = None
     opens_epoch: bool = False
-
-
-def checkpoint_context(number: int, version: int, part: str) -> tuple[str, ...]:
-    """Return the place that a part of a checkpoint is bound to."""
-    return "hf_checkpoints", str(number), str(version), part
 
 
 def draft(
@@ -119,6 +123,7 @@ def draft(
     metadata: Mapping[str, Any] | None,
     item: object,
     expected_version: int | None,
+    key: object = None,
 ) -> Draft:
     """Check and encode a checkpoint's own parts."""
     if kind not in KINDS:
@@ -134,6 +139,7 @@ def draft(
         iteration=iteration,
         item_id=id_of_item(item),
         expected_version=expected_version,
+        key=None if key is None else _require_key(key),
     )
 
 
@@ -149,6 +155,14 @@ def id_of_item(item: object) -> str | None:
     ):
         raise InvalidArgument(f"item must be a work item or its id, not {item!r}")
     return item_id
+
+
+def _require_key(key: object) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= ID_CHARACTERS_MAX or not key.isprintable():
+        raise InvalidArgument(
+            f"key must be text of 1 to {ID_CHARACTERS_MAX} printable characters, not {key!r}"
+        )
+    return key
 
 
 def encode_metadata(codec: Codec, metadata: Mapping[str, Any] | None) -> bytes | None:
@@ -172,22 +186,30 @@ def _is_whole(value: object) -> bool:
 
 
 def write(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Checkpoint]:
-    """Write the next version of a session, all of it or nothing."""
+    """Write the next version of a session, all of it or nothing; once for each key."""
     head = heads.get(place.number)
-    if head is None or not is_simple(head, wanted.changes):
-        head = yield from current_head(codec, heads, place, wanted)
-    checkpoint = yield from write_after(codec, heads, place, wanted, head)
-    if checkpoint is None:
-        # What was remembered is old, or the write is not allowed; now the tree is locked.
-        head = yield from current_head(codec, heads, place, wanted)
-        checkpoint = yield from write_after(codec, heads, place, wanted, head)
-    assert checkpoint is not None
-    return checkpoint
+    if head is not None and is_simple(head, wanted.changes):
+        written = yield from write_after(codec, heads, place, wanted, head, unless_key=wanted.key)
+        if written is not None:
+            return written
+    # What was remembered is old, or the write is not allowed; now the tree is locked.
+    found = yield from lock_and_look(place)
+    if wanted.key is not None and found:
+        require_fence(place, found[0])
+        earlier = yield from keyed(codec, place.number, place.session_id, wanted.key)
+        if earlier is not None:
+            return earlier
+    head = yield from current_head(codec, heads, place, wanted, found)
+    written = yield from write_after(codec, heads, place, wanted, head)
+    assert written is not None
+    return written
 
 
-def current_head(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Head]:
-    """Lock the tree and return the session's head, or say why it cannot be written."""
-    row = require_writable(place, (yield from lock_and_look(place)))
+def current_head(
+    codec: Codec, heads: Heads, place: Place, wanted: Draft, found: list[Row]
+) -> Op[Head]:
+    """Return the head of a session whose tree is locked, or say why it cannot be written."""
+    row = require_writable(place, found)
     if wanted.expected_version not in {None, row["version"]}:
         raise VersionConflict(
             f"session {place.session_id} is at version {row['version']}, "
@@ -199,7 +221,8 @@ def current_head(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[
     known = heads.get(place.number)
     if known is not None and known.id == row["head"]:
         return known
-    manifest = yield from read_manifest(codec, place.number, row["version"])
+    with naming(place.session_id, row["version"]):
+        manifest = yield from read_manifest(codec, place.number, row["version"])
     return Head(row["head"], row["version"], manifest)
 
 
@@ -265,18 +288,25 @@ def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manif
     row = yield from one(MANIFEST, key=number * SHIFT + version)
     if row is None:
         raise CorruptRecord(
-            f"session number {number} has lost its version {version}, which is the newest; rewind "
-            "it to an older one to go on",
-            version=version,
+            f"session number {number} has lost its version {version}, which is the newest"
         )
     context = checkpoint_context(number, version, "manifest")
     return manifests.unpack(codec, row["manifest"], context)
 
 
 def write_after(
-    codec: Codec, heads: Heads, place: Place, wanted: Draft, head: Head
+    codec: Codec,
+    heads: Heads,
+    place: Place,
+    wanted: Draft,
+    head: Head,
+    *,
+    unless_key: str | None = None,
 ) -> Op[Checkpoint | None]:
-    """Write the version after a head; None when the head has moved or may not be moved."""
+    """Write the version after a head; None when the head has moved or may not be moved.
+
+    It is not moved either while `unless_key` may be that of a version already written.
+    """
     plan = yield from make_plan(codec, head, wanted.changes)
     version = head.version + 1
     new_head = random_id((yield from fresh_id()))
@@ -285,6 +315,7 @@ def write_after(
         **here,
         "old_head": head.id,
         "expected": wanted.expected_version,
+        "unless_key": unless_key,
         "fence": place.fence,
         "epochs": int(wanted.opens_epoch),
     }
@@ -321,6 +352,7 @@ def write_after(
         data=None if wanted.data is None else codec.decode(wanted.data),
         metadata=None if wanted.metadata is None else codec.decode(wanted.metadata),
         item_id=wanted.item_id,
+        idempotency_key=wanted.key,
         **answers[-1][0],
     )
 
@@ -335,6 +367,7 @@ def _row(codec: Codec, place: Place, version: int, wanted: Draft, plan: Plan) ->
         "kind": wanted.kind,
         "iteration": wanted.iteration,
         "item_id": wanted.item_id,
+        "idempotency_key": wanted.key,
         "manifest": manifests.pack(codec, plan.manifest, context),
         "data": sealed(wanted.data, "data"),
         "metadata": sealed(wanted.metadata, "metadata"),

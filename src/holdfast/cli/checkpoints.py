@@ -35,17 +35,25 @@ def list_checkpoints(
     before: Annotated[
         int | None, typer.Option("--before", metavar="VERSION", help="Go on below this version.")
     ] = None,
+    after: Annotated[
+        int, typer.Option("--after", metavar="VERSION", help="Go on above this version.")
+    ] = 0,
+    oldest_first: Annotated[
+        bool, typer.Option("--oldest-first", help="Begin with the oldest.")
+    ] = False,
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List a session's checkpoints, the newest first."""
+    """List a session's checkpoints, the newest first unless told otherwise."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         wanted = cast("Kind | None", kind)
-        found = opened.find_session(session).history(kind=wanted, before=before, limit=limit)
-    next_before = found[-1].version if len(found) == limit else None
+        found = opened.find_session(session).history(
+            kind=wanted, before=before, after=after, limit=limit, oldest_first=oldest_first
+        )
+    last = found[-1].version if len(found) == limit else None
+    way = "after" if oldest_first else "before"
     if as_json:
-        checkpoints = list(map(checkpoint_data, found))
-        print_json({"checkpoints": checkpoints, "next_before": next_before})
+        print_json({"checkpoints": list(map(checkpoint_data, found)), f"next_{way}": last})
         return
     headings = ("version", "epoch", "kind", "created at", "data")
     lines = (
@@ -53,8 +61,8 @@ def list_checkpoints(
         for each in found
     )
     show_table(headings, lines)
-    if next_before is not None and next_before > 1:
-        say(f"\nThere may be more: --before {next_before}")
+    if last is not None and (oldest_first or last > 1):
+        say(f"\nThere may be more: --{way} {last}")
 
 
 @app.command()

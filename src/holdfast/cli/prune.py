@@ -20,6 +20,9 @@ from .showing import say
 def prune(
     url: Url = None,
     namespace: Namespace = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="SESSION", help="Only one session's.")
+    ] = None,
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", help="How many of each session to keep.")
     ] = 100,
@@ -47,7 +50,9 @@ def prune(
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with store.open(url, namespace=namespace, migrate=False) as opened:
         gone = "They are archived." if archive is not None else "They cannot be brought back."
-        confirm(f"Remove all but {keep} checkpoints of each session? {gone}", yes=yes)
+        only = None if session is None else opened.find_session(session).id
+        whose = "each session" if only is None else f"session {only}"
+        confirm(f"Remove all but {keep} checkpoints of {whose}? {gone}", yes=yes)
         is_quiet = not errors.is_terminal
         with Progress(*columns, console=errors, transient=True, disable=is_quiet) as shown:
             task = shown.add_task("Pruning", total=None)
@@ -56,7 +61,12 @@ def prune(
                 shown.update(task, description=f"Pruning: {count:,} checkpoints removed")
 
             pruned = opened.prune(
-                keep=keep, work_days=work_days, archive=archive, vacuum=vacuum, progress=progress
+                session=only,
+                keep=keep,
+                work_days=work_days,
+                archive=archive,
+                vacuum=vacuum,
+                progress=progress,
             )
     if as_json:
         print_json(asdict(pruned))

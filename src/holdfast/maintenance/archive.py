@@ -154,6 +154,7 @@ def archive_line(
         "data": checkpoint.data,
         "metadata": checkpoint.metadata,
         "item_id": checkpoint.item_id,
+        "idempotency_key": checkpoint.idempotency_key,
         "state_sequence": checkpoint.state_sequence,
         "created_at": iso(checkpoint.created_at),
         "after": after,

@@ -16,11 +16,10 @@ from ..checkpoints import Heads
 from ..checkpoints.collecting import prunable, release, remove_versions
 from ..checkpoints.deltas import read_delta
 from ..checkpoints.lines import SHIFT
-from ..checkpoints.manifest import Manifest, unpack
+from ..checkpoints.manifest import Manifest, checkpoint_context, unpack
 from ..checkpoints.reading import ONE, header, resume_row
-from ..checkpoints.writing import checkpoint_context
 from ..codec import Codec
-from ..errors import CorruptRecord, InvalidArgument
+from ..errors import CorruptRecord, InvalidArgument, SessionNotFound
 from ..feed import emit
 from ..kernel.flow import Flow, flow, invoke, perform
 from ..kernel.marks import MarkOps
@@ -29,6 +28,7 @@ from ..kernel.outside import require_own, vacuum_store
 from ..kernel.schema import read_store_id
 from ..kernel.signals import Signals
 from ..kernel.url import Target
+from ..sessions.rows import READ, require_id
 from ..work import Watchdog
 from ..work import prune as prune_items
 from .archive import Archive, archive_line
@@ -47,7 +47,8 @@ LINES_PER_PASS = 1_000
 # A session has at most as many checkpoints as versions, so most are left out here.
 LONG_SESSIONS = """
 SELECT number, id, root_id FROM hf_sessions
-WHERE number > :after AND version > :keep ORDER BY number LIMIT :limit
+WHERE number > :after AND version > :keep AND (CAST(:only AS TEXT) IS NULL OR id = :only)
+ORDER BY number LIMIT :limit
 """
 FORKS = """
 WITH RECURSIVE forks (member) AS (
@@ -91,6 +92,7 @@ class MaintenanceOps:
     def prune(
         self,
         *,
+        session: object = None,
         keep: int = KEEP,
         work_days: float = WORK_DAYS,
         key_days: float = KEY_DAYS,
@@ -102,10 +104,11 @@ class MaintenanceOps:
         """Remove all but the newest `keep` checkpoints of each session, and work items that were
         finished longer than `work_days` ago, in small transactions. Effects go too: those whose
         key has expired `key_days` after they ended, those of deleted sessions after `effect_days`,
-        never one that is under way or in doubt.
+        never one that is under way or in doubt. With `session`, only checkpoints of that one go.
 
         The latest, the resume point (of forks too), pinned and attested versions, fork points and
-        approval points are never removed. With `archive` each is durable in that file before it
+        approval points are never removed, and one written under a key not before it is `key_days`
+        old. With `archive` each is durable in that file before it
         goes. `vacuum` gives the space back; on SQLite other writers wait meanwhile. `progress` is
         told how many were removed so far.
         """
@@ -114,23 +117,26 @@ class MaintenanceOps:
         key_ms, effect_ms = require_days(key_days), require_days(effect_days)
         if vacuum:
             require_own(self.driver, "be vacuumed")
-        work = _Retention(self.codec)
+        only = None if session is None else require_id(getattr(session, "id", session), "session")
+        work = _Retention(self.codec, keep, key_ms, only)
         book = None
         if archive is not None:
             store_id = yield from perform(_Retention.store_id, work)
             book = yield from invoke(Archive, archive, store_id)
         try:
-            counts, damaged = yield from _prune_sessions(work, keep, book, progress)
+            counts, damaged = yield from _prune_sessions(work, book, progress)
         finally:
             if book is not None:
                 book.close()
-        lines = yield from _collect(work)
-        writers = yield from perform(MarkOps.forget, MarkOps())
-        items = yield from prune_items(Watchdog(self.codec, self.heads, self.signals), work_ms)
-        effects = yield from forget_effects(key_ms, effect_ms)
+        rest = {"lines": 0, "writers": 0, "items": 0, "effects": 0}
+        if only is None:
+            watchdog = Watchdog(self.codec, self.heads, self.signals)
+            rest["lines"] = yield from _collect(work)
+            rest["writers"] = yield from perform(MarkOps.forget, MarkOps())
+            rest["items"] = yield from prune_items(watchdog, work_ms)
+            rest["effects"] = yield from forget_effects(key_ms, effect_ms)
         if vacuum:
             yield from invoke(vacuum_store, self.driver, self._target)
-        rest = {"lines": lines, "writers": writers, "items": items, "effects": effects}
         return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))
 
 
@@ -148,15 +154,15 @@ def require_days(days: object) -> int:
 
 
 def _prune_sessions(
-    work: _Retention, keep: int, book: Archive | None, progress: Callable[[int], None] | None
+    work: _Retention, book: Archive | None, progress: Callable[[int], None] | None
 ) -> Flow[tuple[dict[str, int], list[str]]]:
     counts = {"sessions": 0, "checkpoints": 0, "archived": 0}
     damaged: list[str] = []
     after = 0
-    while page := (yield from perform(_Retention.page, work, after, keep)):
+    while page := (yield from perform(_Retention.page, work, after)):
         for session in page:
             try:
-                removed, archived = yield from _prune_session(work, session, keep, book)
+                removed, archived = yield from _prune_session(work, session, book)
             except CorruptRecord:
                 damaged.append(session["id"])
                 continue
@@ -169,19 +175,17 @@ def _prune_sessions(
     return counts, damaged
 
 
-def _prune_session(
-    work: _Retention, session: Row, keep: int, book: Archive | None
-) -> Flow[tuple[int, int]]:
+def _prune_session(work: _Retention, session: Row, book: Archive | None) -> Flow[tuple[int, int]]:
     removed = archived = 0
     while True:
         only: list[int] | None = None
         if book is not None:
-            only, lines = yield from perform(_Retention.read, work, session, keep)
+            only, lines = yield from perform(_Retention.read, work, session)
             if not only:
                 return removed, archived
             yield from invoke(book.append, lines)
             archived += len(lines)
-        count = yield from perform(_Retention.remove, work, session, keep, only)
+        count = yield from perform(_Retention.remove, work, session, only)
         removed += count
         if only is None and count < VERSIONS_PER_PASS:
             return removed, archived
@@ -200,8 +204,11 @@ def _collect(work: _Retention) -> Flow[int]:
 class _Retention:
     """The transactions of a prune."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, keep: int, key_ms: int, only: str | None) -> None:
         self.codec = codec
+        self._keep = keep
+        self._key_ms = key_ms
+        self._only = only
 
     @query
     def store_id(self) -> Op[str]:
@@ -209,19 +216,22 @@ class _Retention:
         return (yield from read_store_id())
 
     @query
-    def page(self, after: int, keep: int) -> Op[list[Row]]:
+    def page(self, after: int) -> Op[list[Row]]:
         """Return the next sessions that may have something to remove."""
-        return (yield from rows(LONG_SESSIONS, after=after, keep=keep, limit=SESSIONS_PER_PAGE))
+        if self._only is not None and (yield from one(READ, id=self._only)) is None:
+            raise SessionNotFound(f"there is no session {self._only!r}", id=self._only)
+        wanted = {"only": self._only, "keep": self._keep, "limit": SESSIONS_PER_PAGE}
+        return (yield from rows(LONG_SESSIONS, after=after, **wanted))
 
     @large_query
-    def read(self, session: Row, keep: int) -> Op[tuple[list[int], list[str]]]:
+    def read(self, session: Row) -> Op[tuple[list[int], list[str]]]:
         """Return the next versions to remove, as keys and as lines of the archive."""
         keys: list[int] = []
         lines: list[str] = []
         before: Manifest = {}
         after: int | None = None
         size = 0
-        for key in (yield from _doomed(session["number"], keep)):
+        for key in (yield from self._doomed(session["number"])):
             row = yield from one(ONE, key=key)
             if row is None or size > ARCHIVED_CHARACTERS_PER_PASS:
                 break
@@ -238,10 +248,10 @@ class _Retention:
         return keys, lines
 
     @operation
-    def remove(self, session: Row, keep: int, only: Collection[int] | None) -> Op[int]:
+    def remove(self, session: Row, only: Collection[int] | None) -> Op[int]:
         """Remove what may go now, of `only` these if given, and tell the feed."""
         yield Lock(session["root_id"])
-        keys = yield from _doomed(session["number"], keep)
+        keys = yield from self._doomed(session["number"])
         if only is not None:
             # Since they were archived, one may have been pinned, attested or forked.
             keys = sorted(set(keys) & set(only))
@@ -263,20 +273,19 @@ class _Retention:
         """Remove lines, with their items, that still nobody uses."""
         yield from release(0, line_ids)
 
-
-def _doomed(number: int, keep: int) -> Op[list[int]]:
-    """Return the keys of versions that may be removed, the oldest first, a bounded number."""
-    own = yield from resume_row(number)
-    protected = {own["key"]} if own is not None else set[int]()
-    for fork in (yield from rows(FORKS, number=number)):
-        # A fork may still resume from what lies before its fork point, in this session.
-        row = yield from resume_row(fork["member"])
-        if row is not None:
-            protected.add(row["key"])
-    protected = {key for key in protected if key // SHIFT == number}
-    limit = VERSIONS_PER_PASS + len(protected)
-    keys = yield from prunable(number, 0, keep, limit)
-    return [key for key in keys if key not in protected][:VERSIONS_PER_PASS]
+    def _doomed(self, number: int) -> Op[list[int]]:
+        """Return the keys of versions that may be removed, the oldest first, a bounded number."""
+        own = yield from resume_row(number)
+        protected = {own["key"]} if own is not None else set[int]()
+        for fork in (yield from rows(FORKS, number=number)):
+            # A fork may still resume from what lies before its fork point, in this session.
+            row = yield from resume_row(fork["member"])
+            if row is not None:
+                protected.add(row["key"])
+        protected = {key for key in protected if key // SHIFT == number}
+        limit = VERSIONS_PER_PASS + len(protected)
+        keys = yield from prunable(number, self._keep, self._key_ms, limit)
+        return [key for key in keys if key not in protected][:VERSIONS_PER_PASS]
 
 
 def _ranges(versions: list[int]) -> list[list[int]]:

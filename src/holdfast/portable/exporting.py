@@ -19,7 +19,6 @@ from ..checkpoints.lines import (
     item_context,
     pieces_of,
 )
-from ..checkpoints.writing import checkpoint_context
 from ..codec import Codec
 from ..effects.rows import context as effect_context
 from ..effects.salts import parts, read_salts
@@ -73,7 +72,8 @@ SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
 ORDER BY key LIMIT :limit
 """
 CHECKPOINTS = """
-SELECT key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+SELECT key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data,
+    metadata, created_at
 FROM hf_checkpoints WHERE key > :after AND key < :high ORDER BY key LIMIT :limit
 """
 PINS = "SELECT key, reason, created_at FROM hf_pins WHERE key >= :low AND key < :high ORDER BY key"
@@ -189,7 +189,7 @@ class Exporter:
             after, high = number * SHIFT, (number + 1) * SHIFT
             while page := (yield from rows(MANIFESTS, after=after, high=high, limit=ROWS_PER_PAGE)):
                 for row in page:
-                    context = checkpoint_context(number, row["key"] % SHIFT, "manifest")
+                    context = manifests.checkpoint_context(number, row["key"] % SHIFT, "manifest")
                     manifest = manifests.unpack(self.codec, row["manifest"], context)
                     yield from self._need(needs, manifest)
                 after = page[-1]["key"]
@@ -282,7 +282,7 @@ class Exporter:
                     if row[part] is None:
                         fields[part] = NIL
                     else:
-                        context = checkpoint_context(number, version, part)
+                        context = manifests.checkpoint_context(number, version, part)
                         fields[part] = Raw(self.codec.unseal(row[part], context=context))
                 writer.write(CheckpointFrame(**fields))
             count += len(page)

@@ -126,6 +126,7 @@ class CheckpointFrame(msgspec.Struct, array_like=True, frozen=True, tag="checkpo
     manifest: msgspec.Raw
     data: msgspec.Raw
     metadata: msgspec.Raw
+    idempotency_key: str | None = None
 
 
 class PinFrame(msgspec.Struct, array_like=True, frozen=True, tag="pin"):

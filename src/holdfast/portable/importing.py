@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
-from ..checkpoints.writing import checkpoint_context, random_id
+from ..checkpoints.writing import random_id
 from ..codec import Codec
 from ..effects.rows import context as effect_context
 from ..effects.salts import parts, read_salts, take_on
@@ -73,10 +73,11 @@ VALUES (:number, :epoch, :first_version, :target_version)
 """
 ADD_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
-    key, epoch, kind, iteration, item_id, state_sequence, manifest, data, metadata, created_at
+    key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
+    created_at
 ) VALUES (
-    :key, :epoch, :kind, :iteration, :item_id, :state_sequence, :manifest, :data, :metadata,
-    :created_at
+    :key, :epoch, :kind, :iteration, :item_id, :idempotency_key, :state_sequence, :manifest, :data,
+    :metadata, :created_at
 )
 """
 ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
@@ -295,11 +296,11 @@ class _Loader:
         fields: dict[str, Any] = {
             name: getattr(frame, name) for name in frame.__struct_fields__ if name != "version"
         }
-        context = checkpoint_context(number, version, "manifest")
+        context = manifests.checkpoint_context(number, version, "manifest")
         fields["manifest"] = manifests.pack(self.codec, manifest, context)
         for part in ("data", "metadata"):
             body = getattr(frame, part)
-            context = checkpoint_context(number, version, part)
+            context = manifests.checkpoint_context(number, version, part)
             fields[part] = None if body == NIL else self._seal(body, context)
         self._later(ADD_CHECKPOINT, key=number * SHIFT + version, **fields)
         self.checkpoints += 1

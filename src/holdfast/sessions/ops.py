@@ -11,6 +11,7 @@ from ..checkpoints import RewindOps, copy_fork_point
 from ..checkpoints.branching import find_and_hold
 from ..checkpoints.collecting import remove_all
 from ..checkpoints.ops import CheckpointOps, require_version
+from ..checkpoints.reading import naming
 from ..checkpoints.writing import (
     LOOK,
     Place,
@@ -226,7 +227,8 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         )
         if created is None:
             raise InvalidArgument(f"there is a session {new_id!r} already; choose another id")
-        yield from copy_fork_point(self.codec, owner, row, created["number"])
+        with naming(self.id, version):
+            yield from copy_fork_point(self.codec, owner, row, created["number"])
         data = {"origin": self.id, "version": version}
         yield from emit(self.codec, root_id, new_id, "session_forked", data)
         return self._session(new_id, created["number"], root_id, name or origin["name"])

@@ -3,7 +3,8 @@
 -- hf_epochs        where a session was rewound: an epoch begins at first_version and goes on from
 --                  target_version; the versions between them stay, aside
 -- hf_checkpoints   one row per version. The key is session number * 2^32 + version. Channels are
---                  named in the manifest: a small value stands there itself, any other is a line
+--                  named in the manifest: a small value stands there itself, any other is a line.
+--                  An idempotency key stands once on each line of history; the tree's lock sees to it
 -- hf_lines         a list, or a large value, that checkpoints point into. It may begin with pieces
 --                  of older lines; behind them come its own items. Lines belong to no session
 -- hf_items         the own items of lines, key line * 2^32 + index; a full run of 64 is packed
@@ -67,6 +68,7 @@ CREATE TABLE hf_checkpoints (
         (iteration IS NOT NULL) = (kind IN ('iteration_start', 'iteration_end'))
     ),
     item_id TEXT,
+    idempotency_key TEXT,
     state_sequence INTEGER NOT NULL,
     manifest BLOB NOT NULL,
     data BLOB,
@@ -77,6 +79,9 @@ CREATE TABLE hf_checkpoints (
 CREATE INDEX ix_checkpoints_kind ON hf_checkpoints (kind, created_at);
 
 CREATE INDEX ix_checkpoints_iteration ON hf_checkpoints (key) WHERE iteration IS NOT NULL;
+
+CREATE INDEX ix_checkpoints_idempotency ON hf_checkpoints (idempotency_key, key)
+WHERE idempotency_key IS NOT NULL;
 
 CREATE INDEX ix_checkpoints_item ON hf_checkpoints (item_id, key) WHERE item_id IS NOT NULL;
 
