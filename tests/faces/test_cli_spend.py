@@ -66,7 +66,7 @@ def test_a_session_shows_what_it_cost(place: dict[str, Any], quick: Run) -> None
     spent(place)
     shown = data(quick("sessions", "show", "session-one", "--json"))
     assert (shown["spent_usd"], shown["uncertain_usd"]) == ("0.75", "0.25")
-    assert (shown["tokens"], shown["model_calls"], shown["unpriced_model_calls"]) == (12, 2, 0)
+    assert (shown["tokens"], shown["model_calls"], shown["unpriced_calls"]) == (12, 2, 0)
     assert any(
         line.split() == ["spent", "usd", "0.75"]
         for line in lines(quick("sessions", "show", "session-one"))

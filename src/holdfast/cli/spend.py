@@ -121,7 +121,7 @@ def cost(spent: Spent) -> dict[str, Any]:
         "uncertain_usd": money(spent.uncertain_usd),
         "tokens": spent.tokens,
         "model_calls": spent.attempts,
-        "unpriced_model_calls": spent.unpriced,
+        "unpriced_calls": spent.unpriced,
     }
 
 
