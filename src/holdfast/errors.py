@@ -221,6 +221,16 @@ class StoreForked(StoreError):
     """This store was opened by the parent process; open it again after the fork."""
 
 
+class StoreReentered(StoreError):
+    """The call came from inside another call of the same store on the same thread."""
+
+    http_status = 500
+
+
+class StoreMoved(StoreError):
+    """The database file was deleted, renamed or replaced while it was open; nothing was written."""
+
+
 class NotAStore(StoreError):
     """The file or schema exists and is not a Holdfast store; nothing was changed."""
 

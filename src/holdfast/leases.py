@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -160,16 +161,18 @@ class Guard:
 class Heartbeat:
     """A thread that renews a lease at a third of its length, and stops when it is lost.
 
-    `is_lost` turns true as soon as another holder is seen, and also by itself shortly before the
-    lease would expire without an answer: who holds it must then stop.
+    It also stops when `owner` is gone: an interrupt may have hit who was to close it. `is_lost`
+    turns true as soon as another holder is seen, and also by itself shortly before the lease
+    would expire without an answer: who holds it must then stop.
     """
 
-    def __init__(self, beat: Callable[[], object], lease_seconds: float) -> None:
+    def __init__(self, owner: object, beat: Callable[[], object], lease_seconds: float) -> None:
+        self._owner = weakref.ref(owner)
         self._beat = beat
         self._lease_seconds = lease_seconds
         self._stopping = threading.Event()
         self._lost = threading.Event()
-        self._renewed_at = time.monotonic()
+        self._renewed_at = uptime_seconds()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self._thread.start()
 
@@ -177,7 +180,7 @@ class Heartbeat:
     def is_lost(self) -> bool:
         """Whether the lease must be taken for lost."""
         margin = self._lease_seconds * (1 - SELF_FENCE_SHARE)
-        return self._lost.is_set() or time.monotonic() - self._renewed_at > margin
+        return self._lost.is_set() or uptime_seconds() - self._renewed_at > margin
 
     def stop(self) -> None:
         """Stop beating and wait for a beat under way."""
@@ -185,8 +188,8 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._lease_seconds / 3):
-            began = time.monotonic()
+        while not self._stopping.wait(self._lease_seconds / 3) and self._owner() is not None:
+            began = uptime_seconds()
             try:
                 self._beat()
             except (LeaseLost, NotFound, StoreClosed, StoreForked):

@@ -245,6 +245,7 @@ class Store(
 
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
+        self.driver.entrance.require_outside()
         self.ledger.keeper.close()
         self.driver.close()
 

@@ -87,7 +87,7 @@ def _begin_and_complete(subject: Subject) -> Prepared:
 
 def _drive(subject: Subject) -> Prepared:
     def run() -> None:
-        with session.drive() as driven:
+        with session.drive(lease_seconds=3) as driven:
             driven.append("transcript", [1])
 
     session = subject.other()
@@ -249,7 +249,7 @@ class Checks:
     def _own_threads(self) -> int:
         # The threads that renew leases and wake waiters begin with the first call that needs them.
         lasting = ("holdfast-keeper", "holdfast-doorbell", "holdfast-poller", "holdfast-writer")
-        names = [thread.name for thread in threading.enumerate()]
+        names = [thread.name for thread in threading.enumerate() if thread.is_alive()]
         return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
 
 

@@ -23,7 +23,7 @@ from holdfast.kernel.operation import Op, operation, rows
 from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps, TxCounter
 from tests.crash.children import Child
-from tests.faults.workload import Clients, each_connection, in_threads, together
+from tests.faults.workload import Clients, each_connection, found_in, in_threads, together
 
 Report = Callable[[str], None]
 
@@ -162,7 +162,8 @@ def stopped_holder(path: Path) -> Iterator[Child]:
     """Another process that holds the writers' lock and was stopped."""
 
     def hold(say: Callable[[str], None]) -> None:
-        SideLock(path.with_name(path.name + "-lock")).acquire()
+        lock = SideLock(path.with_name(path.name + "-lock"))
+        lock.acquire()
         say("held")
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(60)
@@ -365,3 +366,22 @@ def test_a_store_is_opened_and_closed_again_and_again_and_leaves_nothing_behind(
     lock = SideLock(path.with_name("live.db-lock"))
     assert lock.try_acquire(), "the lock is still held"
     lock.close()
+
+
+def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) -> None:
+    def end(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
+        yield from TxCounter(tx).add(1, note=f"{note}/first")
+        if len(ended) < 2:
+            # As SQLite does by itself when the disk is full or fails.
+            engine.writer._connection.execute("ROLLBACK")
+            ended.append(note)
+        return (yield from TxCounter(tx).add(1, note=f"{note}/second"))
+
+    ended: list[str] = []
+    with holdfast.open(f"sqlite:///{path}") as store:
+        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        with pytest.raises(holdfast.StoreUnavailable, match="ended before all of it"):
+            store.run(end, "alone")
+        assert found_in(store) == []
+        together(store, [partial(store.run, end, note) for note in ("a", "b", "c")])
+        assert sorted(found_in(store)) == ["a", "b", "c"]

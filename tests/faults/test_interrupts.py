@@ -18,6 +18,7 @@ import pytest
 import holdfast
 from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.testing.nouns import Counter
+from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.workload import found_in, in_threads, together
 
 Report = Callable[[str], None]
@@ -124,6 +125,36 @@ def test_an_interrupt_at_any_place_leaves_the_whole_or_nothing_and_a_usable_stor
     report(f"interrupted at {nth - 1} places: {whole - 1} whole, {nth - whole} absent")
     assert nth > 50
     assert 1 < whole < nth
+
+
+def test_a_read_interrupted_at_any_place_costs_no_later_read(path: Path, report: Report) -> None:
+    with open_store(path) as store:
+        session = store.session("s")
+        session.save(t=[1, 2, 3])
+        for read in (session.info, session.latest, Counter(store).value_twice):
+            for nth in range(1, 5_000):
+                interrupt = Interrupt(nth)
+                with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
+                    read()
+                # As many readers as there can be: none of them is in the middle of something.
+                in_threads(3 * [read, Counter(store).value])
+                if interrupt.remaining > 0:
+                    break
+            assert nth > 50
+            report(f"interrupted at {nth - 1} places of {read}")
+
+
+@pytest.mark.parametrize("hits", [10, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_an_interrupt_of_any_operation_costs_only_that_call(
+    directory: Path, beside: bool, hits: int, report: Report
+) -> None:
+    place = {"url": f"sqlite:///{directory}/store.db"}
+    # So many that the slow ones, which end with a file, are left to the shorter run.
+    names = [name for name in OPERATIONS if hits <= 100 or name not in {"backup", "export"}]
+    asked = run(place=place, hits=hits, beside=beside, operations=names, limit_seconds=90 * hits)
+    report(f"{hits * len(asked)} interrupts of {len(asked)} operations")
+    assert asked.keys() == set(names)
 
 
 def open_store(path: Path) -> holdfast.Store:

@@ -28,6 +28,7 @@ from typing import (
 )
 
 from ..errors import OperationNotRun
+from .entrance import Entrance
 from .signals import Signals
 
 P = ParamSpec("P")
@@ -187,6 +188,7 @@ class SyncDriver(Protocol):
     """Runs calls and returns their results."""
 
     dialect: str
+    entrance: Entrance
     signals: Signals
 
     def run(self, call: Call[R]) -> R:

@@ -7,6 +7,7 @@ between the look and the wait is not lost. Rings from other processes arrive thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 
@@ -17,7 +18,8 @@ class Signals:
     """Topics that can be rung and waited for, by threads and event loops alike."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal handler may ring while its thread is in here.
+        self._lock = threading.RLock()
         self._rings = 0
         self._last: dict[str, int] = {}
         self._last_of_all = 0
@@ -47,7 +49,7 @@ class Signals:
                 self._last[topic] = self._rings
             wakes = [
                 wake
-                for wanted, wake in self._waiters.values()
+                for wanted, wake in list(self._waiters.values())
                 if wanted is not None and topic in {None, wanted}
             ]
         for wake in wakes:
@@ -55,21 +57,27 @@ class Signals:
 
     def wait(self, topic: str | None, seen: int, seconds: float) -> bool:
         """Block until the topic is rung after `seen`; False when the seconds have passed."""
-        event = threading.Event()
-        if self._register(event, topic, seen, event.set):
-            return True
+        # Unlike an Event it can be rung by a signal handler of the thread that waits.
+        silent = threading.Lock()
+        silent.acquire()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):
+                silent.release()
+
         try:
-            return event.wait(seconds)
+            is_rung = self._register(silent, topic, seen, wake)
+            return is_rung or silent.acquire(timeout=max(0.0, seconds))
         finally:
-            self._forget(event)
+            self._forget(silent)
 
     async def wait_async(self, topic: str | None, seen: int, seconds: float) -> bool:
         """Wait in the event loop until the topic is rung after `seen`, or the seconds passed."""
         event = asyncio.Event()
         loop = asyncio.get_running_loop()
-        if self._register(event, topic, seen, lambda: loop.call_soon_threadsafe(event.set)):
-            return True
         try:
+            if self._register(event, topic, seen, lambda: loop.call_soon_threadsafe(event.set)):
+                return True
             async with asyncio.timeout(seconds):
                 return await event.wait()
         except TimeoutError:
@@ -94,15 +102,13 @@ class Signals:
     def _register(
         self, waiter: object, topic: str | None, seen: int, wake: Callable[[], object]
     ) -> bool:
-        """Add a waiter unless its topic was already rung; say whether it was."""
+        """Add a waiter, and say whether its topic was rung already."""
         if topic is not None and self.on_wait is not None:
             self.on_wait()
         with self._lock:
-            if topic is not None and self.count(topic) > seen:
-                return True
             self._waiters[waiter] = (topic, wake)
-        return False
+            return topic is not None and self.count(topic) > seen
 
     def _forget(self, waiter: object) -> None:
         with self._lock:
-            del self._waiters[waiter]
+            self._waiters.pop(waiter, None)

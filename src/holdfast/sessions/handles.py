@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any, TypeVar
 
 from ..effects import AsyncIssued, Issued, Ticket
 from ..errors import LeaseLost, NotFound
+from ..kernel.flow import finish
 from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, TxBound
 from ..leases import Guard, Heartbeat, Kept, default_holder
 from ..records import Lease
@@ -76,7 +78,7 @@ class DrivenSession(Session):
         self.guard = session.guard
         self.holder = lease.holder
         self._lease = lease
-        self.heartbeat = keep(self, session.driver, lease, lease_seconds)
+        self.heartbeat = keep(self, session, lease, lease_seconds)
 
     def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
@@ -128,11 +130,11 @@ class AsyncDrivenSession(AsyncSession):
         self.guard = session.guard
         self.holder = lease.holder
         self._lease = lease
-        self.heartbeat = keep(self, session.driver, lease, lease_seconds)
+        self.heartbeat = keep(self, session, lease, lease_seconds)
 
     async def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
-        self.heartbeat.stop()
+        await finish(asyncio.to_thread(self.heartbeat.stop))
         with contextlib.suppress(LeaseLost, NotFound):
             await self.release(self._lease)
 
@@ -159,7 +161,7 @@ class TxSession(_Named, SessionOps["TxSession", Any], TxBound):
         return TxSession(self.owner, id, number, root_id, name)
 
 
-def keep(session: Any, driver: Any, lease: Lease, lease_seconds: float) -> Heartbeat:
+def keep(driven: Any, session: Any, lease: Lease, lease_seconds: float) -> Heartbeat:
     """Renew a session's lease from a thread, which neither the loop nor a handler can block."""
     renew = Call(SessionOps.renew, session, (lease, lease_seconds))
-    return Heartbeat(lambda: driver.twin().run(renew), lease_seconds)
+    return Heartbeat(driven, lambda: session.driver.twin().run(renew), lease_seconds)

@@ -29,11 +29,12 @@ class Doorbell:
         self._dsn = dsn or ""
         self._channel = f"holdfast_{schema}"
         self._signals = signals
-        self._starting = threading.Lock()
+        # A signal handler may ring while its thread is in here.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._topics: set[str] = set()
-        self._topics_lock = threading.Lock()
+        self._topics_lock = threading.RLock()
         self._read_end, self._write_end = -1, -1
         if dsn is not None:
             signals.on_ring = self.ring

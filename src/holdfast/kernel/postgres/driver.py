@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, StoreBusy, StoreClosed, StoreForked, StoreUnavailable
+from ..entrance import Entrance
 from ..flow import drive, drive_async, finish, require_loop
 from ..marks import FORGET, MARK, WRITER_KEPT_MS
 from ..operation import Call, Query, SyncDriver
@@ -71,6 +72,7 @@ class PostgresBase:
     def __init__(self, target: PostgresTarget, settings: Settings) -> None:
         self.protocol = Protocol(target.schema, settings)
         self.signals = Signals()
+        self.entrance = Entrance()
         self.doorbell = Doorbell(target.listen_dsn, target.schema, self.signals)
         self._target = target
         self._settings = settings
@@ -149,6 +151,9 @@ class PostgresDriver(PostgresBase):
     def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
         self.require_usable()
+        return self.entrance.run(self._run, call)
+
+    def _run(self, call: Call[R]) -> R:
         return drive(self.protocol.run(call), self._perform)
 
     def twin(self) -> SyncDriver:
@@ -159,6 +164,7 @@ class PostgresDriver(PostgresBase):
         """Close the pool; in a forked child this does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
+        self.entrance.require_outside()
         self._closed = True
         self.doorbell.close()
         self.pool.close()

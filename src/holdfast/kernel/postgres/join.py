@@ -11,6 +11,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument, StoreUnavailable
+from ..entrance import Entrance
 from ..flow import drive, drive_async
 from ..operation import Call, SyncDriver
 from ..settings import Settings
@@ -29,11 +30,15 @@ class JoinedDriver:
     def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
         require_transaction(connection, psycopg.Connection)
         self.signals = Signals()
+        self.entrance = Entrance()
         self._connection = connection
         self._protocol = Protocol(schema, settings)
 
     def run(self, call: Call[R]) -> R:
         """Run a call; the caller's COMMIT makes it durable."""
+        return self.entrance.run(self._run, call)
+
+    def _run(self, call: Call[R]) -> R:
         return drive(self._protocol.join(self._connection, call), self._perform)
 
     def twin(self) -> SyncDriver:
@@ -82,6 +87,7 @@ class SingleDriver:
 
     def __init__(self, dsn: str, schema: str, settings: Settings) -> None:
         self.signals = Signals()
+        self.entrance = Entrance()
         self._dsn = dsn
         self._connection = self._connect()
         self._protocol = Protocol(schema, settings)

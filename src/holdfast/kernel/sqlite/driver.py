@@ -19,6 +19,7 @@ import apsw
 
 from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..attempt import Attempt
+from ..entrance import Entrance
 from ..flow import finish, require_loop
 from ..operation import Call, SyncDriver
 from ..settings import Settings
@@ -46,6 +47,7 @@ class SqliteEngine:
         self._texts = Dialect(None)
         self.settings = settings
         self.signals = Signals()
+        self.entrance = Entrance()
         self._vfs = vfs
         self._pid = os.getpid()
         self._closed = False
@@ -64,8 +66,9 @@ class SqliteEngine:
     def run(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free at once, else through the queue."""
         self.require_usable()
-        if call.mode != "write":
-            return self._read_retrying(call)
+        return self.entrance.run(self._change if call.mode == "write" else self._read, call)
+
+    def _change(self, call: Call[R]) -> R:
         job = Job(call, Attempt(call, self.settings.services))
         try:
             if not self._run_inline(job):
@@ -81,9 +84,9 @@ class SqliteEngine:
         """Hand a job to the writer thread; `job.deliver` is called there when it is durable."""
         # Under this lock nothing can be put behind the end of the queue that closing puts there.
         with self._starting:
-            self.require_usable()
+            self._require_open()
             self._queue.put(job)
-            if self._thread is None:
+            if self._running_thread() is None:
                 self._start_thread()
 
     def finish(self, job: Job) -> None:
@@ -96,13 +99,13 @@ class SqliteEngine:
     def read(self, call: Call[R]) -> R:
         """Run a query on a connection of its own, in one snapshot."""
         self.require_usable()
-        return self._read_retrying(call)
+        return self.entrance.run(self._read, call)
 
-    def _read_retrying(self, call: Call[R]) -> R:
+    def _read(self, call: Call[R]) -> R:
         for is_last in (False, True):
             try:
                 with self._reader() as connection:
-                    return self._read(connection, call)
+                    return self._read_with(connection, call)
             except apsw.Error as error:
                 translated = translate(error, self.path)
                 # A passing I/O error is given one more chance, on a new connection.
@@ -126,8 +129,15 @@ class SqliteEngine:
     def vacuum(self) -> None:
         """Rewrite the file without its free pages; writers wait meanwhile, readers do not."""
         self.require_usable()
-        with self._locked():
-            vacuum(self.path, self.settings.durability, self._vfs)
+        self.entrance.run(self._vacuum, self.path)
+
+    def _vacuum(self, path: Path) -> None:
+        try:
+            with self._locked():
+                vacuum(path, self.settings.durability, self._vfs)
+        except BaseException:
+            self._let_go()
+            raise
 
     @contextlib.contextmanager
     def bulk(self) -> Iterator[apsw.Connection]:
@@ -155,17 +165,19 @@ class SqliteEngine:
         """
         if os.getpid() != self._pid:
             return
+        self.entrance.require_outside()
         with self._starting:
             if self._closed:
                 return
             self._closed = True
             self._queue.put(None)
+            thread = self._thread = self._running_thread()
         if self._watch is not None:
             self._watch.stop()
-        if self._thread is None:
+        if thread is None:
             self._shut()
         else:
-            self._thread.join(self.settings.busy_timeout_seconds)
+            thread.join(self.settings.busy_timeout_seconds)
 
     def abandon(self) -> None:
         """In a forked child: let go of the side lock, and keep SQLite from touching the file."""
@@ -184,15 +196,16 @@ class SqliteEngine:
             raise
 
     def _shut(self) -> None:
-        with self.writer.mutex:
-            is_locked = self.writer.side_lock.acquire_within(self.settings.busy_timeout_seconds)
-            while self._idle_readers:
-                self._idle_readers.pop().close(force=True)
-            self.writer.close()
-            if is_locked:
-                self.writer.side_lock.release()
-            self.writer.side_lock.close()
-        _engines.discard(self)
+        side_lock = self.writer.side_lock
+        try:
+            with self.writer.mutex:
+                side_lock.acquire_within(self.settings.busy_timeout_seconds)
+                while self._idle_readers:
+                    self._idle_readers.pop().close(force=True)
+                self.writer.close()
+        finally:
+            side_lock.close()
+            _engines.discard(self)
         self.on_close()
 
     @contextlib.contextmanager
@@ -224,9 +237,11 @@ class SqliteEngine:
     def _let_go(self) -> None:
         """Free what an interrupt has left taken, between taking a lock and the block around it."""
         if self.writer.mutex._is_owned():  # type: ignore[attr-defined]
-            if not self._closed:
-                self.writer.side_lock.release()
-            self.writer.mutex.release()
+            try:
+                if not self._closed:
+                    self.writer.side_lock.release()
+            finally:
+                self.writer.mutex.release()
 
     def _run_queued(self, job: Job) -> None:
         done = threading.Lock()
@@ -248,21 +263,35 @@ class SqliteEngine:
         self._thread = threading.Thread(target=self._write, name=name, daemon=True)
         self._thread.start()
 
+    def _running_thread(self) -> threading.Thread | None:
+        """Return the writer thread; None if there is none, or an interrupt kept it from running."""
+        thread = self._thread
+        return thread if thread is not None and thread.ident is not None else None
+
     def _write(self) -> None:
         """The writer thread: gather what waits, commit it together, deliver; at the end, shut."""
-        is_stopping = False
+        with self._starting:
+            # An interrupt may have hit who started it: then another has taken its place.
+            is_stopping = self._thread is not threading.current_thread()
+        if is_stopping:
+            return
         while not is_stopping and (first := self._queue.get()) is not None:
-            with self._locked():
-                jobs, is_stopping = self._gather(first)
-                if jobs:
-                    self.writer.commit(jobs)
-            for job in jobs:
-                self.finish(job)
-            for job in jobs:
-                if job.deliver is not None:
-                    job.deliver()
-            self.on_batch(jobs)
+            is_stopping = self.entrance.run(self._write_batch, first)
         self._shut()
+
+    def _write_batch(self, first: Job) -> bool:
+        """Commit a job and those that wait behind it; say whether the end of the queue came."""
+        with self._locked():
+            jobs, is_stopping = self._gather(first)
+            if jobs:
+                self.writer.commit(jobs)
+        for job in jobs:
+            self.finish(job)
+        for job in jobs:
+            if job.deliver is not None:
+                job.deliver()
+        self.on_batch(jobs)
+        return is_stopping
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
         """Take the jobs that wait, now that the locks are held and the batch is about to start."""
@@ -278,23 +307,19 @@ class SqliteEngine:
                 jobs.append(job)
         return jobs, False
 
-    def _read(self, connection: apsw.Connection, call: Call[R]) -> R:
+    def _read_with(self, connection: apsw.Connection, call: Call[R]) -> R:
         attempt = Attempt(call, self.settings.services)
         if not attempt.queries:
             return attempt.result
         now_ms = self.settings.clock.now_ms()
         connection.execute("BEGIN")
-        try:
-            while attempt.queries:
-                attempt.reply(
-                    [
-                        fetch(connection, self._texts.statement(query.sql), query, now_ms)
-                        for query in attempt.queries
-                    ]
-                )
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        while attempt.queries:
+            attempt.reply(
+                [
+                    fetch(connection, self._texts.statement(query.sql), query, now_ms)
+                    for query in attempt.queries
+                ]
+            )
         return attempt.result
 
     @contextlib.contextmanager
@@ -312,6 +337,8 @@ class SqliteEngine:
             is_sound = False
             raise
         finally:
+            if is_sound and connection.in_transaction:
+                connection.execute("ROLLBACK")
             if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self._closed:
                 self._idle_readers.append(connection)
             else:
@@ -319,9 +346,13 @@ class SqliteEngine:
 
     def _start_watch(self) -> None:
         """Ring all topics when another connection has committed, from the first wait on."""
+        if self._watch is None:
+            self.entrance.run(self._watch_with, lambda: self.signals.ring_here(None))
+
+    def _watch_with(self, ring: Callable[[], None]) -> None:
         with self._starting:
             if self._watch is None and not self._closed:
-                self._watch = Watch(self.path, self._reader, lambda: self.signals.ring_here(None))
+                self._watch = Watch(self.path, self._reader, ring)
 
 
 class SqliteDriver:
@@ -331,6 +362,7 @@ class SqliteDriver:
 
     def __init__(self, engine: SqliteEngine) -> None:
         self.engine = engine
+        self.entrance = engine.entrance
         self.signals = engine.signals
 
     def run(self, call: Call[R]) -> R:
@@ -353,6 +385,7 @@ class AsyncSqliteDriver:
 
     def __init__(self, engine: SqliteEngine) -> None:
         self.engine = engine
+        self.entrance = engine.entrance
         self.signals = engine.signals
         self._loop = asyncio.get_running_loop()
         self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")

@@ -8,6 +8,7 @@ from typing import TypeVar
 import apsw
 
 from ..attempt import Attempt
+from ..entrance import Entrance
 from ..operation import Call
 from ..settings import Settings
 from ..signals import Signals
@@ -24,6 +25,7 @@ class SqliteLook:
 
     def __init__(self, path: Path, vfs: str | None, settings: Settings) -> None:
         self.path = path
+        self.entrance = Entrance()
         self.signals = Signals()
         self._texts = Dialect(None)
         self._settings = settings

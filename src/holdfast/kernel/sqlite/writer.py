@@ -32,9 +32,11 @@ class SideLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # A file object closes itself should an interrupt hit who opened it.
+            self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
         except OSError as error:
             raise lock_error(path, error) from error
+        self._descriptor = self._file.fileno()
         # One call into C: an interrupt comes before or after it.
         self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
 
@@ -70,7 +72,11 @@ class SideLock:
 
     def close(self) -> None:
         """Close the file; a forked child does this so that it cannot hold the parent's lock."""
-        os.close(self._descriptor)
+        self._file.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class Job:
@@ -159,11 +165,17 @@ class Writer:
             self._rollback()
 
     def execute(self, query: Query, call: str) -> list[Row]:
-        """Run one statement and return all its rows."""
+        """Run one statement of the open transaction and return all its rows."""
         statement = self._dialect.statement(query.sql)
         if not statement.counts_changes and statement.may_change:
             self._runs_uncounted = True
-        connection = self._connection or self._open_connection()
+        connection = self._open_connection()
+        if not connection.in_transaction:
+            # By itself it would be committed at once, without what came before it.
+            raise TransactionEnded from StoreUnavailable(
+                f"{self.path}: the transaction of {call} ended before all of it was done; "
+                "nothing was written"
+            )
         if self._probe is None:
             return fetch(connection, statement, query, self._now_ms)
         self._probe(Point("statement", "before", call, statement.text))
@@ -317,7 +329,11 @@ class Writer:
         return StoreUnavailable(message)
 
     def _is_visible(self, writer_id: str, batch: int) -> bool:
-        found = self.execute(Query(LOOK_UP, {"writer_id": writer_id}), "settle")
+        statement, query = (
+            self._dialect.statement(LOOK_UP),
+            Query(LOOK_UP, {"writer_id": writer_id}),
+        )
+        found = fetch(self._open_connection(), statement, query, self._now_ms)
         return bool(found) and is_there(batch, found[0]["batch"])
 
     def _commit_answer(self, writer_id: str, batch: int) -> None:

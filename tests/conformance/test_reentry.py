@@ -1,0 +1,219 @@
+"""A call from inside a call of the same store is refused, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import StoreReentered
+from holdfast.kernel.attempt import Hooks, Point, Trace
+from holdfast.testing.nouns import AsyncCounter, Counter
+from tests.faults.workload import found_in, prepare, together
+
+CALLS: dict[str, Callable[[holdfast.Store], object]] = {
+    "write": lambda store: Counter(store).add(1, note="inner"),
+    "read": lambda store: Counter(store).value(),
+    "compose": lambda store: store.run(holdfast.Transaction.store_id),
+    "close": lambda store: store.close(),
+    "flow": lambda store: store.once("key", lambda: 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """A deadlock ends the run with the stacks of all threads, not with silence."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_function_of_run_cannot_call_its_store(place: dict[str, Any], call: str) -> None:
+    def outer(tx: holdfast.Transaction) -> holdfast.Op[int]:
+        first = yield from tx.session("first")
+        yield from first.append("t", [1])
+        with pytest.raises(StoreReentered, match="inside a call"):
+            CALLS[call](store)
+        second = yield from tx.session("second")
+        return (yield from second.append("t", [2])).version
+
+    with holdfast.open(**place) as store:
+        prepare(store)
+        assert store.run(outer) == 1
+        # Both halves are there, with the checkpoints that their events name.
+        for id in ("first", "second"):
+            found = store.find_session(id)
+            assert [event.kind for event in store.events(id)][-1] == "checkpoint_saved"
+            assert found.latest() is not None
+        CALLS[call](store)
+
+
+@pytest.mark.parametrize("call", ["write", "read", "close"])
+def test_not_on_the_thread_that_commits_for_others_either(tmp_path: Any, call: str) -> None:
+    refused: list[str] = []
+
+    def outer(tx: holdfast.Transaction, number: int) -> holdfast.Op[None]:
+        session = yield from tx.session(f"s{number}")
+        with pytest.raises(StoreReentered):
+            CALLS[call](store)
+        refused.append(threading.current_thread().name)
+        yield from session.append("t", [number])
+
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        prepare(store)
+        together(store, [partial(store.run, outer, number) for number in range(3)])
+        assert {name.startswith("holdfast-writer") for name in refused} == {True}
+        assert [store.find_session(f"s{n}").info().version for n in range(3)] == [1, 1, 1]
+
+
+def test_a_hook_cannot_call_its_store(place: dict[str, Any]) -> None:
+    refused: list[Point | Trace] = []
+
+    def call(told: Point | Trace) -> None:
+        if is_asked:
+            with pytest.raises(StoreReentered):
+                Counter(store).add(1, note="inner")
+            refused.append(told)
+
+    is_asked = False
+    with holdfast.open(**place, hooks=Hooks(probe=call, trace=call)) as store:
+        prepare(store)
+        is_asked = True
+        Counter(store).add(1, note="outer")
+        is_asked = False
+        assert len(refused) > 4
+        assert found_in(store) == ["outer"]
+
+
+def test_a_finalizer_cannot_call_its_store(place: dict[str, Any]) -> None:
+    refused: list[BaseException] = []
+
+    class Dropped:
+        def __del__(self) -> None:
+            try:
+                Counter(store).add(1, note="inner")
+            except BaseException as error:
+                refused.append(error)
+
+    def outer(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        session = yield from tx.session("s")
+        dropped = Dropped()
+        yield from session.append("t", [1])
+        del dropped
+        yield from session.append("t", [2])
+
+    with holdfast.open(**place) as store:
+        prepare(store)
+        store.run(outer)
+        assert [type(error) for error in refused] == [StoreReentered]
+        assert store.find_session("s").info().version == 2
+        assert found_in(store) == []
+
+
+@contextlib.contextmanager
+def striking(handler: Callable[[], object]) -> Iterator[None]:
+    """Call a function again and again from a signal handler of the main thread."""
+    chance = random.Random(11)
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        handler()
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.01))
+
+    before = signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_handler_is_refused_inside_a_call_and_served_outside(
+    place: dict[str, Any],
+) -> None:
+    refused: list[StoreReentered] = []
+    served: list[str] = []
+    outer: list[str] = []
+
+    def handler() -> None:
+        try:
+            Counter(store).add(1, note=f"inner {len(served)}")
+        except StoreReentered as error:
+            refused.append(error)
+        else:
+            served.append(f"inner {len(served)}")
+
+    def wait() -> None:
+        # Rings of the handler's own writes and of others meet the locks of who waits.
+        store.signals.wait("topic", store.signals.count("topic"), 0.0005)
+        store.signals.ring("topic")
+
+    with holdfast.open(**place, busy_timeout_seconds=60) as store:
+        prepare(store)
+        with striking(handler):
+            while len(refused) < 30 or len(served) < 30:
+                outer.append(f"outer {len(outer)}")
+                Counter(store).add(1, note=outer[-1])
+                Counter(store).value()
+                wait()
+        found = found_in(store)
+        assert [note for note in found if note.startswith("outer")] == outer
+        assert [note for note in found if note.startswith("inner")] == served
+
+
+def test_another_store_object_on_the_same_database_is_another_client(
+    place: dict[str, Any],
+) -> None:
+    def outer(tx: holdfast.Transaction) -> holdfast.Op[int]:
+        session = yield from tx.session("root-of-both")
+        yield from session.append("t", [1])
+        assert [info.id for info in other.sessions()] == ["before"]
+        with pytest.raises(holdfast.StoreBusy):
+            other.session("before").append("t", [1]) if is_sqlite else busy()
+        return (yield from session.append("t", [2])).version
+
+    def busy() -> None:
+        # On PostgreSQL only what is locked is waited for, and the tree is not there yet.
+        other.session("root-of-both")
+
+    is_sqlite = place["url"].startswith("sqlite")
+    with (
+        holdfast.open(**place) as store,
+        holdfast.open(**place, busy_timeout_seconds=0.2) as other,
+    ):
+        store.session("before")
+        assert store.run(outer) == 2
+        assert other.find_session("root-of-both").info().version == 2
+
+
+def test_an_async_store_serves_other_tasks_meanwhile_and_a_call_inside_does_nothing(
+    place: dict[str, Any],
+) -> None:
+    async def run() -> None:
+        left: list[Any] = []
+
+        def outer(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
+            session = yield from tx.session(note)
+            left.append(AsyncCounter(store).add(1, note="inner"))
+            return (yield from session.append("t", [1])).version
+
+        async with await holdfast.aopen(**place) as store:
+            prepare_done = await asyncio.gather(*(store.run(outer, f"s{n}") for n in range(5)))
+            assert prepare_done == [1] * 5
+            # A coroutine that nobody awaits has asked the store for nothing.
+            for coroutine in left:
+                coroutine.close()
+            assert len(await store.sessions()) == 5
+
+    asyncio.run(run())
