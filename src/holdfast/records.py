@@ -148,7 +148,8 @@ class Effect:
 
     `arguments`, `result` and `error` are stored without the secrets that they held. `late` is
     what an owner reported after it had lost its lease. `takeover_at` is when another may step in
-    for an owner that gives no sign of life.
+    for an owner that gives no sign of life. `replay_of` is the effect that answered this call,
+    which was not run.
     """
 
     id: str
@@ -170,6 +171,7 @@ class Effect:
     fence: int
     issued_version: int
     is_irreversible: bool
+    replay_of: str | None
     undoes: str | None
     undone_by: str | None
     decided_by: str | None

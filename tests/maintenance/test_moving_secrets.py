@@ -82,7 +82,7 @@ def do_all(store: holdfast.Store, id: str = "trip", card: str = CARD) -> list[bo
         session.call(pay, card=card).replayed,
         session.call(pay, card=card, cents=1, call_id="c1").replayed,
         session.call(look, card=card, call_id="c2").replayed,
-        session.call(pay, card=card, item="item 1").replayed,
+        session.call(pay, card=card, cents=7, item="item 1").replayed,
         session.call(everywhere, card=card).replayed,
         store.once(f"key of {card[-4:]}", pay, request={"card": card}, session=session).replayed,
     ]
@@ -318,7 +318,7 @@ def test_what_counts_in_the_whole_store_has_one_key_there_whoever_asks(
     seen = set()
     for id in ("trip", "native"):
         target.session(id).call(everywhere, card=CARD)
-        target.session(id).call(pay, card=CARD, item="item 1")
+        target.once("key", pay, request={"card": CARD}, session=target.session(id))
         seen |= {(effect.tool, effect.key) for effect in target.effects()}
         target.run(forget)
     assert len(seen) == 2

@@ -108,8 +108,8 @@ def _show_lines(effects: Iterable[Effect]) -> None:
     headings = ("number", "id", "tool", "session", "status", "reason", "issued at")
     lines = (
         (
-            each.number, each.id, each.tool, each.session_id, each.status, each.reason,
-            iso(each.issued_at),
+            each.number, each.id, each.tool, each.session_id, each.status,
+            "replayed" if each.replay_of else each.reason, iso(each.issued_at),
         )
         for each in effects
     )  # fmt: skip
@@ -161,6 +161,7 @@ def _show_question(effect: Effect) -> None:
             "asked_at": iso(effect.issued_at),
             "asked_by": effect.holder,
             "idempotency_key": effect.idempotency_key,
+            **({"replay_of": effect.replay_of} if effect.replay_of else {}),
             **({"undoes": effect.undoes} if effect.undoes else {}),
         }
     )

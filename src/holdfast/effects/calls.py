@@ -143,22 +143,29 @@ class Calling:
 
     def _read(self) -> Flow[Result[Any]]:
         """Run a tool without effects; a completed read of the same call id is returned."""
-        if self.request.policy == "call":
-            found = yield from perform(Ledger.find_read, self.ledger, self.place, self.request)
+        asked = (self.ledger, self.place, self.request)
+        if self.request.policy != "none":
+            found = yield from perform(Ledger.find_read, *asked)
             if found is not None:
-                return Result(found.result, found.id, found.id)
+                earlier, is_own = found
+                if not is_own:
+                    # It answers another call, which gets a row that says so.
+                    same = Outcome("completed", None, earlier.result)
+                    _, logged = yield from perform(Ledger.log, *asked, same)
+                    earlier = logged or earlier
+                return self._known(earlier)
         try:
             value = yield from self._invoke("")
         except Exception as error:
             failed = Outcome("failed", "raised", error=describe(error))
-            yield from perform(Ledger.log, self.ledger, self.place, self.request, failed)
+            yield from perform(Ledger.log, *asked, failed)
             raise
         outcome = self.ledger.storable(value)
         if outcome.error is not None:
             outcome = Outcome("failed", "not_storable", error=outcome.error)
-        id, earlier = yield from perform(Ledger.log, self.ledger, self.place, self.request, outcome)
-        if earlier is not None:
-            return Result(earlier.result, id, id)
+        id, counted = yield from perform(Ledger.log, *asked, outcome)
+        if counted is not None:
+            return self._known(counted)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
         return Result(value, id)
@@ -311,6 +318,9 @@ class Calling:
             verdict = yield from self._verdict(ticket)
             if isinstance(verdict, Landed):
                 yield from self._finish(ticket, landed(self.ledger, verdict.result))
+                if self.request.call_id not in {None, effect.call_id}:
+                    # Looked for once more, this call gets a row of its own.
+                    return None
                 return Result(verdict.result, ticket.id, ticket.id)
             closed = Outcome("failed", "not_landed")
             if isinstance(verdict, Unknown):
@@ -339,7 +349,7 @@ class Calling:
             case "completed" if effect.reason == "not_storable":
                 raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
             case "completed":
-                return Result(effect.result, effect.id, effect.id)
+                return Result(effect.result, effect.id, effect.replay_of or effect.id)
             case "failed":
                 raise _failed(effect.tool, effect.id, effect.error)
         raise unresolved(effect.tool, effect.id, effect.error)
@@ -363,6 +373,7 @@ def prepare(
     call_id: str | None,
     item: object,
     wait_seconds: float | None,
+    chain_id: str | None = None,
     holder: str | None = None,
     guard: Guard | None = None,
 ) -> Calling:
@@ -386,6 +397,7 @@ def prepare(
         doubt=doubt_of(tool),
         call_id=call_id,
         item_id=id_of_item(item),
+        chain_id=chain_id,
         is_irreversible=tool.is_irreversible,
         cache_failures=tool.cache_failures,
         holder=holder or ledger.holder,

@@ -28,11 +28,11 @@ def identify(salt: bytes, limits: Limits, place: Place | None, request: Request)
     clear: what comes with an imported session can be told from what counts in the whole store.
     """
     scope = GLOBAL if place is None else place.session_id
-    if request.item_id is not None:
-        scope = f"{ITEM}{request.item_id}"
+    if request.chain_id is not None:
+        scope = f"{ITEM}{request.chain_id}"
     if request.policy == "once":
         key = f"{ONCE}{request.distinct}"
-        if request.item_id is not None:
+        if request.chain_id is not None:
             key = f"{scope}:{key}"
         return Identity(salt, scope, key, _hash(salt, limits, request.arguments, "request"))
     if request.policy == "undo":
@@ -97,10 +97,18 @@ def _halves(salt: bytes) -> tuple[Any, Any]:
 class Past:
     """The effects that a session's history holds, itself and the sessions it was forked from."""
 
-    def __init__(self, number: int, own: Sequence[tuple[int, int]], lineage: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        number: int,
+        own: Sequence[tuple[int, int]],
+        lineage: Sequence[Any],
+        ends: dict[int, int],
+    ) -> None:
         self._number = number
         self._own = own
         self.origins: list[tuple[str, int, int, int]] = [tuple(entry) for entry in lineage]
+        self.ends = ends
+        """The version of each origin where this session left it; a rewind changes nothing of it."""
 
     def holds(self, row: Row) -> bool:
         """Whether a row of this session's is part of its history.
@@ -154,13 +162,16 @@ def read_past(number: int) -> Op[Past]:
     """Return what a session's history holds; to be asked for when it was rewound or forked."""
     session = yield from one(LINEAGE, number=number)
     if session is None:
-        return Past(number, [], [])
+        return Past(number, [], [], {})
     epochs = yield from rows(EPOCHS, number=number)
     ranges, below = path(epochs, session["origin_version"] or 0, session["version"])
     # An effect belongs to the version that was current when it was issued. What was issued at
     # the target of a rewind came after it.
     own = [ranges[0], *((low, high - 1) for low, high in ranges[1:])] if ranges else []
-    return Past(number, own, _lineage(session, below))
+    ends: dict[int, int] = {}
+    for _, origin, _, high in _lineage(session, None):
+        ends[origin] = max(high, ends.get(origin, 0))
+    return Past(number, own, _lineage(session, below), ends)
 
 
 def _lineage(session: Row, below: int | None) -> list[list[Any]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoints.writing import Place
@@ -29,18 +28,15 @@ from ..kernel.signals import Signals
 from ..leases import Guard, Keeper, Kept
 from ..records import Effect
 from ..redaction import Redaction
-from .identity import Past, counting, is_whole, key_within, read_past
+from .finding import Found, find, is_latest, looks_for
+from .identity import is_whole
 from .pen import Pen
 from .rows import (
-    BY_CALL,
     BY_ID,
     BY_KEY,
     FIRST_FENCE,
     ISSUED,
     KEEP_LATE,
-    NEWEST_CHANGE,
-    NEWEST_CHANGE_IN_SCOPE,
-    PAST_ROWS_MAX,
     RENEW,
     TAKE_OVER,
     UNDONE,
@@ -59,14 +55,13 @@ from .rows import (
     locks,
     look_at,
     look_without_session,
-    mismatch,
     settled_at,
     takeover_at,
     ticket_of,
     topic,
     unless_spent,
 )
-from .salts import SALT_OF, SALTS, Salts
+from .salts import LOOK, SALTS, Salts
 from .tools import Tool
 
 log = logging.getLogger("holdfast.effects")
@@ -121,33 +116,19 @@ class Ledger:
 
     def _take(self, wanted: Wanted) -> Op[Taken | None]:
         """Do so for a request that was identified; None if that was done with the wrong salt."""
-        place, request, identity = wanted.place, wanted.request, wanted.identity
         first = yield from self._issuing(wanted, None, None, PENDING)
-        asked = [SALTS, Query(BY_KEY, {"key": identity.key, "limit": 1}), first]
-        if request.call_id is not None:
-            call = {"scope": identity.scope, "call_id": request.call_id, "limit": 1}
-            asked.insert(1, Query(BY_CALL, call))
-        session, (salts, *answers, issued) = yield from self._look(wanted, asked)
-        if not self.salts.is_true(wanted.belief, place, salts[0], session):
+        looked = yield from self._look(wanted, [SALTS, *looks_for(wanted), first])
+        session, (salts, *answers, issued) = looked
+        if not self.salts.is_true(wanted.belief, wanted.place, salts[0], session):
             return None
-        past = None
-        if session is not None and (session["epoch"] > 1 or session["origin_number"] is not None):
-            past = yield from read_past(session["number"])
         if issued:
             return (yield from self._run(wanted, issued[0]))
-        newest = next(iter(answers[-1]), None)
-        row = counting([found for answer in answers for found in answer])
-        if past is not None:
-            row = yield from self._in_the_past(past, wanted, newest)
-        elif row is not None and row["undone_by"] is not None:
-            row = None
-        if row is not None and not row["is_expired"]:
-            if not self.salts.is_of(self.codec.limits, row, wanted):
-                raise mismatch(row, request)
-            taken = yield from self._decide(place, request, row)
+        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
+        if found.row is not None:
+            taken = yield from self._decide(wanted, found, found.row)
             if taken is not None:
                 return taken
-        return (yield from self._issue(wanted, newest, row))
+        return (yield from self._issue(wanted, found.newest, found.row))
 
     @deciding
     def log(
@@ -160,46 +141,44 @@ class Ledger:
             return issued["id"], None
         while True:
             first = yield from self._issuing(wanted, None, None, outcome)
-            by_key = Query(BY_KEY, {"key": wanted.identity.key, "limit": 1})
-            session, answers = yield from self._look(wanted, [SALTS, by_key, first])
-            salts, found, logged = answers
+            looked = yield from self._look(wanted, [SALTS, *looks_for(wanted), first])
+            session, (salts, *answers, logged) = looked
             if self.salts.is_true(wanted.belief, place, salts[0], session):
                 break
             wanted = yield from self._want(place, request)
-        newest = next(iter(found), None)
-        if newest is not None and newest["status"] == "completed" and not newest["is_expired"]:
-            return newest["id"], self.effect(newest)
         if logged:
             yield from self.pen.events(wanted, logged[0]["id"], outcome)
             return logged[0]["id"], None
-        row, is_ours = yield from self._insert(wanted, newest, None, outcome)
+        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
+        if found.row is not None and found.row["status"] == "completed":
+            taken = yield from self._decide(wanted, found, found.row)
+            if isinstance(taken, Known):
+                return taken.effect.id, taken.effect
+        row, is_ours = yield from self._insert(wanted, found.newest, None, outcome)
         counts = not is_ours and row["status"] == "completed"
         return row["id"], self.effect(row) if counts else None
 
     @query
-    def find_read(self, place: Place | None, request: Request) -> Op[Effect | None]:
-        """Return the completed read of the same call id, if there is one."""
+    def find_read(self, place: Place | None, request: Request) -> Op[tuple[Effect, bool] | None]:
+        """Return the completed read that answers a call, and whether it is the call's own."""
         while True:
             if not (yield from self.salts.learn()):
                 return None
             belief = self.salts.believed(place)
             identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
-            number = None if place is None else place.number
-            by_key = Query(BY_KEY, {"key": identity.key, "limit": 1})
-            answers = yield from batch(SALTS, Query(SALT_OF, {"number": number}), by_key)
-            (salts,), session, found = answers
-            if self.salts.is_true(belief, place, salts, next(iter(session), None)):
+            wanted = Wanted(place, request, identity, b"", belief)
+            look = Query(LOOK, {"number": None if place is None else place.number})
+            (salts,), seen, *answers = yield from batch(SALTS, look, *looks_for(wanted))
+            session = next(iter(seen), None)
+            if self.salts.is_true(belief, place, salts, session):
                 break
-        newest = next(iter(found), None)
-        if newest is None or newest["status"] != "completed" or newest["is_expired"]:
+        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
+        if found.row is None or found.row["status"] != "completed":
             return None
-        if place is not None and newest["session_number"] == place.number:
-            past = yield from read_past(place.number)
-            if not past.holds(newest):
-                return None
-        if newest["request_digest"] != identity.digest:
-            raise mismatch(newest, request)
-        return self.effect(newest)
+        is_other = request.policy == "latest" and not found.is_same_call
+        if is_other and not (yield from is_latest(wanted, found)):
+            return None
+        return self.effect(found.row), found.is_own or request.call_id is None
 
     @deciding
     def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
@@ -343,38 +322,15 @@ class Ledger:
             return None, (yield from look_without_session(wanted.request.guard, *asked))
         return (yield from look_at(wanted.place, *asked))
 
-    def _in_the_past(self, past: Past, wanted: Wanted, newest: Row | None) -> Op[Row | None]:
-        """Return the row that counts in the history of a session that was rewound or forked."""
-        request = wanted.request
-        is_of_session = request.policy in {"session", "latest", "call"} and not request.item_id
-        key = None if newest is None else newest["key"]
-        places = [(wanted.identity.scope, key, past.holds)]
-        for origin in past.origins if is_of_session else ():
-            holds = functools.partial(past.holds_of_origin, origin)
-            for salt in self.salts.of(wanted.belief, request):
-                there = key_within(salt, self.codec.limits, origin[0], request)
-                places.append((origin[0], there, holds))
-        candidates: list[Row] = []
-        for scope, key, is_held in places:
-            if request.call_id is not None:
-                call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
-                found = yield from rows(BY_CALL, **call)
-                candidates += filter(is_held, found)
-            if key is not None:
-                found = yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)
-                candidates += filter(is_held, found)
-        return counting([row for row in candidates if row["undone_by"] is None])
-
-    def _decide(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
+    def _decide(self, wanted: Wanted, found: Found, row: Row) -> Op[Taken | None]:
         """Say what a row that was found means for a request; None: it is to be run."""
-        is_same_call = request.call_id is not None and row["call_id"] == request.call_id
+        request = wanted.request
         match row["status"]:
             case "completed":
-                if request.policy == "latest" and not is_same_call:
-                    newest = yield from self._newest_change(place, request)
-                    if newest != row["number"]:
-                        return None
-                return Known(self.effect(row))
+                is_other = request.policy == "latest" and not found.is_same_call
+                if is_other and not (yield from is_latest(wanted, found)):
+                    return None
+                return Known((yield from self._answer(wanted, found, row)))
             case "unknown" if request.doubt == "park":
                 return Known(self.effect(row))
             case "unknown":
@@ -383,19 +339,28 @@ class Ledger:
                     return Busy(self.effect(row), wait_ms)
             case "failed":
                 is_cached = request.cache_failures and row["reason"] == "raised"
-                return Known(self.effect(row)) if is_cached or row["reason"] == "given_up" else None
+                if not is_cached and row["reason"] != "given_up":
+                    return None
+                return Known((yield from self._answer(wanted, found, row)))
             case _ if not row["is_abandoned"]:
                 free_at = takeover_at(row)
                 assert free_at is not None
                 return Busy(self.effect(row), max(1, free_at - row["now_ms"]))
-        return (yield from self._step_in(place, request, row))
+        return (yield from self._step_in(wanted.place, request, row))
 
-    def _newest_change(self, place: Place | None, request: Request) -> Op[int | None]:
-        if place is not None:
-            found = yield from one(NEWEST_CHANGE, session_number=place.number)
-        else:
-            found = yield from one(NEWEST_CHANGE_IN_SCOPE, item_id=request.item_id)
-        return None if found is None else found["number"]
+    def _answer(self, wanted: Wanted, found: Found, row: Row) -> Op[Effect]:
+        """Return the effect that answers a call, which has a row of its own from then on."""
+        effect = self.effect(row)
+        if found.is_own or wanted.request.call_id is None:
+            return effect
+        replay = self.pen.replaying((yield from fresh_id()), wanted, effect)
+        [inserted] = yield replay
+        id, call_id = str(replay.parameters["id"]), wanted.request.call_id
+        if wanted.place is not None:
+            outcome = Outcome(effect.status, effect.reason)
+            told = (wanted.place, id, effect.tool, call_id, outcome)
+            yield self.pen.event(*told, replay_of=effect.id)
+        return replace(effect, id=id, number=inserted["number"], replay_of=effect.id)
 
     def _step_in(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
         """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""

@@ -60,7 +60,7 @@ WHO_CHARACTERS_MAX = 256
 
 LOOK_AT = f"{SELECT} WHERE id = :id"
 LIST = f"{SELECT} WHERE number > :after"
-HISTORY = f"{SELECT} WHERE key = :key ORDER BY generation"
+HISTORY = f"{SELECT} WHERE key = :key AND replay_of IS NULL ORDER BY generation"
 OF_SESSION = """ AND session_number = (
     SELECT s.number FROM hf_sessions s WHERE s.id = :session_id)"""
 IN_DOUBT = f"""{SELECT} WHERE session_number = :number

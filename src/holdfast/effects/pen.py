@@ -10,9 +10,10 @@ from ..codec import Codec
 from ..errors import InvalidValue, LimitExceeded
 from ..feed import event
 from ..kernel.operation import Emit, Query, Row
+from ..records import Effect
 from ..redaction import Redaction
 from .identity import derive_key
-from .rows import FINISH, ISSUE, Outcome, Ticket, Wanted, context, tidy
+from .rows import FINISH, ISSUE, REPLAY, Outcome, Ticket, Wanted, context, tidy
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,27 @@ class Pen:
         del row["note"]
         return Query(ISSUE, row)
 
+    def replaying(self, id: str, wanted: Wanted, effect: Effect) -> Query:
+        """Return the statement that writes a call which another's effect answers."""
+        session_number, session_id = wanted.owner or (None, None)
+        outcome = Outcome(effect.status, effect.reason, effect.result, effect.error)
+        row = {
+            "id": id,
+            "scope": wanted.identity.scope,
+            "call_id": wanted.request.call_id,
+            "session_number": session_number,
+            "session_id": session_id,
+            "item_id": wanted.request.item_id,
+            "request_digest": wanted.identity.digest,
+            "arguments": self.codec.seal(wanted.arguments, context=context(id, "arguments")),
+            "holder": wanted.request.holder,
+            "number": effect.number,
+            **self._sealed(id, outcome),
+        }
+        for column in ("status", "reason", "note"):
+            del row[column]
+        return Query(REPLAY, row)
+
     def finishing(self, ticket: Ticket, outcome: Outcome, old_status: str) -> Query:
         """Return the statement that writes an outcome."""
         place = ticket.place
@@ -128,7 +150,14 @@ class Pen:
         return [self.event(place, id, request.tool, request.call_id, outcome)]
 
     def event(
-        self, place: Place, id: str, tool: str, call_id: str | None, outcome: Outcome
+        self,
+        place: Place,
+        id: str,
+        tool: str,
+        call_id: str | None,
+        outcome: Outcome,
+        *,
+        replay_of: str | None = None,
     ) -> Emit:
         """Return what the feed is told of an effect's new status."""
         data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
@@ -136,6 +165,8 @@ class Pen:
         kind = f"effect_{outcome.status}"
         if outcome.decided_by is not None:
             data["decided_by"], kind = outcome.decided_by, "effect_resolved"
+        if replay_of is not None:
+            data["replay_of"], kind = replay_of, "effect_replayed"
         return event(self.codec, place.root_id, place.session_id, kind, data)
 
     def _sealed(self, id: str, outcome: Outcome) -> dict[str, Any]:

@@ -15,10 +15,15 @@ from ..records import Effect, EffectKind, EffectStatus
 ERROR_CHARACTERS_MAX = 10_000
 PAST_ROWS_MAX = 1_000
 
+# A replay stands or falls with the effect that it names.
 COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id, item_id,
-    issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, arguments,
-    status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
-    settle_ms, undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
+    issued_version, tool, effect, coalesce((
+        SELECT o.is_irreversible FROM hf_effects o WHERE o.id = e.replay_of
+    ), is_irreversible) AS is_irreversible, request_digest, idempotency_key, arguments, status,
+    reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms,
+    replay_of, undoes, coalesce((
+        SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
+    ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
 TICKET = "number, id, fence, tool, call_id, idempotency_key, undoes"
 # Its owner gave no sign of life, and what it may have asked for is over by now.
 ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
@@ -26,20 +31,24 @@ ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
 SELECT = f"""
 SELECT {COLUMNS}, :now AS now_ms, {ABANDONED} AS is_abandoned,
     expires_at IS NOT NULL AND expires_at <= :now AS is_expired
-FROM hf_effects"""  # noqa: S608
+FROM hf_effects e"""  # noqa: S608
 BY_CALL = f"""{SELECT}
 WHERE scope = :scope AND call_id = :call_id AND call_id IS NOT NULL
 ORDER BY number DESC LIMIT :limit
 """
-BY_KEY = f"{SELECT} WHERE key = :key ORDER BY generation DESC LIMIT :limit"
+BY_KEY = f"""{SELECT} WHERE key = :key AND replay_of IS NULL
+ORDER BY generation DESC LIMIT :limit
+"""
 BY_ID = f"{SELECT} WHERE id = :id /*pg FOR NO KEY UPDATE */"
 NEWEST_CHANGE = """
 SELECT max(number) AS number FROM hf_effects
-WHERE session_number = :session_number AND effect IN ('write', 'mutate')
+WHERE session_number = :session_number AND issued_version < :before
+    AND effect IN ('write', 'mutate') AND replay_of IS NULL
 """
-NEWEST_CHANGE_IN_SCOPE = """
+NEWEST_CHANGE_IN_CHAIN = """
 SELECT max(number) AS number FROM hf_effects
-WHERE item_id = :item_id AND effect IN ('write', 'mutate')
+WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL
+    AND effect IN ('write', 'mutate') AND replay_of IS NULL
 """
 # The first time it goes out with the looks, in the hope that there is nothing to be found; what
 # is found then stands against it here as well.
@@ -64,7 +73,9 @@ SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:genera
     CASE WHEN CAST(:status AS TEXT) <> 'issued' THEN :now END,
     CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + CAST(:ttl_ms AS INTEGER) END
 WHERE :is_first = 0 OR (
-    NOT EXISTS (SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT))
+    NOT EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.replay_of IS NULL
+    )
     AND NOT EXISTS (
         SELECT 1 FROM hf_effects e WHERE e.scope = CAST(:scope AS TEXT)
             AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
@@ -80,9 +91,27 @@ WHERE :is_first = 0 OR (
     ))
     AND (SELECT value FROM hf_meta WHERE name = 'effects_salt') = CAST(:salts AS TEXT)
 )
-ON CONFLICT (key, generation) DO NOTHING
+ON CONFLICT (key, generation) WHERE replay_of IS NULL DO NOTHING
 RETURNING {TICKET}
 """  # noqa: S608
+# A call that another's row answers; its result and error are sealed anew, as its own.
+REPLAY = """
+INSERT INTO hf_effects (
+    id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
+    effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
+    error, attempt, holder, timeout_ms, settle_ms, ttl_ms, replay_of, issued_at, ended_at,
+    expires_at
+)
+SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), key, generation, CAST(:call_id AS TEXT),
+    CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT), CAST(:item_id AS TEXT),
+    coalesce((
+        SELECT s.version FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
+    ), 0), tool, effect, is_irreversible, CAST(:request_digest AS TEXT), idempotency_key,
+    CAST(:arguments AS BLOB), status, reason, CAST(:result AS BLOB), CAST(:error AS BLOB), attempt,
+    CAST(:holder AS TEXT), timeout_ms, settle_ms, ttl_ms, id, :now, :now, expires_at
+FROM hf_effects WHERE number = :number
+RETURNING number
+"""
 ISSUED = f"{SELECT} WHERE id = :id"
 FIRST_FENCE = 1
 TAKE_OVER = f"""
@@ -125,6 +154,8 @@ class Request:
     doubt: Doubt
     call_id: str | None = None
     item_id: str | None = None
+    chain_id: str | None = None
+    """The first item of the redrive chain whose own call it is."""
     is_irreversible: bool = False
     cache_failures: bool = False
     holder: str

@@ -20,7 +20,7 @@ from .identity import identify
 from .rows import BY_KEY, Belief, Identity, Request, Wanted
 
 SALTS = Query("SELECT value FROM hf_meta WHERE name = 'effects_salt'", {})
-SALT_OF = "SELECT salt FROM hf_sessions WHERE number = :number"
+LOOK = "SELECT number, epoch, origin_number, salt FROM hf_sessions WHERE number = :number"
 ANY_EFFECT = "SELECT number FROM hf_effects LIMIT 1"
 # Nobody else may be about to commit the first effect while a store takes on a key.
 NO_EFFECTS_MEANWHILE = "/*pg LOCK TABLE hf_effects IN SHARE ROW EXCLUSIVE MODE */"
@@ -109,8 +109,7 @@ class Salts:
         if self.key is not None:
             return [self.key]
         own, *others = belief.salts.split()
-        is_wide = request.policy in {"global", "once"} or request.item_id is not None
-        if belief.session_salt and not is_wide:
+        if belief.session_salt and request.policy not in {"global", "once"}:
             others = [own, *(salt for salt in others if salt != belief.session_salt)]
             own = belief.session_salt
         return self._bytes([own, *others])

@@ -18,7 +18,7 @@ from .tools import Tool
 # Those of abandoned epochs too: what was not undone when they were left can be undone later.
 AFTER = f"""{SELECT} WHERE session_number = :number AND issued_version >= :version
     AND effect IN ('write', 'mutate') AND status IN ('issued', 'completed', 'unknown')
-    AND undone_by IS NULL AND undoes IS NULL
+    AND undone_by IS NULL AND undoes IS NULL AND replay_of IS NULL
 ORDER BY number DESC"""
 ABANDON = """
 UPDATE hf_effects SET status = 'unknown', reason = 'rewound', fence = fence + 1, ended_at = :now

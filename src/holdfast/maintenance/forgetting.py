@@ -22,7 +22,8 @@ FORGETTABLE = """status IN ('completed', 'failed') AND (
     OR (ended_at <= :now - :effect_ms AND session_number IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM hf_sessions s WHERE s.number = session_number))
     OR (ended_at <= :now - :effect_ms AND session_number IS NULL AND item_id IS NOT NULL
-        AND ttl_ms IS NULL AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id))
+        AND ttl_ms IS NULL AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
+        AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6)))
 )"""
 FIND = f"""
 SELECT number, session_number, ttl_ms FROM hf_effects

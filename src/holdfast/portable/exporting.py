@@ -92,8 +92,8 @@ ORDER BY session_number
 EFFECTS = """
 SELECT number, session_number, session_id, id, scope, key, generation, call_id, item_id,
     issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, status, reason,
-    attempt, holder, fence, timeout_ms, settle_ms, ttl_ms, undoes, undone_by, decided_by, issued_at,
-    ended_at, expires_at, arguments, result, error, note, late
+    attempt, holder, fence, timeout_ms, settle_ms, ttl_ms, replay_of, undoes, undone_by, decided_by,
+    issued_at, ended_at, expires_at, arguments, result, error, note, late
 FROM hf_effects WHERE session_number = :session_number AND number > :after
 ORDER BY number LIMIT :limit
 """

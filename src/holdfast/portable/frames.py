@@ -170,6 +170,7 @@ class EffectFrame(msgspec.Struct, array_like=True, frozen=True, tag="effect"):
     timeout_ms: Count
     settle_ms: Count
     ttl_ms: Count | None
+    replay_of: str | None
     undoes: str | None
     undone_by: str | None
     decided_by: str | None

@@ -96,18 +96,19 @@ ADD_EFFECT = """
 INSERT INTO hf_effects (
     id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
     effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
-    error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms, ttl_ms, undoes,
-    undone_by, decided_by, note, late, issued_at, ended_at, expires_at
+    error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms, ttl_ms, replay_of,
+    undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at
 ) VALUES (
     :id, :scope, :key, (
         SELECT CASE WHEN coalesce(max(generation), 0) >= CAST(:generation AS INTEGER)
             THEN max(generation) + 1 ELSE CAST(:generation AS INTEGER) END
-        FROM hf_effects WHERE key = :key
+        FROM hf_effects
+        WHERE key = :key AND replay_of IS NULL AND CAST(:replay_of AS TEXT) IS NULL
     ), :call_id, :session_number, :session_id, :item_id, :issued_version, :tool,
     :effect, :is_irreversible, :request_digest, :idempotency_key, :arguments, :status, :reason,
     :result, :error, :attempt, :holder, :fence,
     CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END,
-    :timeout_ms, :settle_ms, :ttl_ms, :undoes,
+    :timeout_ms, :settle_ms, :ttl_ms, :replay_of, :undoes,
     :undone_by, :decided_by, :note, :late, :issued_at, :ended_at, :expires_at
 ) ON CONFLICT DO NOTHING
 """

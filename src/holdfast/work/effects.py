@@ -1,4 +1,4 @@
-"""Effects of a work item: their keys come from the item, so that a retry of it finds them."""
+"""Effects of a work item: their keys come from it, so that a retry or redrive of it finds them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class ItemEffects:
     """What an item does through the ledger, under its own lease."""
 
     id: str
+    first_id: str | None
     holder: str | None
     session_id: str | None
     session_number: int | None
@@ -39,7 +40,7 @@ class ItemEffects:
         wait_seconds: float | None = None,
         **arguments: Any,
     ) -> Flow[Result[Any]]:
-        """Run a tool once for this item: a retry of the item gets the stored result."""
+        """Run a tool once for this item: a retry or redrive of it gets the stored result."""
         return (yield from self._calling(tool, arguments, call_id, wait_seconds).run())
 
     @flow
@@ -79,6 +80,7 @@ class ItemEffects:
             arguments,
             call_id=call_id,
             item=self.id,
+            chain_id=self.first_id or self.id,
             wait_seconds=wait_seconds,
             holder=self.holder,
             guard=guard,

@@ -34,8 +34,8 @@ ERROR_CHARACTERS_MAX = 10_000
 
 COLUMNS = """number, id, session_number, session_id, root_id, type, queue, state, priority, key,
     on_crash, holder, fence, lease_acquired_at, lease_expires_at, heartbeat_at, cancel_requested,
-    retry_count, max_retries, attempts, failures, rescues, releases, redriven_from, input, output,
-    error, progress, available_at, created_at, started_at, completed_at, updated_at"""
+    retry_count, max_retries, attempts, failures, rescues, releases, redriven_from, first_id, input,
+    output, error, progress, available_at, created_at, started_at, completed_at, updated_at"""
 READ = f"SELECT {COLUMNS} FROM hf_work WHERE id = :id"  # noqa: S608
 HOLD = """
 SELECT fence FROM hf_work WHERE number = :number AND fence = :fence AND state = 'in_progress'
@@ -106,6 +106,7 @@ class Item:
     rescues: int
     releases: int
     redriven_from: str | None
+    first_id: str | None
     available_at: int
     created_at: int
     started_at: int | None

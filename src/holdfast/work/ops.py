@@ -239,7 +239,7 @@ class WorkOps(_Kept, Generic[I]):
             key=dead.key,
             on_crash=dead.on_crash,
         )
-        [(row, _)] = yield from submit_all(self.codec, self.signals, [again], redriven_from=dead.id)
+        [(row, _)] = yield from submit_all(self.codec, self.signals, [again], redriven=dead)
         return self._item(row)
 
     @query

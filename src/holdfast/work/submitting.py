@@ -22,7 +22,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..kernel.signals import Signals
-from .items import COLUMNS, READ, Submission, context, require_name, require_seconds
+from .items import COLUMNS, READ, Item, Submission, context, require_name, require_seconds
 
 SUBMISSIONS_MAX = 10_000
 ROWS_PER_BATCH = 500
@@ -31,13 +31,13 @@ TRIES_MAX = 20
 INSERT = f"""
 INSERT INTO hf_work (
     id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash,
-    max_retries, redriven_from, input, available_at, created_at, updated_at
+    max_retries, redriven_from, first_id, input, available_at, created_at, updated_at
 )
 SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
     CAST(:root_id AS TEXT), CAST(:type AS TEXT), CAST(:queue AS TEXT),
     CASE WHEN at.due > :now THEN 'scheduled' ELSE 'pending' END, CAST(:priority AS INTEGER),
     CAST(:key AS TEXT), CAST(:on_crash AS TEXT), CAST(:max_retries AS INTEGER),
-    CAST(:redriven_from AS TEXT), CAST(:input AS BLOB), at.due, :now, :now
+    CAST(:redriven_from AS TEXT), CAST(:first_id AS TEXT), CAST(:input AS BLOB), at.due, :now, :now
 FROM (
     SELECT coalesce(CAST(:available_at AS INTEGER), :now + CAST(:delay_ms AS INTEGER)) AS due
 ) AS at
@@ -62,7 +62,7 @@ def submit_all(
     wanted: Sequence[Submission],
     *,
     default: Place | None = None,
-    redriven_from: str | None = None,
+    redriven: Item | None = None,
 ) -> Op[list[tuple[Row, bool]]]:
     """Submit items and return each one's row, and whether it is new: a key that lives is not."""
     drafts = []
@@ -82,7 +82,8 @@ def submit_all(
     for submission, body in drafts:
         parameters = {
             **_parameters(codec, submission, places[_key(submission.session)]),
-            "redriven_from": redriven_from,
+            "redriven_from": None if redriven is None else redriven.id,
+            "first_id": None if redriven is None else redriven.first_id or redriven.id,
             "id": (yield from fresh_id()),
         }
         parameters["input"] = codec.seal(body, context=context(parameters["id"], "input"))

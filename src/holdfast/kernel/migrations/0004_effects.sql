@@ -3,6 +3,9 @@
 --             new one comes after a failure, when the last has expired, or when something else was
 --             written in between. Nothing is ever rolled back here
 --
+-- A call that another's row answered has a row of its own that names it in replay_of, with the key,
+-- generation and outcome of that one, so that the same call id is never run later. It is no attempt.
+--
 -- An effect outlives its session: a retry that comes late must still find it. A fork finds what
 -- came before it through its lineage: [session id, number, first version, last version], newest
 -- first, as it was when the fork was made.
@@ -42,6 +45,7 @@ CREATE TABLE hf_effects (
     timeout_ms INTEGER NOT NULL,
     settle_ms INTEGER NOT NULL,
     ttl_ms INTEGER,
+    replay_of TEXT,
     undoes TEXT,
     undone_by TEXT,
     decided_by TEXT,
@@ -52,7 +56,7 @@ CREATE TABLE hf_effects (
     expires_at INTEGER
 );
 
-CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation);
+CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation) WHERE replay_of IS NULL;
 
 CREATE INDEX ix_effects_call ON hf_effects (scope, call_id) WHERE call_id IS NOT NULL;
 
@@ -60,6 +64,9 @@ CREATE INDEX ix_effects_session ON hf_effects (session_number, number)
 WHERE session_number IS NOT NULL;
 
 CREATE INDEX ix_effects_item ON hf_effects (item_id, number) WHERE item_id IS NOT NULL;
+
+CREATE INDEX ix_effects_chain ON hf_effects (scope, number)
+WHERE session_number IS NULL AND item_id IS NOT NULL;
 
 CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 

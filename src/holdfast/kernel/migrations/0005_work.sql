@@ -3,7 +3,8 @@
 --           waits for its time is `scheduled` and one that waits for a person is `review`; both
 --           show as pending. The fence is raised by every claim and never goes back. claim_id names
 --           the claim that an item was last leased by, so that the claim's answer can be read again
---           if it was lost with the connection; only PostgreSQL needs it.
+--           if it was lost with the connection; only PostgreSQL needs it. first_id is where a chain
+--           of redrives began, NULL in that item: the keys of an item's effects come from it.
 --
 -- An item with a session changes its state only under its tree's lock, except that a claim takes
 -- what is pending. Lock order: the tree, then items by number, then sessions.
@@ -36,6 +37,7 @@ CREATE TABLE hf_work (
     rescues INTEGER NOT NULL DEFAULT 0,
     releases INTEGER NOT NULL DEFAULT 0,
     redriven_from TEXT,
+    first_id TEXT,
     claim_id TEXT,
     input BLOB NOT NULL,
     output BLOB,
@@ -74,6 +76,8 @@ CREATE UNIQUE INDEX ux_work_key ON hf_work (queue, key)
 WHERE key IS NOT NULL AND state IN ('scheduled', 'pending', 'in_progress', 'review');
 
 CREATE UNIQUE INDEX ux_work_redriven ON hf_work (redriven_from) WHERE redriven_from IS NOT NULL;
+
+CREATE INDEX ix_work_first ON hf_work (first_id) WHERE first_id IS NOT NULL;
 
 --[sqlite]
 CREATE TRIGGER hf_work_no_update BEFORE UPDATE ON hf_work

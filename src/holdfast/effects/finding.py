@@ -1,0 +1,118 @@
+"""Finding the row that answers a call: the call's own first, then that of an equal one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..codec import Limits
+from ..kernel.operation import Op, Query, Row, batch, rows
+from .identity import Past, counting, key_within, read_past
+from .rows import (
+    BY_CALL,
+    BY_KEY,
+    NEWEST_CHANGE,
+    NEWEST_CHANGE_IN_CHAIN,
+    PAST_ROWS_MAX,
+    Wanted,
+    mismatch,
+)
+from .salts import Salts
+
+VERSION_MAX = 2**62
+
+
+@dataclass(slots=True)
+class Found:
+    """What the ledger holds of a request."""
+
+    row: Row | None
+    """The row that counts."""
+    newest: Row | None
+    """The newest attempt under the same key, which may not count."""
+    is_same_call: bool
+    """Whether the same call id was there before, whatever came of it."""
+    is_own: bool
+    """Whether the row that counts is that call's own."""
+    past: Past | None
+    """The history of a session that was rewound or forked."""
+
+
+def looks_for(wanted: Wanted) -> list[Query]:
+    """Return the statements whose answers `find` is given."""
+    request, identity = wanted.request, wanted.identity
+    looks = [Query(BY_KEY, {"key": identity.key, "limit": 1})]
+    if request.call_id is not None:
+        call = {"scope": identity.scope, "call_id": request.call_id, "limit": 1}
+        looks.insert(0, Query(BY_CALL, call))
+    return looks
+
+
+def find(
+    salts: Salts,
+    limits: Limits,
+    wanted: Wanted,
+    session: Row | None,
+    answers: Sequence[Sequence[Row]],
+) -> Op[Found]:
+    """Return what counts for a request; raise RequestMismatch if that is another's."""
+    own, equal = answers if len(answers) > 1 else ([], answers[0])
+    newest, past = next(iter(equal), None), None
+    is_branched = session is not None and (
+        session["epoch"] > 1 or session["origin_number"] is not None
+    )
+    # A key of the caller's counts in the whole store, whatever becomes of a session.
+    if is_branched and session is not None and wanted.request.policy != "once":
+        past = yield from read_past(session["number"])
+        own, equal = yield from _in_the_past(salts, limits, past, wanted, newest)
+    own, equal = [row for row in own if _counts(row)], [row for row in equal if _counts(row)]
+    row = counting([*own, *equal])
+    if row is not None and not salts.is_of(limits, row, wanted):
+        raise mismatch(row, wanted.request)
+    is_own = any(row is each for each in own)
+    return Found(row, newest, bool(own), is_own, past)
+
+
+def is_latest(wanted: Wanted, found: Found) -> Op[bool]:
+    """Whether nothing has been written since the row that was found."""
+    assert found.row is not None
+    looks = [Query(NEWEST_CHANGE_IN_CHAIN, {"scope": wanted.identity.scope})]
+    if wanted.place is not None:
+        ends = {} if found.past is None else found.past.ends
+        looks = [
+            Query(NEWEST_CHANGE, {"session_number": number, "before": before})
+            for number, before in {wanted.place.number: VERSION_MAX, **ends}.items()
+        ]
+    answers = yield from batch(*looks)
+    newest = max(row["number"] or 0 for (row,) in answers)
+    is_read = wanted.request.effect == "read"
+    return bool(newest < found.row["number"] if is_read else newest == found.row["number"])
+
+
+def _counts(row: Row) -> bool:
+    return row["undone_by"] is None and not row["is_expired"]
+
+
+def _in_the_past(
+    salts: Salts, limits: Limits, past: Past, wanted: Wanted, newest: Row | None
+) -> Op[tuple[list[Row], list[Row]]]:
+    """Return a call's own rows and those of equal calls in a history of several parts."""
+    request = wanted.request
+    is_of_session = request.policy in {"session", "latest", "call"} and not request.chain_id
+    key = None if newest is None else newest["key"]
+    places = [(wanted.identity.scope, key, past.holds)]
+    for origin in past.origins if is_of_session else ():
+        holds = functools.partial(past.holds_of_origin, origin)
+        for salt in salts.of(wanted.belief, request):
+            there = key_within(salt, limits, origin[0], request)
+            places.append((origin[0], there, holds))
+    own: list[Row] = []
+    equal: list[Row] = []
+    for scope, key, is_held in places:
+        if request.call_id is not None:
+            call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
+            own += filter(is_held, (yield from rows(BY_CALL, **call)))
+        if key is not None:
+            equal += filter(is_held, (yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)))
+    return own, equal
