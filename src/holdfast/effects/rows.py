@@ -15,13 +15,11 @@ from ..records import Effect, EffectKind, EffectStatus
 ERROR_CHARACTERS_MAX = 10_000
 PAST_ROWS_MAX = 1_000
 
-# A replay stands or falls with the effect that it names.
+# What was undone is undone for those it was replayed to as well.
 COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id, item_id,
-    issued_version, tool, effect, coalesce((
-        SELECT o.is_irreversible FROM hf_effects o WHERE o.id = e.replay_of
-    ), is_irreversible) AS is_irreversible, request_digest, idempotency_key, arguments, status,
-    reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms,
-    replay_of, undoes, coalesce((
+    issued_version, tool, effect, is_irreversible, request_digest, idempotency_key, arguments,
+    status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
+    settle_ms, replay_of, undoes, coalesce((
         SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
     ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
 TICKET = "number, id, fence, tool, call_id, idempotency_key, undoes"
