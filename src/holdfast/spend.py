@@ -151,6 +151,8 @@ class Spent:
 class SpendOps(CheckpointOps):
     """What a session does with its ledger of spend."""
 
+    ledger: Any
+
     @operation
     def spend(
         self,
@@ -182,7 +184,8 @@ class SpendOps(CheckpointOps):
         }
         packed = None
         if details is not None:
-            packed = self.codec.pack(dict(details), context=_context(spend_id), name="details")
+            told = self.ledger.redactor.redact(dict(details))
+            packed = self.codec.pack(told, context=_context(spend_id), name="details")
         if state == "open":
             yield from self._lock()
         else:
@@ -225,6 +228,7 @@ class StoreSpend:
     """What a store does with the ledger of spend of all its sessions."""
 
     codec: Codec
+    ledger: Any
 
     @query
     def spends(
@@ -300,6 +304,7 @@ class StoreSpend:
                 holder=driven["holder"],
             )
         estimate = None if row["nano_usd"] is None else str(dollars(row["nano_usd"]))
+        said = self.ledger.redactor.redact(said)
         details = {**(_details(self.codec, row) or {}), **said, "estimate_usd": estimate}
         packed = self.codec.pack(details, context=_context(id), name="details")
         return (yield from _write(self.codec, row, row, id, given, packed, tells=bool(has_tree)))

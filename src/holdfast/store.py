@@ -41,7 +41,7 @@ from .records import Event, Finding, IdSource, StoreInfo
 from .redaction import Redaction, Redactor, require_key
 from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
 from .spend import StoreSpend
-from .work import AsyncWork, ItemsOfSessions, TxWork, Work
+from .work import AsyncWork, AttachedItems, TxWork, Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,19 +163,21 @@ class _Handle:
     ) -> None:
         self.driver = driver
         self.codec = codec
+        self.heads = Heads()
+        items = AttachedItems(codec, self.heads, driver.signals)
         self.ledger = Ledger(
             codec=codec,
             redactor=redaction,
             signals=driver.signals,
             holder=default_holder(),
             run=lambda call: driver.twin().run(call),
+            settled=items.settled,
             is_joined=is_joined,
             is_async=isinstance(self, AsyncBound),
         )
-        self.heads = Heads()
         self.url = target.url
         self.signals = driver.signals
-        self.attached = (ItemsOfSessions(driver.signals),)
+        self.attached = (items,)
         self._target = target
         self._settings = settings
 

@@ -154,7 +154,7 @@ async def test_listings_refuse_what_cannot_be_meant(subject: Subject) -> None:
     for before in (-1, *WHOLE):
         await raises(InvalidArgument, partial(work.list, before=before))
         await raises(InvalidArgument, partial(work.dead, before=before))
-    for status in ("", "queued", "expired", 7, ["pending"]):
+    for status in ("", "queued", "expired", 7, [], ["pending", "queued"], [["pending"]]):
         await raises(InvalidArgument, partial(work.list, status=status))
     for name in ("holder", "type", "queue", "session"):
         for value in NAMES:

@@ -20,6 +20,7 @@ from holdfast.work import Watchdog
 from holdfast.work.claiming import Claim
 from holdfast.work.finishing import Ending, Endings
 from holdfast.worker.statements import Statements
+from tests.checkpoints.colours import sql
 from tests.checkpoints.looking import Look
 from tests.crash.children import run
 
@@ -142,6 +143,33 @@ def composed(desk: Desk) -> None:
     desk.store.run(several)
 
 
+def driving(desk: Desk) -> None:
+    claimed(desk)
+    desk.look()
+    desk.items[0].drive()
+
+
+def expired_driver(desk: Desk) -> None:
+    expired(desk)
+    desk.look()
+    desk.items[0].drive()
+
+
+def in_doubt(desk: Desk) -> None:
+    """An item in review, and the effect that it waits for."""
+    claimed(desk)
+    desk.look()
+    effect = desk.session.begin("charge", {"cents": 5})
+    statement = "UPDATE hf_effects SET status = 'unknown', ended_at = 1 WHERE id = :id"
+    sql(desk.store, statement, id=effect.effect_id)
+    desk.items[0].fail(holdfast.Unresolved("in doubt", effect_id=effect.effect_id))
+
+
+def resolve(desk: Desk) -> None:
+    [effect] = desk.store.effects(session=desk.session)
+    desk.store.resolve(effect.id, holdfast.NotLanded(), by="ann")
+
+
 def prune(desk: Desk) -> None:
     """Remove this desk's items only, as a prune of the whole store does with each tree's."""
     store = desk.store
@@ -206,6 +234,13 @@ STEPS: dict[str, Step] = {
     "sweep for review": Step(
         lambda d: expired(d, on_crash="review"), lambda d: d.store.work.sweep()
     ),
+    "drive": Step(claimed, lambda d: d.items[0].drive()),
+    "heartbeat of a driver": Step(driving, lambda d: d.items[0].heartbeat(lease_seconds=86_400)),
+    "complete as a driver": Step(driving, lambda d: d.items[0].complete({"ok": True})),
+    "fail as a driver": Step(driving, lambda d: d.items[0].fail("no")),
+    "sweep a driver": Step(expired_driver, lambda d: d.store.work.sweep()),
+    "resolve what it waits for": Step(in_doubt, resolve),
+    "rewind the session": Step(claimed, lambda d: d.session.rewind(1)),
     "promote": Step(due, lambda d: d.store.work.promote()),
     "cancel the session": Step(claimed, lambda d: d.session.cancel()),
     "delete the session": Step(claimed, lambda d: d.session.delete(force=True)),
@@ -222,9 +257,11 @@ def shape(store: holdfast.Store, name: str) -> dict[str, Any]:
     """Everything that the store knows of a desk, without ids and times."""
     items = list(reversed(store.work.list(queue=name)))
     ids = {item.id: index for index, item in enumerate(items)}
-    sessions = Look(store).rows("SELECT name, status FROM hf_sessions WHERE id = :id", id=name)
+    columns = "name, status, epoch, fence, holder IS NULL AS is_free, lease_expires_at > 6e6 + ("
+    columns += "SELECT max(w.created_at) FROM hf_work w WHERE w.session_id = :id) AS is_long"
+    sessions = Look(store).rows(f"SELECT {columns} FROM hf_sessions WHERE id = :id", id=name)
     found: dict[str, Any] = {
-        "sessions": [(row["name"], row["status"]) for row in sessions],
+        "sessions": [[str(value) for value in row.values()] for row in sessions],
         "events": [event.kind for event in store.events(name)],
     }
     for index, item in enumerate(items):

@@ -90,7 +90,7 @@ async def test_finished_items_are_immutable_in_the_database_too(subject: Subject
             statement = f"UPDATE hf_work SET {change} WHERE number = {item.number}"
             await raises(Refused, partial(sql, store, statement))
         await raises(Refused, partial(sql, store, "DELETE FROM hf_work"))
-        for write in (item.complete, item.release, item.heartbeat, item.cancel):
+        for write in (partial(item.complete, 2), item.release, item.heartbeat, item.cancel):
             await raises(LeaseLost, write)
     await done(store.work.submit("t"))
     await raises(Refused, partial(sql, store, "DELETE FROM hf_work WHERE state = 'pending'"))

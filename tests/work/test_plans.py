@@ -28,6 +28,7 @@ ENDED = {
     "is_final": 1,
     "output": None,
     "error": None,
+    "waits_for_effect": None,
     **dict.fromkeys(("delay_ms", "retries", "failures", "rescues", "releases", "fences"), 0),
 }
 CLAIMED = {
@@ -53,13 +54,14 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
     "next due": (sweeping.NEXT_DUE, {}, {"ix_work_scheduled"}),
     "old": (sweeping.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
-    "of a session": (sweeping.LIVE_OF_SESSION, {"number": 1}, {"ix_work_session"}),
+    "of a session": (sweeping.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
+    "waiting for an effect": (sweeping.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
     "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
     "dead": (ops.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
-    "failed": (ops._page({}, "failed"), PAGE, {"ix_work_dead"}),
-    "waiting for review": (ops._page({}, "pending"), PAGE, {"ix_work_review"}),
-    "held by": (ops._page({"holder": "w"}, None), {**PAGE, "holder": "w"}, {"ix_work_running"}),
-    "of a type": (ops._page({"type": "a"}, None), {**PAGE, "type": "rare"}, {"ix_work_type"}),
+    "failed": (ops._page({}, ["failed"]), PAGE, {"ix_work_dead"}),
+    "waiting for review": (ops._page({}, ["pending"]), PAGE, {"ix_work_review"}),
+    "held by": (ops._page({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
+    "of a type": (ops._page({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
 }
 
 

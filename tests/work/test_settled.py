@@ -54,7 +54,7 @@ def test_a_key_that_lives_is_found_after_the_insert_that_was_refused(
         [held] = store.work.claim("w", queues="t")
         held.complete()
         with pytest.raises(holdfast.LeaseLost, match="the item is completed"):
-            held.complete()
+            held.complete("another output")
         assert store.work.submit("t", 3, key="k").id != first.id
 
 

@@ -112,6 +112,8 @@ class Agent:
         if not isinstance(session, Session):
             raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
         _check(message, message_id)
+        if session.item is not None:
+            session = session.item.drive()
         if session.fence is not None:
             return run_flow(session.driver, self._flow(session, message, message_id))
         run_flow(session.driver, self._recover())
@@ -124,6 +126,8 @@ class Agent:
         if not isinstance(session, AsyncSession):
             raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
         _check(message, message_id)
+        if session.item is not None:
+            session = await session.item.drive()
         if session.fence is not None:
             return await run_flow_async(session.driver, self._flow(session, message, message_id))
         await run_flow_async(session.driver, self._recover())

@@ -16,7 +16,7 @@ from ..errors import (
     SessionNotFound,
     VersionConflict,
 )
-from ..feed import event
+from ..feed import emit, event
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, decide, fresh_id, one
 from ..leases import Guard
 from ..records import KINDS, Checkpoint, Kind
@@ -279,6 +279,14 @@ def require_fence(place: Place, row: Row) -> None:
         fence=place.fence,
         current_fence=row["fence"],
     )
+
+
+def record_status(codec: Codec, heads: Heads, place: Place, before: str, after: str) -> Op[None]:
+    """Write a change of status into the session's history and into the feed."""
+    data = {"from": before, "to": after}
+    ready = draft(codec, "state_transition", {}, data, None, None, None)
+    yield from write(codec, heads, place, ready)
+    yield from emit(codec, place.root_id, place.session_id, "session_status_changed", data)
 
 
 def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manifests.Entry]]:

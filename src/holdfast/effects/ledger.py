@@ -81,6 +81,8 @@ class Ledger:
     holder: str
     run: Callable[[Call[Any]], Any]
     """Runs a call on a thread of our own."""
+    settled: Callable[[str], Op[None]]
+    """What follows, in the same transaction, when an unknown effect is resolved."""
     is_joined: bool = False
     is_async: bool = False
     pen: Pen = field(init=False)
@@ -208,6 +210,8 @@ class Ledger:
         # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
         if place is not None and answers[0]:
             yield self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)
+        if old_status == "unknown":
+            yield from self.settled(ticket.id)
         yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
         return True
 

@@ -34,6 +34,8 @@ class _Named:
         self.fence: int | None = None
         self.guard: Guard | None = None
         self.holder: str | None = None
+        self.item: Any = None
+        """The work item whose attempt this handle writes for, if it came from one."""
         self.ledger = owner.ledger
         self.attached = owner.attached
 

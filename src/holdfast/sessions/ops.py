@@ -10,13 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from ..checkpoints import RewindOps, copy_fork_point
 from ..checkpoints.branching import find_and_hold
 from ..checkpoints.collecting import remove_all
-from ..checkpoints.ops import CheckpointOps, require_version
+from ..checkpoints.ops import require_version
 from ..checkpoints.reading import naming
 from ..checkpoints.writing import (
     LOOK,
     Place,
     lock_and_look,
     random_id,
+    record_status,
     require_writable,
 )
 from ..effects import SessionEffects
@@ -44,7 +45,7 @@ from ..kernel.operation import (
 from ..leases import LeasedTable
 from ..records import Checkpoint, Lease, SessionInfo, Status
 from ..spend import SpendOps
-from .rows import COLUMNS, READ, info, record_status, require_id, require_text
+from .rows import COLUMNS, READ, info, require_id, require_text
 
 H = TypeVar("H")
 J = TypeVar("J")
@@ -89,6 +90,11 @@ SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT)
 FROM hf_sessions WHERE number = :number
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
+# Its holder could still revive an expired lease, and write into the new epoch.
+FENCE_EXPIRED = """
+UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
+WHERE number = :number AND holder IS NOT NULL
+"""
 # What stands between an instance's name and the boot that holds a lease in its name.
 BOOT_MARK = " @ "
 FENCE_INSTANCE = """
@@ -102,12 +108,16 @@ _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 class Attached(Protocol):
     """What hangs on sessions and goes with them; the tree is locked when it is told."""
 
-    def cancel(self, session: CheckpointOps, place: Place) -> Op[None]:
-        """Cancel what belongs to a session that was just cancelled."""
+    def cancel(self, numbers: Sequence[int]) -> Op[None]:
+        """Cancel what belongs to sessions that are about to be cancelled."""
         ...
 
-    def remove(self, session: CheckpointOps, number: int) -> Op[None]:
+    def remove(self, number: int) -> Op[None]:
         """Remove what belongs to a session that is about to be deleted."""
+        ...
+
+    def rewind(self, number: int, keeping: str | None) -> Op[None]:
+        """Fence what runs for a session that is rewound, except the item that rewinds it."""
         ...
 
 
@@ -153,18 +163,17 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         """Cancel the session and everything below it; drivers are fenced. Returns their ids."""
         yield from self._lock()
         yield from self._row()
-        cancelled = []
-        for row in (yield from rows(DESCENDANTS, id=self.id)):
-            if row["status"] in {"active", "waiting"}:
-                # The lease is taken away first: the record is then nobody's to refuse.
-                yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
-                place = Place(row["id"], row["number"], self.root_id, None)
-                yield from record_status(self.codec, self.heads, place, row["status"], "cancelled")
-                yield from rows(SET_STATUS, number=row["number"], status="cancelled", raised=0)
-                for attached in self.attached:
-                    yield from attached.cancel(self, place)
-                cancelled.append(row["id"])
-        return cancelled
+        found = yield from rows(DESCENDANTS, id=self.id)
+        doomed = [row for row in found if row["status"] in {"active", "waiting"}]
+        for attached in self.attached:
+            yield from attached.cancel([row["number"] for row in doomed])
+        for row in doomed:
+            # The lease is taken away first: the record is then nobody's to refuse.
+            yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
+            place = Place(row["id"], row["number"], self.root_id, None)
+            yield from record_status(self.codec, self.heads, place, row["status"], "cancelled")
+            yield from rows(SET_STATUS, number=row["number"], status="cancelled", raised=0)
+        return [row["id"] for row in doomed]
 
     @operation
     def delete(self, *, force: bool = False) -> Op[list[str]]:
@@ -187,7 +196,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
                 )
         for row in reversed(doomed):
             for attached in self.attached:
-                yield from attached.remove(self, row["number"])
+                yield from attached.remove(row["number"])
             yield from remove_all(row["number"])
             yield from rows(DELETE, number=row["number"])
         ids = [row["id"] for row in doomed]
@@ -238,11 +247,18 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         """Go on from an older version, in a new epoch, without undoing any effect.
 
         Versions go on counting: the rewind itself is a `state_transition` record. What came
-        after the version stays, aside; effects that stand are remembered and listed.
+        after the version stays, aside; effects that stand are remembered and listed. Work items
+        that run for the session are fenced and made ready again; no retry is spent.
         """
         require_version(version)
-        yield from self._lock()
-        left = yield from leave_behind(self.ledger, self._place(), version)
+        place = self._place()
+        require_writable(place, (yield from lock_and_look(place)))
+        keeping = None if self.guard is None else self.guard.id
+        for attached in self.attached:
+            yield from attached.rewind(self.number, keeping)
+        if self.fence is None:
+            yield from rows(FENCE_EXPIRED, number=self.number)
+        left = yield from leave_behind(self.ledger, place, version)
         checkpoint = yield from self._go_back(version)
         return Rewound(
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ..checkpoints import Heads
-from ..checkpoints.writing import Place, draft, write
 from ..codec import Codec
 from ..errors import InvalidArgument
-from ..feed import emit
-from ..kernel.operation import Op, Row
+from ..kernel.operation import Row
 from ..records import SessionInfo
 
 TEXT_CHARACTERS_MAX = 256
@@ -15,14 +12,6 @@ TEXT_CHARACTERS_MAX = 256
 COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at, created_at, updated_at, last_resumed_at"""
 READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
-
-
-def record_status(codec: Codec, heads: Heads, place: Place, before: str, after: str) -> Op[None]:
-    """Write a change of status into the session's history and into the feed."""
-    data = {"from": before, "to": after}
-    ready = draft(codec, "state_transition", {}, data, None, None, None)
-    yield from write(codec, heads, place, ready)
-    yield from emit(codec, place.root_id, place.session_id, "session_status_changed", data)
 
 
 def info(codec: Codec, row: Row) -> SessionInfo:

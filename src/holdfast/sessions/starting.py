@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from ..checkpoints import Heads
 from ..checkpoints.ops import require_kind, require_limit
 from ..checkpoints.reading import HEADER, header
-from ..checkpoints.writing import Place, random_id
+from ..checkpoints.writing import Place, random_id, record_status
+from ..clock import milliseconds_of
 from ..codec import Codec
 from ..errors import InvalidArgument, SessionEnded, SessionNotFound
 from ..feed import emit, plant_tree
@@ -24,7 +26,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
-from .rows import COLUMNS, READ, info, record_status, require_id, require_text
+from .rows import COLUMNS, READ, info, require_id, require_text
 
 H = TypeVar("H")
 
@@ -182,20 +184,19 @@ class SessionsOps(Generic[H]):
 
     @query
     def checkpoints(
-        self, *, kind: Kind | None = None, since: int = 0, limit: int = 100
+        self, *, kind: Kind | None = None, since: datetime | int = 0, limit: int = 100
     ) -> Op[list[Checkpoint]]:
         """Return the newest checkpoints of all sessions without their channels, newest first.
 
-        `since` is a time in milliseconds.
+        `since` is a datetime with a time zone, or a time in milliseconds.
         """
         require_kind(kind)
         require_limit(limit, SESSIONS_PER_PAGE_MAX)
-        if type(since) is not int or not 0 <= since < 2**63:
-            raise InvalidArgument(f"since must be a time in milliseconds, not {since!r}")
+        since_ms = milliseconds_of("since", since)
         kinds = KINDS if kind is None else (kind,)
         # One look per kind, each along the index; the newest of all are among them.
         found = yield from batch(
-            *(Query(NEWEST, {"kind": each, "since": since, "limit": limit}) for each in kinds)
+            *(Query(NEWEST, {"kind": each, "since": since_ms, "limit": limit}) for each in kinds)
         )
         newest = sorted(
             (row for rows_of_kind in found for row in rows_of_kind),

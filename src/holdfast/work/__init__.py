@@ -2,18 +2,19 @@
 
 from .claiming import Beat
 from .handles import AsyncWork, AsyncWorkItem, TxWork, TxWorkItem, Work, WorkItem
-from .insight import Growth, LeaseHealth, WorkCount
+from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .submitting import topic
-from .sweeping import ItemsOfSessions, Swept, Watchdog, prune
+from .sweeping import AttachedItems, Swept, Watchdog, prune
 
 __all__ = [
     "WORK_STATUSES",
     "AsyncWork",
     "AsyncWorkItem",
+    "AttachedItems",
     "Beat",
+    "FailedAttempt",
     "Growth",
-    "ItemsOfSessions",
     "LeaseHealth",
     "OnCrash",
     "Submission",

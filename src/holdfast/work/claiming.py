@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, decide, fresh_id, rows
 from ..leases import lease_milliseconds, require_holder
+from .driving import renew_driven
 from .items import COLUMNS, require_name, require_number
 
 CLAIM_MAX = 1_000
@@ -22,7 +23,8 @@ HELD_MAX = 10_000
 # them for few.
 CLAIM = f"""
 UPDATE hf_work SET
-    state = 'in_progress', holder = :holder, fence = fence + 1, attempts = attempts + 1,
+    state = 'in_progress', holder = :holder, last_holder = :holder, fence = fence + 1,
+    attempts = attempts + 1, driving_fence = NULL,
     lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
     started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
     /*pg , claim_id = :claim_id */
@@ -74,7 +76,7 @@ WHERE number IN (
     SELECT number FROM held
     /*pg )) */
 )
-RETURNING number, lease_expires_at, heartbeat_at, cancel_requested
+RETURNING number, lease_expires_at, heartbeat_at, cancel_requested, session_number, driving_fence
 """
 
 
@@ -168,4 +170,5 @@ def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row
     if not held:
         return {}
     found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
+    yield from renew_driven(found, lease_ms)
     return {row["number"]: row for row in found}

@@ -25,6 +25,7 @@ class ItemEffects:
     session_number: int | None
     root_id: str | None
     is_held: bool
+    driving_fence: int | None
     ledger: Ledger
 
     def _guard(self) -> Guard:
@@ -72,7 +73,8 @@ class ItemEffects:
         guard = self._guard() if self.is_held else None
         place = None
         if self.session_id is not None and self.session_number is not None and self.root_id:
-            place = Place(self.session_id, self.session_number, self.root_id, None, guard)
+            fence = self.driving_fence if self.is_held else None
+            place = Place(self.session_id, self.session_number, self.root_id, fence, guard)
         return prepare(
             self.ledger,
             place,

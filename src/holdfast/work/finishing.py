@@ -9,22 +9,35 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..checkpoints import Heads
 from ..checkpoints.ops import CheckpointOps
 from ..checkpoints.writing import LOOK, Place, draft, write
 from ..codec import Codec
-from ..errors import InvalidArgument, LeaseLost, NotFound
+from ..errors import (
+    InProgress,
+    InvalidArgument,
+    LeaseLost,
+    NotFound,
+    SessionBusy,
+    StoreBusy,
+    Unresolved,
+)
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, decide, one, rows
 from ..kernel.signals import Signals
+from .driving import give_back_driven
 from .items import FINAL, Item, Submission, WorkStatus, context, status_of
 from .submitting import ring, submit_all
 
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 300.0
+# What raises one of these is tried again soon and as often as it takes: it is busy, not wrong.
+BUSY = (SessionBusy, InProgress, StoreBusy)
+BUSY_MS_MAX = 10_000
+BRIEF_CHARACTERS_MAX = 500
 
 # A cancellation that was asked for wins over every further attempt.
 FINISH = """
@@ -34,6 +47,7 @@ UPDATE hf_work SET
     completed_at = CASE WHEN cancel_requested = 1 OR :is_final = 1 THEN :now END,
     available_at = CASE WHEN :is_final = 1 THEN available_at ELSE :now + :delay_ms END,
     output = CAST(:output AS BLOB), error = CAST(:error AS BLOB),
+    waits_for_effect = CAST(:waits_for_effect AS TEXT),
     holder = NULL, lease_expires_at = NULL, fence = fence + :fences,
     retry_count = retry_count + CASE WHEN cancel_requested = 1 THEN 0 ELSE :retries END,
     failures = failures + :failures, rescues = rescues + :rescues, releases = releases + :releases,
@@ -42,7 +56,8 @@ WHERE number = :number AND {condition}
 RETURNING {columns}
 """
 ENDED = """state, completed_at, available_at, output, error, holder, lease_expires_at, fence,
-    retry_count, failures, rescues, releases, updated_at"""
+    retry_count, failures, rescues, releases, updated_at, session_number, driving_fence,
+    waits_for_effect"""
 WITH_FENCE = "fence = :fence AND state = 'in_progress'"
 HELD = FINISH.format(columns=ENDED, condition=WITH_FENCE)
 EXPIRED = FINISH.format(columns=ENDED, condition=f"{WITH_FENCE} AND lease_expires_at <= :now")
@@ -51,10 +66,12 @@ LIVE = FINISH.format(
 )
 IDLE = FINISH.format(columns=ENDED, condition="state IN ('scheduled', 'pending', 'review')")
 # A completion alone says nothing but its output: fewer values to send for what is done most.
-_SAID = {"state": "'completed'", "is_final": "1", "error": "NULL", "fences": "0", "delay_ms": "0"}
-_SAID |= dict.fromkeys(("retries", "failures", "rescues", "releases"), "0")
-COMPLETE = re.sub(r":(\w+)", lambda name: _SAID.get(name[1], name[0]), HELD)
-COMPLETE_UNREAD = COMPLETE.replace(ENDED, "state, retry_count")
+_SAID = {"state": "'completed'", "is_final": "1", "error": "NULL", "waits_for_effect": "NULL"}
+_SAID |= dict.fromkeys(("fences", "delay_ms", "retries", "failures", "rescues", "releases"), "0")
+_COMPLETE = re.sub(r":(\w+)", lambda name: _SAID.get(name[1], name[0]), HELD)
+COMPLETE_UNREAD = _COMPLETE.replace(ENDED, "state, retry_count, session_number, driving_fence")
+# One that drives has its session to give back as well, which takes more than one statement.
+COMPLETE = _COMPLETE.replace(WITH_FENCE, f"{WITH_FENCE} AND driving_fence IS NULL")
 READ_ENDED = f"SELECT {ENDED} FROM hf_work WHERE number = :number"  # noqa: S608
 LOCK_ITEM = "SELECT state FROM hf_work WHERE number = :number /*pg FOR NO KEY UPDATE */"
 ASK_TO_STOP = """
@@ -62,6 +79,23 @@ UPDATE hf_work SET cancel_requested = 1, updated_at = :now
 WHERE number = :number AND state = 'in_progress' AND cancel_requested = 0
 RETURNING holder
 """
+# At least so many of the last errors of an item are kept.
+ERRORS_KEPT = 20
+KEEP_ERROR = """
+INSERT INTO hf_attempts (work_number, attempt, holder, fence, reason, error, ended_at)
+SELECT number, attempts, CAST(:holder AS TEXT), CAST(:fence AS INTEGER), CAST(:reason AS TEXT),
+    CAST(:error AS BLOB), :now
+FROM hf_work WHERE number = :number
+"""
+DROP_ERRORS = """
+DELETE FROM hf_attempts WHERE work_number = :number AND attempt < (
+    SELECT min(kept.attempt) FROM (
+        SELECT attempt FROM hf_attempts WHERE work_number = :number
+        ORDER BY attempt DESC LIMIT :limit
+    ) AS kept
+)
+"""
+EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
 STATE = "SELECT state, fence, holder FROM hf_work WHERE number = :number"
 EVENTS = {
     "completed": "work_completed",
@@ -99,6 +133,12 @@ class Ending:
     checkpoint: Mapping[str, Any] | None = None
     effect: tuple[Completable, Any] | None = None
     then: Sequence[Submission] = field(default=())
+    waits_for_effect: str | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether an error of the handler or an expired lease ends the attempt."""
+        return self.failures + self.rescues > 0
 
     @property
     def is_plain(self) -> bool:
@@ -125,8 +165,12 @@ class Ending:
             "rescues": self.rescues,
             "releases": self.releases,
             "fences": self.fences,
+            "waits_for_effect": self.waits_for_effect,
         }
         return Query(statement, parameters)
+
+
+RESOLVED = Ending("pending", "effect resolved")
 
 
 class Endings:
@@ -154,7 +198,9 @@ class Endings:
         query = ending.query(COMPLETE, item, self.codec)
         again = Query(READ_ENDED, {"number": item.number})
         answers = yield from decide(*locks, query, emits=emits, again=again)
-        return answers[-1][0] if answers[-1] else None
+        if answers[-1]:
+            return answers[-1][0]
+        return (yield from self.finish([(item, ending)]))[0]
 
     def finish_and(
         self, ended: Sequence[tuple[Item, Ending]], *beside: Query, statement: str = HELD
@@ -170,15 +216,19 @@ class Endings:
         ]
         answers = yield from batch(*map(Lock, roots), *queries, *beside)
         found: list[Row | None] = [None] * len(ended)
-        ready = set()
         for index, answer in zip(by_number, answers[len(roots) :], strict=False):
-            if not answer:
-                continue
+            found[index] = answer[0] if answer else None
+        yield from give_back_driven(filter(None, found))
+        ready = set()
+        for index in by_number:
             item, ending = ended[index]
-            found[index] = answer[0]
-            if answer[0]["state"] == "pending":
+            if (row := found[index]) is None:
+                continue
+            if row["state"] == "pending":
                 ready.add(item.queue)
-            yield from self._follow(item, ending, answer[0])
+            yield from self._follow(item, ending, row)
+            if row["state"] == "review" and (yield from _is_resolved(ending.waits_for_effect)):
+                [found[index]] = yield from self.finish([(item, RESOLVED)], IDLE)
         yield from ring(self.signals, ready)
         return found, answers[len(roots) + len(ended) :]
 
@@ -200,9 +250,11 @@ class Endings:
 
     def _follow(self, item: Item, ending: Ending, row: Row) -> Op[None]:
         """Write what follows from the end of an attempt: evidence of an error, and the event."""
+        if ending.error is not None and ending.is_failure:
+            yield from self._keep_error(item, ending.error, ending.reason)
         if item.root_id is None or item.session_id is None:
             return
-        if ending.error is not None and ending.is_recorded:
+        if ending.error is not None and ending.is_failure and ending.is_recorded:
             evidence = {
                 "item": item.id,
                 "type": item.type,
@@ -215,6 +267,19 @@ class Endings:
             }
             yield from self.record(item, "error_boundary", evidence)
         yield self._event(item, ending, row["state"], row["retry_count"])
+
+    def _keep_error(self, item: Item, error: str, reason: str) -> Op[None]:
+        """Keep when, by whom and why an attempt failed; the oldest of many such errors go."""
+        brief = error if len(error) <= BRIEF_CHARACTERS_MAX else f"{error[:BRIEF_CHARACTERS_MAX]}…"
+        kept = {
+            "number": item.number,
+            "holder": item.holder,
+            "fence": item.fence,
+            "reason": reason,
+            "error": self.codec.pack(brief, context=context(item.id, "attempt")),
+        }
+        drop = {"number": item.number, "limit": ERRORS_KEPT}
+        yield from batch(Query(KEEP_ERROR, kept), Query(DROP_ERRORS, drop))
 
     def _event(self, item: Item, ending: Ending, state: str, retry_count: int) -> Emit:
         assert item.root_id is not None
@@ -231,7 +296,7 @@ class Endings:
     def _save(self, item: Item, checkpoint: Mapping[str, Any]) -> Op[None]:
         if item.root_id is None:
             raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
-        writer = _Writer(self.codec, self.heads, _place(item))
+        writer = _Writer(self.codec, self.heads, replace(_place(item), fence=item.driving_fence))
         given = {"item": item.id, **checkpoint}
         channels = given.pop("channels", None)
         yield from CheckpointOps.save(writer, channels, **given)
@@ -289,16 +354,41 @@ def _place(item: Item) -> Place:
     return Place(item.session_id, item.session_number, item.root_id, None)
 
 
-def failing(item: Item, text: str, *, retry: bool, delay_seconds: float | None) -> Ending:
-    """Return what an error makes of an item: another attempt while there are retries left."""
-    if not retry or item.retry_count >= item.max_retries:
+def _is_resolved(effect_id: str | None) -> Op[bool]:
+    """Tell whether the effect that an item is to wait for was resolved meanwhile."""
+    if effect_id is None:
+        return False
+    found = yield from one(EFFECT_STATUS, id=effect_id)
+    return found is None or found["status"] not in {"issued", "unknown"}
+
+
+def failing(
+    item: Item, error: object, text: str, *, retry: bool, delay_seconds: float | None
+) -> Ending:
+    """Return what an error makes of an item: another attempt while there are retries left.
+
+    An effect in doubt sends it to review, and something that is busy makes it wait; neither
+    spends a retry.
+    """
+    if retry and isinstance(error, Unresolved):
+        effect_id = error.fields.get("effect_id")
+        waits_for = effect_id if isinstance(effect_id, str) else None
+        return Ending("review", "unresolved", error=text, failures=1, waits_for_effect=waits_for)
+    is_busy = isinstance(error, BUSY)
+    if not retry or (item.retry_count >= item.max_retries and not is_busy):
         reason = "failed" if not retry else "retries used up"
         return Ending("failed", reason, error=text, failures=1)
-    delay_ms = (
-        backoff_ms(item.retry_count) if delay_seconds is None else round(delay_seconds * 1000)
-    )
+    if delay_seconds is not None:
+        delay_ms = round(delay_seconds * 1000)
+    elif is_busy:
+        delay_ms = min(backoff_ms(item.releases), BUSY_MS_MAX)
+    else:
+        delay_ms = backoff_ms(item.retry_count)
     state = "scheduled" if delay_ms else "pending"
-    return Ending(state, "failed", error=text, delay_ms=delay_ms, retries=1, failures=1)
+    given: dict[str, Any] = {"error": text, "delay_ms": delay_ms}
+    if is_busy:
+        return Ending(state, "busy", releases=1, **given)
+    return Ending(state, "failed", retries=1, failures=1, **given)
 
 
 def expiring(item: Item, *, is_recorded: bool = True) -> Ending:
@@ -314,7 +404,7 @@ def expiring(item: Item, *, is_recorded: bool = True) -> Ending:
 
 
 def backoff_ms(retry_count: int) -> int:
-    """Return how long to wait before another attempt, longer each time and never quite the same."""
+    """Return how long to wait before another attempt: exponential backoff with jitter."""
     longest = min(RETRY_SECONDS * 2 ** min(retry_count, 20), RETRY_SECONDS_MAX)
     return round(1000 * random.uniform(longest / 2, longest))
 

@@ -42,14 +42,19 @@ class _WorkItem(Item, Generic[S]):
         """
         if self.session_number is None:
             return None
+        return self._session(self.driving_fence if self.is_held else None)
+
+    def _session(self, fence: int | None) -> S:
         place = (self.session_id, self.session_number, self.root_id, None)
         session = self.owner._session(*place)
-        session.guard = self._guard() if self.is_held else None
+        if self.is_held:
+            session.guard, session.fence, session.item = self._guard(), fence, self
+            session.holder = self.holder
         found: S = session
         return found
 
 
-class WorkItem(_WorkItem[S], ItemOps, ItemEffects, SyncBound):
+class WorkItem(_WorkItem[S], ItemOps[S], ItemEffects, SyncBound):
     """A work item; each call returns once its change is durable."""
 
     def __init__(self, owner: Any, row: Row, lease_seconds: float | None = None) -> None:
@@ -57,7 +62,7 @@ class WorkItem(_WorkItem[S], ItemOps, ItemEffects, SyncBound):
         self.driver = owner.driver
 
 
-class AsyncWorkItem(_WorkItem[S], ItemOps, ItemEffects, AsyncBound):
+class AsyncWorkItem(_WorkItem[S], ItemOps[S], ItemEffects, AsyncBound):
     """A work item in one event loop; each awaited call is durable when it returns."""
 
     def __init__(self, owner: Any, row: Row, lease_seconds: float | None = None) -> None:
@@ -65,7 +70,7 @@ class AsyncWorkItem(_WorkItem[S], ItemOps, ItemEffects, AsyncBound):
         self.driver = owner.driver
 
 
-class TxWorkItem(_WorkItem[S], ItemOps, TxBound):
+class TxWorkItem(_WorkItem[S], ItemOps[S], TxBound):
     """A work item inside `store.run`: every operation is a generator to `yield from`."""
 
     composition: Composition

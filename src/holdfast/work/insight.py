@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..clock import iso
+from ..codec import Codec
 from ..kernel.operation import Op, Row, one, rows
-from .items import COLUMNS, Item, WorkStatus, require_seconds, status_of
+from .items import COLUMNS, Item, WorkStatus, context, require_seconds, status_of
 
 STALE_SECONDS = 120
 AHEAD_MAX = 1_000
@@ -52,6 +53,10 @@ SELECT count(*) AS items FROM (
     LIMIT :limit
 ) AS ahead
 """
+ERRORS = """
+SELECT attempt, holder, fence, reason, error, ended_at FROM hf_attempts
+WHERE work_number = :number ORDER BY attempt DESC
+"""
 RUNNING = """
 SELECT count(*) AS items FROM hf_work WHERE state = 'in_progress' AND queue = :queue
 """
@@ -89,6 +94,27 @@ class Growth:
     newest: int
     first_at: int
     last_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt of an item that raised an error or whose lease expired: when, who, why."""
+
+    attempt: int
+    holder: str | None
+    fence: int
+    reason: str
+    error: str
+    ended_at: int
+
+
+def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
+    """Return the last failed attempts of an item, the newest first."""
+    place = context(item["id"], "attempt")
+    return [
+        FailedAttempt(**{**row, "error": codec.unpack(row["error"], context=place)})
+        for row in (yield from rows(ERRORS, number=item["number"]))
+    ]
 
 
 def counts(*, finished: bool) -> Op[list[WorkCount]]:
@@ -147,11 +173,13 @@ def why(item: Item, now: int) -> Op[str]:
             cause = f", before {retries}" if item.retry_count else ""
             wait = _seconds(item.available_at - now)
             return f"It waits until {iso(item.available_at)}, {wait} from now{cause}.{last}"
-        case "review":
+        case "review" if item.waits_for_effect is not None:
             return (
-                "Its worker died and it is not to be run again unseen: look at it, then "
-                f"work.retry or work.cancel it.{last}"
+                f"It waits for effect {item.waits_for_effect} to be resolved, and is ready then: "
+                f"holdfast effects show {item.waits_for_effect}.{last}"
             )
+        case "review":
+            return f"It waits for a person: look at it, then work.retry or work.cancel it.{last}"
         case "in_progress":
             return _running(item, now)
         case "completed":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, get_args
 
+from ..clock import milliseconds_of
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..kernel.operation import Query, Row
@@ -29,13 +31,13 @@ NAME_CHARACTERS_MAX = 256
 PRIORITY_MAX = 2**31 - 1
 RETRIES_MAX = 1_000
 DELAY_SECONDS_MAX = 10 * 366 * 24 * 3600
-TIME_MAX = 2**53
 ERROR_CHARACTERS_MAX = 10_000
 
 COLUMNS = """number, id, session_number, session_id, root_id, type, queue, state, priority, key,
-    on_crash, holder, fence, lease_acquired_at, lease_expires_at, heartbeat_at, cancel_requested,
-    retry_count, max_retries, attempts, failures, rescues, releases, redriven_from, first_id, input,
-    output, error, progress, available_at, created_at, started_at, completed_at, updated_at"""
+    on_crash, holder, last_holder, fence, driving_fence, waits_for_effect, lease_acquired_at,
+    lease_expires_at, heartbeat_at, cancel_requested, retry_count, max_retries, attempts, failures,
+    rescues, releases, redriven_from, first_id, input, output, error, progress, available_at,
+    created_at, started_at, completed_at, updated_at"""
 READ = f"SELECT {COLUMNS} FROM hf_work WHERE id = :id"  # noqa: S608
 HOLD = """
 SELECT fence FROM hf_work WHERE number = :number AND fence = :fence AND state = 'in_progress'
@@ -48,7 +50,8 @@ class Submission:
     """A work item to be submitted, with others or when another is completed.
 
     `session` is a session or its id; as a follow-up of an item, None means the item's session.
-    `available_at` is a time in milliseconds, `delay_seconds` counts from the database's now.
+    `available_at` is a datetime with a time zone or a time in milliseconds, `delay_seconds`
+    counts from the database's now. An `id` of your own is never used twice.
     """
 
     type: str
@@ -57,21 +60,22 @@ class Submission:
     queue: str | None = None
     priority: int = 0
     max_retries: int = 3
-    available_at: int | None = None
+    available_at: datetime | int | None = None
     delay_seconds: float | None = None
     key: str | None = None
     on_crash: OnCrash = "retry"
+    id: str | None = None
 
     def check(self) -> None:
         """Refuse what cannot be submitted."""
         require_name("type", self.type)
-        for label, text in (("queue", self.queue), ("key", self.key)):
+        for label, text in (("queue", self.queue), ("key", self.key), ("id", self.id)):
             if text is not None:
                 require_name(label, text)
         require_number("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
         require_number("max_retries", self.max_retries, 0, RETRIES_MAX)
         if self.available_at is not None:
-            require_number("available_at", self.available_at, 0, TIME_MAX)
+            milliseconds_of("available_at", self.available_at)
         if self.delay_seconds is not None:
             require_seconds("delay_seconds", self.delay_seconds)
             if self.available_at is not None:
@@ -95,7 +99,10 @@ class Item:
     key: str | None
     on_crash: OnCrash
     holder: str | None
+    last_holder: str | None
     fence: int
+    driving_fence: int | None
+    waits_for_effect: str | None
     lease_acquired_at: int | None
     lease_expires_at: int | None
     heartbeat_at: int | None
@@ -185,7 +192,7 @@ class Item:
         return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"
 
 
-_INTERNAL = {"codec", "state", "session_number", "is_held", "lease_seconds"}
+_INTERNAL = {"codec", "state", "session_number", "is_held", "lease_seconds", "driving_fence"}
 
 
 def status_of(state: str) -> WorkStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..checkpoints import Heads
@@ -25,8 +26,9 @@ from ..kernel.signals import Signals
 from ..leases import lease_milliseconds
 from . import claiming, finishing, insight
 from .claiming import Beat
+from .driving import drive, renew_driven
 from .finishing import IDLE, Completable, Ending, Endings, failing
-from .insight import Growth, LeaseHealth, WorkCount
+from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
 from .items import (
     COLUMNS,
     READ,
@@ -47,6 +49,7 @@ from .submitting import SUBMISSIONS_MAX, submit_all
 from .sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
 
 I = TypeVar("I", bound=Item)  # noqa: E741 - an item's handle of one colour
+S = TypeVar("S")
 
 # Inside WorkOps, `list` is a method.
 Many: TypeAlias = list[I]
@@ -54,6 +57,7 @@ Counts: TypeAlias = list[WorkCount]
 Grown: TypeAlias = list[Growth]
 Beats: TypeAlias = list[Beat]
 Flags: TypeAlias = list[bool]
+Failures: TypeAlias = list[FailedAttempt]
 
 LEASE_SECONDS = 300
 ITEMS_PER_PAGE_MAX = 1_000
@@ -70,7 +74,8 @@ UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, upda
     lease_expires_at = CASE
         WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
 WHERE number = :number AND fence = :fence AND state = 'in_progress'
-RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at
+RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at, session_number,
+    driving_fence
 """
 
 
@@ -103,13 +108,15 @@ class WorkOps(_Kept, Generic[I]):
         queue: str | None = None,
         priority: int = 0,
         max_retries: int = 3,
-        available_at: int | None = None,
+        available_at: datetime | int | None = None,
         delay_seconds: float | None = None,
         key: str | None = None,
         on_crash: OnCrash = "retry",
+        id: str | None = None,
     ) -> Op[I]:
         """Submit an item; while one with the same key lives in the queue, that one is returned.
 
+        An `id` of your own finds its item for ever, or raises RequestMismatch if that is another.
         The queue is the type unless given. `max_retries=3` means at most 4 executions. `on_crash`
         says what a dead worker leads to: `retry`, `fail`, or `review` by a person.
         """
@@ -124,6 +131,7 @@ class WorkOps(_Kept, Generic[I]):
             delay_seconds=delay_seconds,
             key=key,
             on_crash=on_crash,
+            id=id,
         )
         [(row, _)] = yield from submit_all(self.codec, self.signals, [given])
         return self._item(row)
@@ -223,7 +231,10 @@ class WorkOps(_Kept, Generic[I]):
 
     @operation
     def redrive(self, id: str) -> Op[I]:
-        """Submit a failed or cancelled item again, as a new one that names it; only once."""
+        """Submit a failed or cancelled item again, as a new one that names it; only once.
+
+        Refused while another item has its key.
+        """
         dead = yield from self._found(id)
         if dead.state not in {"failed", "cancelled"}:
             raise InvalidArgument(
@@ -260,7 +271,7 @@ class WorkOps(_Kept, Generic[I]):
         self,
         *,
         session: Any = None,
-        status: WorkStatus | None = None,
+        status: WorkStatus | Sequence[WorkStatus] | None = None,
         holder: str | None = None,
         type: str | None = None,
         queue: str | None = None,
@@ -268,17 +279,14 @@ class WorkOps(_Kept, Generic[I]):
         limit: int = 100,
     ) -> Op[Many[I]]:
         """Return items, the newest first; `before` is the `number` of the last one seen."""
-        if status is not None and status not in WORK_STATUSES:
-            raise InvalidArgument(
-                f"unknown status {status!r}; it is one of {', '.join(WORK_STATUSES)}"
-            )
+        statuses = () if status is None else _statuses(status)
         require_number("limit", limit, 1, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
         wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_name(name.removesuffix("_id"), value)
-        page = _page(given, status)
+        page = _page(given, statuses)
         bounds = {"before": _before(before), "limit": limit}
         found = yield from rows(page, **given, **bounds)
         return [self._item(row) for row in found]
@@ -307,6 +315,12 @@ class WorkOps(_Kept, Generic[I]):
         return (yield from insight.growth(limit))
 
     @query
+    def errors(self, id: str) -> Op[Failures]:
+        """Return the last attempts of an item that failed, the newest first; at least 10."""
+        row = yield from self._found_row(id)
+        return (yield from insight.errors(self.codec, row))
+
+    @query
     def why(self, id: str) -> Op[str]:
         """Say in a sentence why an item runs or does not."""
         row = yield from one(insight.LOOK, id=require_name("id", id))
@@ -327,8 +341,24 @@ class WorkOps(_Kept, Generic[I]):
         return Watchdog(self.codec, self.heads, self.signals)
 
 
-class ItemOps(_Kept, Item):
+class ItemOps(_Kept, Item, Generic[S]):
     """What the holder of one item does with it; every write carries the fence."""
+
+    def _session(self, fence: int | None) -> S:
+        """Return a handle of the item's session, with the fence of its lease if it is driven."""
+        raise NotImplementedError
+
+    @operation
+    def drive(self) -> Op[S]:
+        """Take the session's lease in this attempt's name, and return the session to advance.
+
+        The item's heartbeat renews it, and whatever ends the attempt gives it back. Raises
+        SessionBusy while somebody else drives the session.
+        """
+        _require_held([self])
+        fence = yield from drive(self.codec, self.heads, self)
+        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        return self._session(fence)
 
     @operation
     def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
@@ -359,7 +389,7 @@ class ItemOps(_Kept, Item):
         """Complete the item, with a checkpoint, an effect's result and follow-ups in one commit.
 
         `checkpoint` holds what `session.save` takes, `then` what to submit next. Raises LeaseLost,
-        and then nothing of all this is written.
+        and then nothing of all this is written. Again with the same output it changes nothing.
         """
         _require_list("then", then)
         if checkpoint is not None and not isinstance(checkpoint, Mapping):
@@ -375,11 +405,23 @@ class ItemOps(_Kept, Item):
             effect=effect,
             then=then,
         )
-        if ending.is_plain:
-            row = yield from self._endings().complete(self, ending)
-        else:
-            [row] = yield from self._endings().finish([(self, ending)])
-        yield from self._ended(row)
+        try:
+            if ending.is_plain:
+                row = yield from self._endings().complete(self, ending)
+            else:
+                [row] = yield from self._endings().finish([(self, ending)])
+            yield from self._ended(row)
+        except LeaseLost:
+            if not (yield from self._is_completed_with(ending)):
+                raise
+
+    def _is_completed_with(self, ending: Ending) -> Op[bool]:
+        """Tell whether this very attempt was completed with the same output before."""
+        row = yield from one(READ, id=self.id)
+        if row is None or (row["state"], row["fence"]) != ("completed", self.fence):
+            return False
+        stored = self.codec.unseal(row["output"], context=context(self.id, "output"))
+        return stored == ending.output
 
     @operation
     def fail(
@@ -388,12 +430,13 @@ class ItemOps(_Kept, Item):
         """End the attempt with an error; return `pending` if it is tried again, else `failed`.
 
         It is tried again while there are retries left and `retry` is true, after `delay_seconds`
-        or, without them, after a wait that grows.
+        or, without them, with exponential backoff. No retry is spent by SessionBusy, InProgress
+        and StoreBusy, nor by Unresolved, which parks the item until the effect is resolved.
         """
         if delay_seconds is not None:
             require_seconds("delay_seconds", delay_seconds)
         text = error_text(error, self.owner.ledger.redactor.redact)
-        ending = failing(self, text, retry=retry, delay_seconds=delay_seconds)
+        ending = failing(self, error, text, retry=retry, delay_seconds=delay_seconds)
         return (yield from self._end(ending))
 
     @operation
@@ -412,8 +455,10 @@ class ItemOps(_Kept, Item):
     def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
         """Record how far the attempt is, as evidence in the session too; a sign of life as well."""
         _require_held([self])
+        note = self.owner.ledger.redactor.redact(note)
         body = self.codec.encode(note, name="progress")
         seconds = self.lease_seconds if lease_seconds is None else lease_seconds
+        lease_ms = lease_milliseconds(seconds)
         if self.root_id is not None:
             yield Lock(self.root_id)
         row = yield from one(
@@ -421,10 +466,11 @@ class ItemOps(_Kept, Item):
             number=self.number,
             fence=self.fence,
             progress=self.codec.seal(body, context=context(self.id, "progress")),
-            lease_ms=lease_milliseconds(seconds),
+            lease_ms=lease_ms,
         )
         if row is None:
             raise (yield from finishing.lost(self))
+        yield from renew_driven([row], lease_ms)
         if self.root_id is not None:
             yield from self._endings().record(self, "manual_checkpoint", {"progress": note})
         yield AfterCommit(lambda: self._take(row))
@@ -441,16 +487,26 @@ class ItemOps(_Kept, Item):
         return status_of(row["state"])
 
 
-def _page(given: Mapping[str, Any], status: WorkStatus | None) -> str:
+def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
+    given = tuple(status) if isinstance(status, list | tuple) else (status,)
+    for each in given or (None,):
+        if each not in WORK_STATUSES:
+            raise InvalidArgument(
+                f"unknown status {each!r}; it is one of {', '.join(WORK_STATUSES)}"
+            )
+    return given
+
+
+def _page(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
     """Return the query of a listing; only what is given stands in it, so each has its index."""
     conditions = "".join(f" AND {name} = :{name}" for name in given)
     if "session_id" in given:
         # The index is by number, and a session's id is never given twice.
         found = "(SELECT number FROM hf_sessions WHERE id = :session_id)"
         conditions += f" AND session_number = {found}"
-    states = STATES.get(status or "", ())
-    if "holder" in given and status is None:
-        states = ("in_progress",)
+    states = [state for status in dict.fromkeys(statuses) for state in STATES[status]]
+    if "holder" in given and not states:
+        states = ["in_progress"]
     if not states:
         return f"{LIST}{conditions} ORDER BY number DESC LIMIT :limit"
     # One branch per state, so that each is read along its own index.

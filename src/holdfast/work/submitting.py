@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..checkpoints.writing import Place, require_open
+from ..clock import milliseconds_of
 from ..codec import Codec
-from ..errors import InvalidArgument, SessionNotFound, StoreBusy
+from ..errors import InvalidArgument, Refused, RequestMismatch, SessionNotFound, StoreBusy
 from ..feed import emit
 from ..kernel.operation import (
     AfterCommit,
@@ -64,7 +65,10 @@ def submit_all(
     default: Place | None = None,
     redriven: Item | None = None,
 ) -> Op[list[tuple[Row, bool]]]:
-    """Submit items and return each one's row, and whether it is new: a key that lives is not."""
+    """Submit items and return each one's row, and whether it is new.
+
+    One with an id or a key that is there already is not; a redriven one is refused then.
+    """
     drafts = []
     for submission in wanted:
         if not isinstance(submission, Submission):
@@ -84,7 +88,7 @@ def submit_all(
             **_parameters(codec, submission, places[_key(submission.session)]),
             "redriven_from": None if redriven is None else redriven.id,
             "first_id": None if redriven is None else redriven.first_id or redriven.id,
-            "id": (yield from fresh_id()),
+            "id": submission.id or (yield from fresh_id()),
         }
         parameters["input"] = codec.seal(body, context=context(parameters["id"], "input"))
         made.append(parameters)
@@ -92,8 +96,9 @@ def submit_all(
     for start in range(0, len(made), ROWS_PER_BATCH):
         page = made[start : start + ROWS_PER_BATCH]
         answers = yield from _insert(page)
-        for parameters, answer in zip(page, answers, strict=True):
-            found.append((yield from _row_of(parameters, answer)))
+        asked = wanted[start : start + ROWS_PER_BATCH]
+        for submission, parameters, answer in zip(asked, page, answers, strict=True):
+            found.append((yield from _row_of(codec, submission, parameters, answer)))
     yield from _tell(codec, signals, found)
     return found
 
@@ -145,7 +150,7 @@ def _lock(places: Sequence[Place]) -> Op[None]:
 
 
 def _parameters(codec: Codec, submission: Submission, place: Place | None) -> dict[str, Any]:
-    delay = submission.delay_seconds
+    at, delay = submission.available_at, submission.delay_seconds
     return {
         "session_number": None if place is None else place.number,
         "session_id": None if place is None else place.session_id,
@@ -156,22 +161,50 @@ def _parameters(codec: Codec, submission: Submission, place: Place | None) -> di
         "key": submission.key,
         "on_crash": submission.on_crash,
         "max_retries": submission.max_retries,
-        "available_at": submission.available_at,
+        "available_at": None if at is None else milliseconds_of("available_at", at),
         "delay_ms": 0 if delay is None else require_seconds("delay_seconds", delay),
     }
 
 
-def _row_of(parameters: dict[str, Any], answer: list[Row]) -> Op[tuple[Row, bool]]:
+def _row_of(
+    codec: Codec, submission: Submission, parameters: dict[str, Any], answer: list[Row]
+) -> Op[tuple[Row, bool]]:
     """Return the new row, or the one that stands in its way."""
+    redriven_from = parameters["redriven_from"]
     for _ in range(TRIES_MAX):
         if answer:
             return answer[0], True
-        for living, name in ((LIVING, "key"), (REDRIVEN, "redriven_from")):
-            if parameters[name] is not None and (row := (yield from one(living, **parameters))):
-                return row, False
+        if submission.id is not None and (row := (yield from one(READ, id=submission.id))):
+            return _the_same(codec, submission, parameters, row), False
+        if redriven_from is not None and (row := (yield from one(REDRIVEN, **parameters))):
+            return row, False
+        if parameters["key"] is not None and (row := (yield from one(LIVING, **parameters))):
+            if redriven_from is not None:
+                raise Refused(
+                    f"work item {row['id']} has the key {row['key']!r} of {redriven_from} now; "
+                    "redrive that one when this one has ended",
+                    id=redriven_from,
+                    living=row["id"],
+                )
+            return row, False
         # It ended between the two statements: now its key is free.
         answer = yield from rows(INSERT, **parameters)
     raise StoreBusy(f"the items with key {parameters['key']!r} come and go too fast; try again")
+
+
+def _the_same(codec: Codec, submission: Submission, parameters: dict[str, Any], row: Row) -> Row:
+    """Return the item that has the id, if that was submitted alike."""
+    names = ("type", "queue", "session_id")
+    is_alike = all(row[name] == parameters[name] for name in names)
+    if is_alike and codec.unpack(row["input"], context=context(row["id"], "input")) == (
+        submission.input
+    ):
+        return row
+    raise RequestMismatch(
+        f"there is another work item {row['id']}, submitted with another type, queue, session or "
+        "input; use a new id for a new item",
+        id=row["id"],
+    )
 
 
 def _tell(codec: Codec, signals: Signals, found: Sequence[tuple[Row, bool]]) -> Op[None]:

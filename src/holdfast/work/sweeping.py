@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,15 +10,13 @@ from typing import Any
 
 from ..checkpoints import Heads
 from ..checkpoints.collecting import CLOSE_DOOR, OPEN_DOOR
-from ..checkpoints.ops import CheckpointOps
-from ..checkpoints.writing import Place
 from ..codec import Codec
 from ..errors import CorruptRecord, StoreBusy
 from ..feed import emit
 from ..kernel.flow import Flow, perform
 from ..kernel.operation import Lock, Op, Query, Row, batch, one, operation, query, rows
 from ..kernel.signals import Signals
-from .finishing import EXPIRED, LIVE, Ending, Endings, expiring
+from .finishing import EXPIRED, HELD, IDLE, LIVE, RESOLVED, Ending, Endings, expiring
 from .items import COLUMNS, Item
 from .submitting import ring
 
@@ -47,10 +46,17 @@ NEXT_DUE = """
 SELECT available_at, :now AS now FROM hf_work WHERE state = 'scheduled'
 ORDER BY available_at, number LIMIT 1
 """
-LIVE_OF_SESSION = f"""
-SELECT {COLUMNS} FROM hf_work WHERE session_number = :number
+LIVE_OF_SESSIONS = f"""
+SELECT {COLUMNS} FROM hf_work
+WHERE session_number IN (
+        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
+    )
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
 ORDER BY number /*pg FOR NO KEY UPDATE */
+"""  # noqa: S608
+AWAITING = f"""
+SELECT {COLUMNS} FROM hf_work WHERE state = 'review' AND waits_for_effect = :effect_id
+ORDER BY number
 """  # noqa: S608
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
 OLD = """
@@ -192,23 +198,38 @@ def by_tree(found: Sequence[Row]) -> list[list[Row]]:
     return [list(group) for _, group in groupby(sorted(found, key=tree), key=tree)]
 
 
-class ItemsOfSessions:
-    """Work items go with their session: cancelled with it, removed with it."""
+class AttachedItems:
+    """Work items follow the sessions they belong to, and the effects they wait for."""
 
-    def __init__(self, signals: Signals) -> None:
-        self._signals = signals
+    def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
+        self._codec = codec
+        self._endings = Endings(codec, heads, signals)
 
-    def cancel(self, session: CheckpointOps, place: Place) -> Op[None]:
-        """Cancel a session's items; who runs one is fenced, and its next heartbeat says so."""
-        found = yield from rows(LIVE_OF_SESSION, number=place.number)
-        if not found:
-            return
-        endings = Endings(session.codec, session.heads, self._signals)
-        ending = Ending("cancelled", "session cancelled", fences=1)
-        items = [Found(session.codec, row) for row in found]
-        yield from endings.finish([(item, ending) for item in items], LIVE)
+    def cancel(self, numbers: Sequence[int]) -> Op[None]:
+        """Cancel the items of sessions; whoever runs one is fenced."""
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps(dict.fromkeys(numbers)))
+        yield from self._end(found, Ending("cancelled", "session cancelled", fences=1), LIVE)
 
-    def remove(self, session: CheckpointOps, number: int) -> Op[None]:
+    def rewind(self, number: int, keeping: str | None) -> Op[None]:
+        """Fence whoever runs an item of a session, and make it ready again; no retry is spent.
+
+        The item `keeping`, which rewinds its own session, runs on.
+        """
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps({number: None}))
+        running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
+        yield from self._end(running, Ending("pending", "session rewound", fences=1, releases=1))
+
+    def settled(self, effect_id: str) -> Op[None]:
+        """Make items ready that waited for an effect to be resolved."""
+        found = yield from rows(AWAITING, effect_id=effect_id)
+        yield from self._end(found, RESOLVED, IDLE)
+
+    def _end(self, found: Sequence[Row], ending: Ending, statement: str = HELD) -> Op[None]:
+        items = [Found(self._codec, row) for row in found]
+        if items:
+            yield from self._endings.finish([(item, ending) for item in items], statement)
+
+    def remove(self, number: int) -> Op[None]:
         """Remove a session's items."""
         door: dict[str, Any] = {"name": f"work of {number}"}
         yield from batch(

@@ -8,10 +8,13 @@ import inspect
 import logging
 import random
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
+from ..checkpoints.diffing import printable
+from ..clock import iso
 from ..errors import (
     CommitUnknown,
     HoldfastError,
@@ -31,11 +34,11 @@ from ..kernel.flow import is_async
 from ..kernel.operation import Row
 from ..leases import Kept
 from ..work.finishing import Ending
-from ..work.items import Item
+from ..work.items import Item, error_text
 from .items import AsyncRunningItem, RunningItem
 
 Handler = Callable[[Any], Any]
-Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "lost"]
+Outcome = Literal["completed", "retried", "parked", "failed", "cancelled", "released", "lost"]
 
 # What passes by itself: it is tried again for as long as the lease lives.
 PASSING = (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown)
@@ -224,16 +227,38 @@ class Attempt:
 
     def _fail(self, error: object) -> Outcome:
         retry, delay_seconds = True, None
+        raised = error
         if isinstance(error, WorkFailed):
             retry, delay_seconds = bool(error.retry), error.delay_seconds
             error = str(error)
-        elif isinstance(error, BaseException):
-            log.warning("work item %s (%s) failed", self.item.id, self.item.type, exc_info=error)
         fail = partial(self.item.fail, retry=retry)
         try:
-            return self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
+            outcome = self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
         except InvalidArgument as wrong:
-            return self._write(partial(fail, f"{error} ({wrong})"), "failed")
+            outcome = self._write(partial(fail, f"{error} ({wrong})"), "failed")
+        self._log_failure(raised, outcome)
+        return outcome
+
+    def _log_failure(self, error: object, outcome: Outcome) -> None:
+        """Say in one line what failed and what follows; secrets and control characters are out."""
+        item = self.item
+        redact = item.owner.ledger.redactor.redact
+        follows = {
+            "retried": f"tried again at {iso(item.available_at)}, "
+            f"{item.retry_count} of {item.max_retries} retries used",
+            "parked": f"it waits for effect {item.waits_for_effect} to be resolved",
+            "failed": "it failed for good",
+        }
+        log.warning(
+            "work item %s (%s), attempt %s: %s; %s",
+            item.id,
+            item.type,
+            item.attempts,
+            printable(error_text(error, redact)),
+            follows.get(outcome, outcome),
+        )
+        if isinstance(error, BaseException) and log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", redact("".join(traceback.format_exception(error))))
 
     def _write(self, write: Callable[[], object], outcome: Outcome) -> Outcome:
         """End the attempt in the store; while that cannot be reached the lease is the limit."""
@@ -302,6 +327,8 @@ def _outcome_of(item: Item) -> Outcome:
     match item.status:
         case "completed" | "failed" | "cancelled":
             return item.status
-        case _ if item.state == "pending" and item.error is None:
+        case _ if item.state == "review":
+            return "parked"
+        case _ if item.error is None:
             return "released"
     return "retried"

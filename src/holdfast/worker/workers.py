@@ -36,8 +36,9 @@ class Worker(Generic[S]):
 
     `handlers` maps a type to the function that does its items: it is given the item and returns
     the output. A plain function runs in a thread. An async one runs in the loop of an async
-    store, and in a loop of its own with a sync store. An exception uses up a retry, unless it is
-    WorkFailed, which says itself what shall be.
+    store, and in a loop of its own with a sync store. An exception spends a retry, except
+    WorkFailed, whose `retry` and `delay_seconds` decide; Unresolved, which parks the item until
+    the effect is resolved; and SessionBusy, InProgress and StoreBusy, which are waited for.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Worker(Generic[S]):
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """How its attempts ended: completed, retried, failed, cancelled, released or lost."""
+        """How its attempts ended: completed, retried, parked, failed, cancelled, released, lost."""
         return Counter() if self._engine is None else self._engine.counts.copy()
 
     @property

@@ -1,10 +1,15 @@
 -- hf_work   one row per work item: what is to be done, who does it now, and what became of it. The
 --           number is the order of submission and breaks ties of priority. Inside, an item that
 --           waits for its time is `scheduled` and one that waits for a person is `review`; both
---           show as pending. The fence is raised by every claim and never goes back. claim_id names
---           the claim that an item was last leased by, so that the claim's answer can be read again
---           if it was lost with the connection; only PostgreSQL needs it. first_id is where a chain
---           of redrives began, NULL in that item: the keys of an item's effects come from it.
+--           show as pending. The fence is raised by every claim and never goes back. An attempt that
+--           drives its session keeps the fence of that session's lease in driving_fence, until the
+--           next claim. waits_for_effect is the effect that must be resolved before an item in
+--           review goes on. claim_id names the claim that an item was last leased by, so that the
+--           claim's answer can be read again if it was lost with the connection; only PostgreSQL
+--           needs it. first_id is where a chain of redrives began, NULL in that item: the keys of
+--           an item's effects come from it.
+-- hf_attempts   the last attempts of an item that failed or whose lease expired: when, who, why.
+--           They go with their item, which is why they refer to it.
 --
 -- An item with a session changes its state only under its tree's lock, except that a claim takes
 -- what is pending. Lock order: the tree, then items by number, then sessions.
@@ -25,7 +30,10 @@ CREATE TABLE hf_work (
     key TEXT,
     on_crash TEXT NOT NULL CHECK (on_crash IN ('retry', 'fail', 'review')),
     holder TEXT,
+    last_holder TEXT,
     fence INTEGER NOT NULL DEFAULT 0,
+    driving_fence INTEGER,
+    waits_for_effect TEXT,
     lease_acquired_at INTEGER,
     lease_expires_at INTEGER,
     heartbeat_at INTEGER,
@@ -55,6 +63,17 @@ CREATE TABLE hf_work (
     CHECK ((state = 'in_progress') = (lease_expires_at IS NOT NULL)),
     CHECK ((state IN ('completed', 'failed', 'cancelled')) = (completed_at IS NOT NULL))
 );
+
+CREATE TABLE hf_attempts (
+    work_number INTEGER NOT NULL REFERENCES hf_work (number) ON DELETE CASCADE,
+    attempt INTEGER NOT NULL,
+    holder TEXT,
+    fence INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    error BLOB NOT NULL,
+    ended_at INTEGER NOT NULL,
+    PRIMARY KEY (work_number, attempt)
+) WITHOUT ROWID;
 
 CREATE INDEX ix_work_ready ON hf_work (queue, priority DESC, number) WHERE state = 'pending';
 
