@@ -127,7 +127,7 @@ async def test_who_last_held_an_item_is_known_after_its_end(subject: Subject) ->
 async def test_the_last_errors_of_an_item_are_kept(subject: Subject) -> None:
     store, clock = await opened(subject)
     session = await done(store.session("s"))
-    await done(store.work.submit("t", max_retries=100, session=session))
+    item = await done(store.work.submit("t", max_retries=100, session=session))
     wanted = []
     for number in range(1, 31):
         [item] = await done(store.work.claim(f"w{number}", lease_seconds=30))
@@ -207,14 +207,24 @@ async def test_a_dead_item_is_not_redriven_while_its_key_lives_elsewhere(subject
 # Secrets and the log
 
 
+class _Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, lines: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record)
+
+
 @both_colours
 async def test_a_worker_logs_one_line_per_failed_attempt_without_secrets(
     subject: Subject,
 ) -> None:
     store = await opened_now(subject)
     lines: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = lines.append  # type: ignore[method-assign]
+    handler = _Lines(lines)
     log = logging.getLogger("holdfast.worker")
     log.addHandler(handler)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from ..kernel.operation import AsyncBound, Composition, Row, SyncBound, TxBound
+from .attempt import LEASE_SECONDS, ItemOps
 from .effects import ItemEffects
 from .items import Item
-from .ops import LEASE_SECONDS, ItemOps, WorkOps
+from .ops import WorkOps
 
 S = TypeVar("S")
 

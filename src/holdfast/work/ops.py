@@ -1,4 +1,4 @@
-"""The operations on work: what `store.work` does, and what one item's handle does."""
+"""The operations on work: what `store.work` does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ..checkpoints import Heads
-from ..codec import Codec
-from ..errors import InvalidArgument, LeaseLost
+from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
 from ..kernel.operation import (
-    AfterCommit,
-    Lock,
     Op,
     Row,
     deciding,
@@ -22,12 +18,10 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.signals import Signals
-from ..leases import lease_milliseconds
 from . import claiming, finishing, insight
+from .attempt import LEASE_SECONDS, StoreParts, require_held, require_list
 from .claiming import Beat
-from .driving import drive, renew_driven
-from .finishing import IDLE, Completable, Ending, Endings, failing
+from .finishing import IDLE, Ending
 from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
 from .items import (
     COLUMNS,
@@ -38,18 +32,13 @@ from .items import (
     OnCrash,
     Submission,
     WorkStatus,
-    context,
-    error_text,
     require_name,
     require_number,
-    require_seconds,
-    status_of,
 )
-from .submitting import SUBMISSIONS_MAX, submit_all
+from .submitting import submit_all
 from .sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
 
 I = TypeVar("I", bound=Item)  # noqa: E741 - an item's handle of one colour
-S = TypeVar("S")
 
 # Inside WorkOps, `list` is a method.
 Many: TypeAlias = list[I]
@@ -59,7 +48,6 @@ Beats: TypeAlias = list[Beat]
 Flags: TypeAlias = list[bool]
 Failures: TypeAlias = list[FailedAttempt]
 
-LEASE_SECONDS = 300
 ITEMS_PER_PAGE_MAX = 1_000
 GROWTH_MAX = 1_000
 
@@ -69,29 +57,9 @@ SELECT {COLUMNS} FROM hf_work d WHERE state = 'failed' AND number < :before
     AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
 ORDER BY number DESC LIMIT :limit
 """  # noqa: S608
-PROGRESS = """
-UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
-    lease_expires_at = CASE
-        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
-WHERE number = :number AND fence = :fence AND state = 'in_progress'
-RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at, session_number,
-    driving_fence
-"""
 
 
-class _Kept:
-    """What operations on work keep of the store."""
-
-    owner: Any
-    codec: Codec
-    heads: Heads
-    signals: Signals
-
-    def _endings(self) -> Endings:
-        return Endings(self.codec, self.heads, self.signals)
-
-
-class WorkOps(_Kept, Generic[I]):
+class WorkOps(StoreParts, Generic[I]):
     """Work items that survive their workers."""
 
     def _item(self, row: Row, *, lease_seconds: float | None = None) -> I:
@@ -139,7 +107,7 @@ class WorkOps(_Kept, Generic[I]):
     @operation
     def submit_many(self, submissions: Sequence[Submission]) -> Op[Many[I]]:
         """Submit items in one commit, in this order; all of them or none."""
-        _require_list("submissions", submissions)
+        require_list("submissions", submissions)
         found = yield from submit_all(self.codec, self.signals, submissions)
         return [self._item(row) for row, _ in found]
 
@@ -159,7 +127,7 @@ class WorkOps(_Kept, Generic[I]):
     @operation
     def heartbeat(self, items: Sequence[Item], *, lease_seconds: float | None = None) -> Op[Beats]:
         """Prolong the leases of items, and return for each whether it is lost or asked to stop."""
-        _require_held(items)
+        require_held(items)
         seconds = lease_seconds
         if seconds is None:
             seconds = max((item.lease_seconds for item in items), default=LEASE_SECONDS)
@@ -182,8 +150,8 @@ class WorkOps(_Kept, Generic[I]):
         """Complete items in one commit; False for each whose lease was lost, of which nothing is
         written.
         """
-        _require_list("outputs", outputs)
-        _require_held([item for item, _ in outputs])
+        require_list("outputs", outputs)
+        require_held([item for item, _ in outputs])
         ended = [
             (item, Ending("completed", "completed", output=self.codec.encode(out, name="output")))
             for item, out in outputs
@@ -341,152 +309,6 @@ class WorkOps(_Kept, Generic[I]):
         return Watchdog(self.codec, self.heads, self.signals)
 
 
-class ItemOps(_Kept, Item, Generic[S]):
-    """What the holder of one item does with it; every write carries the fence."""
-
-    def _session(self, fence: int | None) -> S:
-        """Return a handle of the item's session, with the fence of its lease if it is driven."""
-        raise NotImplementedError
-
-    @operation
-    def drive(self) -> Op[S]:
-        """Take the session's lease in this attempt's name, and return the session to advance.
-
-        The item's heartbeat renews it, and whatever ends the attempt gives it back. Raises
-        SessionBusy while somebody else drives the session.
-        """
-        _require_held([self])
-        fence = yield from drive(self.codec, self.heads, self)
-        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
-        return self._session(fence)
-
-    @operation
-    def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
-        """Prolong the lease, or raise LeaseLost; the answer says whether to stop."""
-        _require_held([self])
-        seconds = self.lease_seconds if lease_seconds is None else lease_seconds
-        found = yield from claiming.heartbeat({self.number: self.fence}, seconds)
-        row = found.get(self.number)
-        if row is None:
-            raise (yield from finishing.lost(self))
-        yield AfterCommit(lambda: self._take(row))
-        return Beat(
-            id=self.id,
-            is_lost=False,
-            cancel_requested=bool(row["cancel_requested"]),
-            lease_expires_at=row["lease_expires_at"],
-        )
-
-    @deciding
-    def complete(
-        self,
-        output: Any = None,
-        *,
-        checkpoint: Mapping[str, Any] | None = None,
-        effect: tuple[Completable, Any] | None = None,
-        then: Sequence[Submission] = (),
-    ) -> Op[None]:
-        """Complete the item, with a checkpoint, an effect's result and follow-ups in one commit.
-
-        `checkpoint` holds what `session.save` takes, `then` what to submit next. Raises LeaseLost,
-        and then nothing of all this is written. Again with the same output it changes nothing.
-        """
-        _require_list("then", then)
-        if checkpoint is not None and not isinstance(checkpoint, Mapping):
-            raise InvalidArgument(f"checkpoint must be a dict, not {type(checkpoint).__name__}")
-        if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
-            raise InvalidArgument("effect must be a pair: what session.begin gave, and the value")
-        _require_held([self])
-        ending = Ending(
-            "completed",
-            "completed",
-            output=self.codec.encode(output, name="output"),
-            checkpoint=checkpoint,
-            effect=effect,
-            then=then,
-        )
-        try:
-            if ending.is_plain:
-                row = yield from self._endings().complete(self, ending)
-            else:
-                [row] = yield from self._endings().finish([(self, ending)])
-            yield from self._ended(row)
-        except LeaseLost:
-            if not (yield from self._is_completed_with(ending)):
-                raise
-
-    def _is_completed_with(self, ending: Ending) -> Op[bool]:
-        """Tell whether this very attempt was completed with the same output before."""
-        row = yield from one(READ, id=self.id)
-        if row is None or (row["state"], row["fence"]) != ("completed", self.fence):
-            return False
-        stored = self.codec.unseal(row["output"], context=context(self.id, "output"))
-        return stored == ending.output
-
-    @operation
-    def fail(
-        self, error: object, *, retry: bool = True, delay_seconds: float | None = None
-    ) -> Op[WorkStatus]:
-        """End the attempt with an error; return `pending` if it is tried again, else `failed`.
-
-        It is tried again while there are retries left and `retry` is true, after `delay_seconds`
-        or, without them, with exponential backoff. No retry is spent by SessionBusy, InProgress
-        and StoreBusy, nor by Unresolved, which parks the item until the effect is resolved.
-        """
-        if delay_seconds is not None:
-            require_seconds("delay_seconds", delay_seconds)
-        text = error_text(error, self.owner.ledger.redactor.redact)
-        ending = failing(self, error, text, retry=retry, delay_seconds=delay_seconds)
-        return (yield from self._end(ending))
-
-    @operation
-    def release(self) -> Op[None]:
-        """Give the item back for another to run at once; no retry is spent."""
-        yield from self._end(Ending("pending", "released", releases=1))
-
-    @operation
-    def cancel(self) -> Op[WorkStatus]:
-        """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
-        if not self.is_held:
-            return (yield from self._endings().cancel(self))
-        return (yield from self._end(Ending("cancelled", "cancelled")))
-
-    @operation
-    def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
-        """Record how far the attempt is, as evidence in the session too; a sign of life as well."""
-        _require_held([self])
-        note = self.owner.ledger.redactor.redact(note)
-        body = self.codec.encode(note, name="progress")
-        seconds = self.lease_seconds if lease_seconds is None else lease_seconds
-        lease_ms = lease_milliseconds(seconds)
-        if self.root_id is not None:
-            yield Lock(self.root_id)
-        row = yield from one(
-            PROGRESS,
-            number=self.number,
-            fence=self.fence,
-            progress=self.codec.seal(body, context=context(self.id, "progress")),
-            lease_ms=lease_ms,
-        )
-        if row is None:
-            raise (yield from finishing.lost(self))
-        yield from renew_driven([row], lease_ms)
-        if self.root_id is not None:
-            yield from self._endings().record(self, "manual_checkpoint", {"progress": note})
-        yield AfterCommit(lambda: self._take(row))
-
-    def _end(self, ending: Ending) -> Op[WorkStatus]:
-        _require_held([self])
-        [row] = yield from self._endings().finish([(self, ending)])
-        return (yield from self._ended(row))
-
-    def _ended(self, row: Row | None) -> Op[WorkStatus]:
-        if row is None:
-            raise (yield from finishing.lost(self))
-        yield AfterCommit(lambda: self._take(row))
-        return status_of(row["state"])
-
-
 def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
     given = tuple(status) if isinstance(status, list | tuple) else (status,)
     for each in given or (None,):
@@ -520,23 +342,3 @@ def _page(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
 
 def _before(before: int | None) -> int:
     return 2**62 if before is None else require_number("before", before, 0, 2**62)
-
-
-def _require_list(label: str, given: object) -> None:
-    if not isinstance(given, list | tuple):
-        raise InvalidArgument(f"{label} must be a list, not {type(given).__name__}")
-    if len(given) > SUBMISSIONS_MAX:
-        raise InvalidArgument(f"{label} are at most {SUBMISSIONS_MAX} at once, not {len(given)}")
-
-
-def _require_held(items: Sequence[Item]) -> None:
-    """Refuse handles that were never given a lease."""
-    for item in items:
-        if not isinstance(item, Item):
-            raise InvalidArgument(f"a claimed work item is needed, not {type(item).__name__}")
-        if not item.is_held:
-            raise LeaseLost(
-                f"this handle of work item {item.id} holds no lease; claim gives one, and "
-                "work.get(id, fence=…) to who knows the fence",
-                id=item.id,
-            )
