@@ -152,6 +152,8 @@ class SqliteEngine:
             raise StoreForked(
                 f"process {os.getpid()} inherited {self.path} by fork; open the store again in it",
             )
+        if self.writer.is_moved:
+            self.writer.require_in_place()
         self._require_open()
 
     def _require_open(self) -> None:
@@ -201,7 +203,7 @@ class SqliteEngine:
             with self.writer.mutex:
                 side_lock.acquire_within(self.settings.busy_timeout_seconds)
                 while self._idle_readers:
-                    self._idle_readers.pop().close(force=True)
+                    self.writer.part_with(self._idle_readers.pop())
                 self.writer.close()
         finally:
             side_lock.close()
@@ -330,6 +332,7 @@ class SqliteEngine:
             connection = connect(
                 self.path, durability=self.settings.durability, vfs=self._vfs, read_only=True
             )
+            self.writer.require_in_place()
         is_sound = True
         try:
             yield connection
@@ -342,7 +345,7 @@ class SqliteEngine:
             if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self._closed:
                 self._idle_readers.append(connection)
             else:
-                connection.close(force=True)
+                self.writer.part_with(connection)
 
     def _start_watch(self) -> None:
         """Ring all topics when another connection has committed, from the first wait on."""

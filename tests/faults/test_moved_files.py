@@ -1,0 +1,200 @@
+"""A database file that is deleted, renamed or replaced under an open store is noticed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import StoreMoved
+from holdfast.testing.nouns import AsyncCounter, Counter
+from tests.crash.children import Child
+from tests.faults.workload import found_in, in_threads, prepare, read_file, together
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.db"))
+
+
+def rename_directory(path: Path) -> None:
+    path.parent.rename(path.parent.with_name(f"{path.parent.name}-elsewhere"))
+
+
+def replace(path: Path) -> None:
+    """Put another database in its place, with files of its own beside it."""
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    other = path.with_name("other.db")
+    with holdfast.open(f"sqlite:///{other}") as store:
+        prepare(store)
+        Counter(store).add(1, note="other")
+    os.replace(other, path)
+
+
+def delete_beside(suffix: str) -> Callable[[Path], None]:
+    def act(path: Path) -> None:
+        path.with_name(path.name + suffix).unlink()
+
+    act.__name__ = f"delete{suffix}"
+    return act
+
+
+ACTS = [delete, rename, rename_directory, replace, delete_beside("-wal"), delete_beside("-shm")]
+acts = pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+
+
+@pytest.fixture
+def path(directory: Path, template: Path) -> Path:
+    inside = directory / "inside"
+    inside.mkdir()
+    return Path(shutil.copy(template, inside))
+
+
+@acts
+@pytest.mark.parametrize("has_written", [False, True], ids=["first-write", "later-write"])
+def test_no_write_is_acknowledged_and_the_store_stops(
+    path: Path, act: Callable[[Path], None], has_written: bool
+) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        if has_written:
+            Counter(store).add(1, note="before")
+        act(path)
+        with pytest.raises(StoreMoved, match="deleted, renamed or replaced"):
+            Counter(store).add(1, note="after")
+        # The store says so from then on, whatever is asked, on whichever way.
+        refused: list[StoreMoved] = []
+
+        def ask(function: Callable[[], object]) -> Callable[[], None]:
+            def run() -> None:
+                with pytest.raises(StoreMoved) as error:
+                    function()
+                refused.append(error.value)
+
+            return run
+
+        in_threads([ask(Counter(store).value), ask(lambda: store.session("s"))])
+        assert len(refused) == 2
+
+
+@acts
+def test_calls_that_share_a_commit_are_all_refused(path: Path, act: Callable[[Path], None]) -> None:
+    refused = []
+
+    def add() -> None:
+        with pytest.raises(StoreMoved):
+            Counter(store).add(1, note="after")
+        refused.append(1)
+
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        act(path)
+        together(store, 3 * [add])
+    assert len(refused) == 3
+
+
+@acts
+def test_an_async_store_is_refused_alike(path: Path, act: Callable[[Path], None]) -> None:
+    async def run() -> None:
+        async with await holdfast.aopen(f"sqlite:///{path}") as store:
+            await AsyncCounter(store).add(1, note="before")
+            act(path)
+            with pytest.raises(StoreMoved):
+                await AsyncCounter(store).add(1, note="after")
+
+    asyncio.run(run())
+
+
+def test_a_new_reader_does_not_read_what_has_taken_the_place(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        replace(path)
+        engine._idle_readers.clear()
+        with pytest.raises(StoreMoved):
+            Counter(store).value()
+
+
+def test_a_file_that_took_the_place_is_not_touched(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        replace(path)
+        with holdfast.open(f"sqlite:///{path}") as other:
+            Counter(other).add(1, note="second")
+            with pytest.raises(StoreMoved):
+                Counter(store).add(1, note="after")
+            store.close()
+            Counter(other).add(1, note="third")
+            assert found_in(other) == ["other", "second", "third"]
+    assert read_file(path) == ["other", "second", "third"]
+
+
+def test_what_was_acknowledged_is_in_a_renamed_file_once_the_store_is_closed(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        rename(path)
+        with pytest.raises(StoreMoved):
+            Counter(store).add(1, note="after")
+    assert read_file(path.with_name("elsewhere.db")) == ["before"]
+
+
+class Other:
+    """A process that has the store open and does the next thing when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        heard, self._told = os.pipe()
+
+        def run(say: Callable[[str], None]) -> None:
+            os.close(self._told)
+            with holdfast.open(f"sqlite:///{path}") as store:
+                Counter(store).add(1, note="child")
+                say("ready")
+                os.read(heard, 1)
+                with pytest.raises(StoreMoved):
+                    Counter(store).add(1, note="lost")
+                say("refused")
+                os.read(heard, 1)
+
+        self._child = Child(run)
+        assert self._child.lines.readline() == "ready\n"
+
+    def is_refused(self) -> bool:
+        os.write(self._told, b"!")
+        return self._child.lines.readline() == "refused\n"
+
+    def end(self) -> None:
+        os.close(self._told)
+        assert self._child.wait() == (0, [])
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_files_deleted_beside_a_database_of_several_processes_do_not_destroy_it(
+    path: Path, suffix: str
+) -> None:
+    """Without the check the writers overwrite each other's commits in the WAL."""
+    url = f"sqlite:///{path}"
+    child = Other(path)
+    with holdfast.open(url) as store:
+        # What the child wrote is in the database itself: -wal alone may be deleted then.
+        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        with engine._locked():
+            engine.writer._checkpoint()
+        path.with_name(path.name + suffix).unlink()
+        with pytest.raises(StoreMoved, match=suffix):
+            Counter(store).add(1, note="lost")
+        with holdfast.open(url) as third:
+            Counter(third).add(1, note="third")
+            assert child.is_refused()
+            store.close()
+            child.end()
+            Counter(third).add(1, note="fourth")
+    assert read_file(path) == ["child", "third", "fourth"]
