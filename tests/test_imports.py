@@ -13,7 +13,7 @@ CORE = {
     "annotated_doc", "pygments", "markdown_it", "mdurl", "typing_extensions",
 }  # fmt: skip
 EXTRAS = {
-    "psycopg", "psycopg_pool", "fastapi", "starlette", "uvicorn", "jinja2", "mcp", "nats", "redis",
+    "psycopg", "fastapi", "starlette", "uvicorn", "jinja2", "mcp", "nats", "redis",
     "zstandard", "cryptography", "pydantic", "pydantic_core", "sqlalchemy", "aiosqlite", "pytest",
 }  # fmt: skip
 # Parts of the standard library that are slow to load, or that only a server needs.

@@ -56,7 +56,8 @@ async def cancel_at_random(place: dict[str, Any]) -> dict[str, int]:
         assert returned <= set(notes)
         assert await counter.value() == len(notes)
         if store.driver.dialect == "postgres":
-            await no_connection_leaks(store)
+            connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+            assert connections.lent == 0
         found = len(notes) - 40
         finished = len(returned) - 40
         return {
@@ -64,12 +65,6 @@ async def cancel_at_random(place: dict[str, Any]) -> dict[str, int]:
             "whole": found - finished,
             "absent": CANCELLATIONS - found,
         }
-
-
-async def no_connection_leaks(store: holdfast.AsyncStore) -> None:
-    stats = store.driver.pool.get_stats()  # type: ignore[attr-defined]
-    assert stats["requests_waiting"] == 0
-    assert stats["pool_available"] == stats["pool_size"] <= stats["pool_max"]
 
 
 def test_a_store_serves_only_the_loop_it_was_opened_in(place: dict[str, Any]) -> None:

@@ -102,15 +102,15 @@ def test_calls_one_after_the_other_share_one_connection(where: dict[str, Any]) -
             Counter(store).add()
             Counter(store).value()
         assert isinstance(store.driver, PostgresDriver)
-        assert store.driver.pool.get_stats()["pool_size"] == 1
+        assert len(store.driver.engine.connections.idle) == 1
 
 
 def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) -> None:
     with holdfast.open(**where) as store, psycopg.connect(where["url"], autocommit=True) as admin:
         counter = Counter(store)
         for expected in range(1, 6):
-            for connection in list(store.driver.pool._pool):  # type: ignore[attr-defined]
-                admin.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+            for connection in store.driver.engine.connections.idle:  # type: ignore[attr-defined]
+                admin.execute("SELECT pg_terminate_backend(%s)", [connection.backend_pid])
             assert counter.add() == expected
             assert counter.value() == expected
         assert len(store.events("root")) == 5

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import Clients, prepare
 
@@ -211,10 +212,11 @@ def test_a_pool_of_dead_connections_costs_the_next_call_no_time(
 ) -> None:
     """The server was restarted while nobody looked."""
     with holdfast.open(**place, busy_timeout_seconds=BUSY_SECONDS) as store:
-        pool: Any = store.driver.pool  # type: ignore[attr-defined]
-        connections = [pool.getconn() for _ in range(pool.max_size)]
-        for connection in connections:
-            pool.putconn(connection)
+        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        taken = [connections.take() for _ in range(CONNECTIONS_MAX)]
+        for free in taken[1:]:
+            connections.give(connections.connect(free, 10))
+        connections.give(taken[0])
         assert Counter(store).add() == 1
         server.kill()
         server.start()

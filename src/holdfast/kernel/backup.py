@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import InvalidArgument, StoreUnavailable
 from .opening import open_engine
+from .outside import require_own
 from .settings import Settings
 from .url import PostgresTarget, SqliteTarget, Target
 
@@ -40,7 +41,7 @@ def back_up(
     try:
         remove(partial)
         if isinstance(target, PostgresTarget):
-            driver.require_usable()
+            require_own(driver, "be backed up")
             copy_rows(target, settings, partial, progress)
         else:
             driver.engine.copy_to(partial, progress)

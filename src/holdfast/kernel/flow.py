@@ -293,6 +293,8 @@ async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
 def in_thread(function: Callable[[], R]) -> Future[R]:
     """Run a function in a thread of its own, in a copy of this context."""
     ended: Future[R] = Future()
+    # It cannot be cancelled, only left alone.
+    ended.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
     def run() -> None:

@@ -6,13 +6,12 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import HoldfastError, InvalidArgument
 from .operation import Call, SyncDriver
-from .schema import Migration, SchemaOps, missing
+from .schema import SchemaOps, missing
 from .settings import Settings
 from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteLook
 from .url import PostgresTarget, SqliteTarget, Target
@@ -22,10 +21,7 @@ def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
     """Return a sync driver for a store of the newest format."""
     if isinstance(target, SqliteTarget):
         return SqliteDriver(open_engine(target, settings, migrate=migrate))
-    prepare_schema(target, settings, migrate=migrate)
-    driver = postgres_package().PostgresDriver(target, settings)
-    driver.open()
-    return driver
+    return postgres_package().PostgresDriver(open_server(target, settings, migrate=migrate))
 
 
 async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
@@ -33,10 +29,8 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
     if isinstance(target, SqliteTarget):
         engine = await asyncio.to_thread(open_engine, target, settings, migrate=migrate)
         return AsyncSqliteDriver(engine)
-    await asyncio.to_thread(prepare_schema, target, settings, migrate=migrate)
-    driver = postgres_package().AsyncPostgresDriver(target, settings)
-    await driver.open()
-    return driver
+    server = await asyncio.to_thread(open_server, target, settings, migrate=migrate)
+    return postgres_package().AsyncPostgresDriver(server)
 
 
 def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Any:
@@ -81,24 +75,29 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
         missing(0, where=str(path), allowed=migrate)
 
 
-def prepare_schema(
-    target: PostgresTarget, settings: Settings, *, migrate: bool
-) -> Sequence[Migration]:
-    """Bring a PostgreSQL schema up to date, on a connection of its own."""
-    with postgres_package().single(target.dsn, target.schema, settings) as driver:
+def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> Any:
+    """Connect to a PostgreSQL schema and bring it up to date."""
+    package = postgres_package()
+    engine = package.PostgresEngine(target, settings)
+    try:
         where = f"schema {target.schema!r}"
-        return bring_up_to_date(driver, target.schema, where, settings, migrate=migrate)
+        driver = package.PostgresDriver(engine)
+        bring_up_to_date(driver, target.schema, where, settings, migrate=migrate)
+    except BaseException:
+        engine.close()
+        raise
+    engine.protocol.is_marking = True
+    return engine
 
 
 def bring_up_to_date(
     driver: SyncDriver, schema: str | None, where: str, settings: Settings, *, migrate: bool
-) -> Sequence[Migration]:
+) -> None:
     """Apply what is missing; refuse a newer store, or any change if it is not allowed."""
     ops = SchemaOps(schema, where)
     current = driver.run(Call(SchemaOps.format, ops))
-    if not missing(current, where=where, allowed=migrate):
-        return ()
-    return driver.run(Call(SchemaOps.migrate, ops, (settings.services.new_id(),)))
+    if missing(current, where=where, allowed=migrate):
+        driver.run(Call(SchemaOps.migrate, ops, (settings.services.new_id(),)))
 
 
 def postgres_package() -> Any:

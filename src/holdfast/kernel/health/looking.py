@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...errors import CorruptStore, InvalidArgument, NotAStore, NotFound
@@ -14,7 +14,7 @@ from ..operation import Call, SyncDriver
 from ..schema import SchemaOps, migrations, newest
 from ..settings import Settings
 from ..sqlite import SqliteLook
-from ..url import PostgresTarget, SqliteTarget, Target, redact
+from ..url import PostgresTarget, SqliteTarget, Target
 from .contents import ContentOps, content_findings
 from .server import server_findings
 from .sqlite import file_findings, library_finding, page_findings
@@ -86,7 +86,8 @@ def format_finding(info: StoreInfo) -> Finding:
 def looking(target: Target, settings: Settings) -> Iterator[SyncDriver]:
     """Lend a driver that only reads."""
     if isinstance(target, PostgresTarget):
-        with postgres_package().single(target.dsn, target.schema, settings) as driver:
+        package = postgres_package()
+        with closing(package.PostgresDriver(package.PostgresEngine(target, settings))) as driver:
             yield driver
     else:
         with SqliteLook(existing(target), target.vfs, settings) as look:
@@ -105,5 +106,5 @@ def existing(target: SqliteTarget) -> Path:
 def place(target: Target) -> str:
     """Return where a store lies, without its password."""
     if isinstance(target, PostgresTarget):
-        return f"schema {target.schema!r} of {redact(target.dsn)}"
+        return f"schema {target.schema!r} of {target.shown}"
     return str(target.path)

@@ -1,6 +1,12 @@
-"""PostgreSQL: psycopg 3 pools in both colours, for many machines on one store."""
+"""PostgreSQL through psycopg 3, sync and async, for many machines on one store."""
 
-from .driver import AsyncPostgresDriver, PostgresDriver
-from .join import AsyncJoinedDriver, JoinedDriver, single
+from .driver import AsyncPostgresDriver, PostgresDriver, PostgresEngine
+from .join import AsyncJoinedDriver, JoinedDriver
 
-__all__ = ["AsyncJoinedDriver", "AsyncPostgresDriver", "JoinedDriver", "PostgresDriver", "single"]
+__all__ = [
+    "AsyncJoinedDriver",
+    "AsyncPostgresDriver",
+    "JoinedDriver",
+    "PostgresDriver",
+    "PostgresEngine",
+]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import threading
 import time
@@ -16,8 +17,13 @@ import psycopg
 from psycopg import sql
 
 from ..signals import Signals
+from ..url import PostgresTarget
+from .connections import connect
+from .exchange import Link, Place
+from .messages import Message
 
 COALESCE_SECONDS = 0.01
+RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 5.0
 TOPIC_BYTES_MAX = 4_000
 
@@ -25,102 +31,119 @@ TOPIC_BYTES_MAX = 4_000
 class Doorbell:
     """A thread that forwards rings to other processes and theirs to us; started when needed."""
 
-    def __init__(self, dsn: str | None, schema: str, signals: Signals) -> None:
-        self._dsn = dsn or ""
-        self._channel = f"holdfast_{schema}"
+    def __init__(self, target: PostgresTarget, limit_seconds: float, signals: Signals) -> None:
+        self._dsn = target.listen_dsn or ""
+        self._limit_seconds = limit_seconds
+        self._channel = f"holdfast_{target.schema}"
         self._signals = signals
         # A signal handler may ring while its thread is in here.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopping = threading.Event()
         self._topics: set[str] = set()
         self._topics_lock = threading.RLock()
+        self._is_nudged = False
         self._read_end, self._write_end = -1, -1
-        if dsn is not None:
+        if target.listen_dsn is not None:
             signals.on_ring = self.ring
             signals.on_wait = self.start
 
     def start(self) -> None:
         """Begin to listen; further calls do nothing."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             return
         with self._starting:
-            if self._thread is None and not self._stopping:
+            if self._stopping.is_set():
+                return
+            if self._thread is None:
                 self._read_end, self._write_end = os.pipe()
                 self._thread = threading.Thread(
                     target=self._serve, name="holdfast-doorbell", daemon=True
                 )
+            # An interrupt may have come between the two.
+            if self._thread.ident is None:
                 self._thread.start()
 
     def ring(self, topic: str) -> None:
         """Tell the other processes: at once, or together with others while rings come fast."""
         with self._topics_lock:
             self._topics.add(topic[:TOPIC_BYTES_MAX])
-            is_first = len(self._topics) == 1
         self.start()
-        if is_first:
+        if not self._is_nudged:
             self._nudge()
 
     def close(self) -> None:
-        """Send what is waiting and stop."""
+        """Send what is waiting and stop, within a limit."""
+        self._stopping.set()
         with self._starting:
-            self._stopping = True
-        if self._thread is not None:
-            self._nudge()
-            self._thread.join()
+            thread = self._thread
+        if thread is None or thread.ident is None:
+            return
+        self._nudge()
+        thread.join(self._limit_seconds)
+        if not thread.is_alive():
             os.close(self._read_end)
             os.close(self._write_end)
+            self._read_end = self._write_end = -1
 
     def _nudge(self) -> None:
-        os.write(self._write_end, b"!")
+        with contextlib.suppress(OSError):
+            os.write(self._write_end, b"!")
+            self._is_nudged = True
 
     def _serve(self) -> None:
-        pause = 0.05
-        while not self._stopping:
+        pause = RECONNECT_SECONDS_MIN
+        while not self._stopping.is_set():
+            began = time.monotonic()
             try:
-                with psycopg.connect(
-                    self._dsn, autocommit=True, application_name="holdfast-doorbell"
-                ) as connection:
-                    # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
-                    connection.execute("SET synchronous_commit = off")
-                    connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                with contextlib.closing(self._listen()) as link:
                     # Rings may have been missed while there was no connection.
                     self._signals.ring_here(None)
-                    pause = 0.05
-                    self._forward(connection)
+                    self._forward(link)
             except psycopg.Error:
-                select.select([self._read_end], [], [], pause)
+                if time.monotonic() - began > RECONNECT_SECONDS_MAX:
+                    pause = RECONNECT_SECONDS_MIN
+                self._stopping.wait(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, RECONNECT_SECONDS_MAX)
 
-    def _forward(self, connection: psycopg.Connection) -> None:
+    def _listen(self) -> Link:
+        connection = connect(self._dsn, self._limit_seconds, "holdfast-doorbell")
+        link = Link(connection, Place(), prepares=False)
+        link.listen(self._signals.ring_here)
+        # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
+        settings = Message("SET synchronous_commit = off")
+        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))
+        link.run([settings, Message(listen.as_string())], self._limit_seconds)
+        return link
+
+    def _forward(self, link: Link) -> None:
         is_asked, quiet_at = False, 0.0
         poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(link.descriptor, select.POLLIN)
         poll.register(self._read_end, select.POLLIN)
         while True:
             wait = max(0.0, quiet_at - time.monotonic()) * 1000 if is_asked else None
             if self._read_end in dict(poll.poll(wait)):
                 os.read(self._read_end, 4096)
                 is_asked = True
-            if is_asked and (self._stopping or time.monotonic() >= quiet_at):
-                self._send(connection)
-                if self._stopping:
+            if is_asked and (self._stopping.is_set() or time.monotonic() >= quiet_at):
+                self._send(link)
+                if self._stopping.is_set():
                     return
                 is_asked, quiet_at = False, time.monotonic() + COALESCE_SECONDS
-            for notification in connection.notifies(timeout=0):
-                if notification.pid != connection.info.backend_pid:
-                    self._signals.ring_here(notification.payload)
+            link.read_notifications()
 
-    def _send(self, connection: psycopg.Connection) -> None:
+    def _send(self, link: Link) -> None:
+        self._is_nudged = False
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
+        notify = [Message("SELECT pg_notify($1, $2)", [self._channel, each]) for each in topics]
         try:
-            for topic in topics:
-                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, topic))
+            if notify:
+                link.run(notify, self._limit_seconds)
         except psycopg.Error:
             with self._topics_lock:
                 self._topics.update(topics)
-            with contextlib.suppress(OSError):
-                self._nudge()
+            self._nudge()
             raise

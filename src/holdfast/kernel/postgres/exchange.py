@@ -3,12 +3,17 @@
 psycopg's own pipeline waits for the socket at every statement and makes a cursor for each, which
 costs more than the statements themselves. Here libpq gets the whole batch at once and is waited
 for once. Who runs the generator has the connection for itself.
+
+Every wait has a limit: a server that accepts what it is sent and answers nothing is taken for lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -16,12 +21,13 @@ import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format, PGnotify, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
+from ..flow import in_thread
 from ..operation import Row
-from .protocol import Message, Reply
+from .messages import Message, Reply
 
 R = TypeVar("R")
 _Key: TypeAlias = "tuple[str, tuple[int, ...]]"
@@ -40,16 +46,145 @@ class _Dumped(NamedTuple):
     formats: Any
 
 
-class Link:
-    """A connection as batches use it: its adapters and the statements prepared on it."""
+class Silent(psycopg.OperationalError):
+    """The server has not answered in time."""
 
-    def __init__(self, connection: Any, *, prepares: bool) -> None:
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"the server gave no answer for {limit_seconds:g} s")
+
+
+class Place:
+    """The right to have one connection, until it is freed or nobody refers to it any more."""
+
+    __slots__ = ("__weakref__", "is_free")
+
+    def __init__(self) -> None:
+        self.is_free = False
+
+
+class Link:
+    """A connection as batches use it: its writer, its adapters and what is prepared on it.
+
+    The connection must not refer to its link: the last reference to a link closes it.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], place: Place, *, prepares: bool):
+        self.writer_id = ""
+        self.batch = 0
+        self.made_at = self.used_at = time.monotonic()
+        self._place = place
+        self._connection = connection
         self._pgconn: PGconn = connection.pgconn
+        self.backend_pid = connection.info.backend_pid
+        self.descriptor = connection.fileno()
+        self._readable = select.poll()
+        self._readable.register(self.descriptor, select.POLLIN)
         self._transformer = Transformer(connection)
         self._prepares = prepares
         self._prepared: dict[_Key, bytes] = {}
         self._columns: dict[str, list[str]] = {}
         self._numbers = count()
+
+    def is_quiet(self) -> bool:
+        """Tell whether the server has sent nothing unasked; it does so when it closes."""
+        return not self._readable.poll(0)
+
+    def close(self) -> None:
+        """Close, without waiting; what the server still does for it is cancelled."""
+        self._place.is_free = True
+        if self._pgconn.transaction_status == TransactionStatus.ACTIVE:
+            in_thread(self._cancel_and_close)
+        else:
+            self._connection.close()
+
+    def cancel(self) -> None:
+        """Ask the server to stop what it does for this connection; blocks for a while at most."""
+        with suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+
+    def _cancel_and_close(self) -> None:
+        self.cancel()
+        self._connection.close()
+
+    def listen(self, hear: Callable[[str], object]) -> None:
+        """From now on hand what other sessions send to a function."""
+        own = self.backend_pid
+
+        def pass_on(notification: PGnotify) -> None:
+            if notification.be_pid != own:
+                hear(notification.extra.decode())
+
+        self._pgconn.notify_handler = pass_on
+
+    def read_notifications(self) -> None:
+        """Hand on what has arrived; an exchange does so too."""
+        self._pgconn.consume_input()
+        while (notification := self._pgconn.notifies()) is not None:
+            if self._pgconn.notify_handler is not None:
+                self._pgconn.notify_handler(notification)
+
+    def run(self, messages: Sequence[Message], limit_seconds: float) -> list[Reply]:
+        """Make one round trip on this thread."""
+        steps = self.exchange(messages)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(self._wait(wanted, limit_seconds))
+        except StopIteration as stop:
+            replies: list[Reply] = stop.value
+            return replies
+
+    def _wait(self, wanted: int, limit_seconds: float) -> int:
+        if wanted & _WRITE:
+            ready = select.poll()
+            events = select.POLLOUT | (select.POLLIN if wanted & _READ else 0)
+            ready.register(self.descriptor, events)
+        else:
+            ready = self._readable
+        found = ready.poll(limit_seconds * 1000)
+        if not found:
+            raise Silent(limit_seconds)
+        # An error on the socket shows itself to whoever reads or writes.
+        is_writable = found[0][1] & select.POLLOUT
+        return wanted & (_READ | (_WRITE if is_writable else 0)) or wanted
+
+    async def run_async(
+        self, messages: Sequence[Message], limit_seconds: float, *, to_the_end: bool
+    ) -> list[Reply]:
+        """Make one round trip in the event loop; with `to_the_end`, a cancellation is raised only
+        after it, unless that takes too long.
+
+        psycopg's own waiting needs a task of its own to go on when it is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        cancelled: asyncio.CancelledError | None = None
+        steps = self.exchange(messages)
+        try:
+            wanted = next(steps)
+            while True:
+                found = 0
+                try:
+                    found = await _ready(loop, self.descriptor, wanted, limit_seconds)
+                    if not found:
+                        raise Silent(limit_seconds)
+                except asyncio.CancelledError as error:
+                    if not to_the_end:
+                        raise
+                    if cancelled is None:
+                        # The server would go on, and wait for locks, until it notices.
+                        in_thread(self.cancel)
+                        limit_seconds = min(limit_seconds, CANCEL_SECONDS_MAX)
+                    cancelled = error
+                wanted = steps.send(found)
+        except StopIteration as stop:
+            if cancelled is not None:
+                raise cancelled from None
+            replies: list[Reply] = stop.value
+            return replies
+        except psycopg.Error as error:
+            if cancelled is not None:
+                raise cancelled from error
+            raise
 
     def exchange(self, messages: Sequence[Message]) -> PQGen[list[Reply]]:
         """Send a batch and return its replies; of several errors the first is raised."""
@@ -138,61 +273,20 @@ class Link:
         return Reply(self._transformer.load_rows(0, result.ntuples, row), result.ntuples)
 
 
-async def wait_async(
-    steps: PQGen[R], descriptor: int, on_cancel: Callable[[], None], *, to_the_end: bool
-) -> R:
-    """Run a generator over a socket; with `to_the_end`, a cancellation is raised only after it,
-    unless that takes too long.
-
-    psycopg's own waiting sets a timer each time, and needs a task of its own to go on when it is
-    cancelled.
-    """
-    loop = asyncio.get_running_loop()
-    cancelled: asyncio.CancelledError | None = None
-    deadline: float | None = None
-    try:
-        wanted = next(steps)
-        while True:
-            found = 0
-            try:
-                found = await _ready(loop, descriptor, wanted, deadline)
-            except asyncio.CancelledError as error:
-                if cancelled is None:
-                    on_cancel()
-                    deadline = loop.time() + CANCEL_SECONDS_MAX
-                if not to_the_end:
-                    raise
-                cancelled = error
-            except TimeoutError:
-                assert cancelled is not None
-                raise cancelled from None
-            wanted = steps.send(found)
-    except StopIteration as stop:
-        if cancelled is not None:
-            raise cancelled from None
-        result: R = stop.value
-        return result
-    except psycopg.Error as error:
-        if cancelled is not None:
-            raise cancelled from error
-        raise
-
-
 async def _ready(
-    loop: asyncio.AbstractEventLoop, descriptor: int, wanted: int, deadline: float | None
+    loop: asyncio.AbstractEventLoop, descriptor: int, wanted: int, limit_seconds: float
 ) -> int:
-    """Wait until a socket can be read or written, as wanted, and return which."""
+    """Wait until a socket can be read or written, as wanted; return which, or 0 if it took long."""
     ready: asyncio.Future[int] = loop.create_future()
+    timer = loop.call_later(limit_seconds, _settle, ready, 0)
     if wanted & _READ:
         loop.add_reader(descriptor, _settle, ready, _READ)
     if wanted & _WRITE:
         loop.add_writer(descriptor, _settle, ready, _WRITE)
     try:
-        if deadline is None:
-            return await ready
-        async with asyncio.timeout_at(deadline):
-            return await ready
+        return await ready
     finally:
+        timer.cancel()
         if wanted & _READ:
             loop.remove_reader(descriptor)
         if wanted & _WRITE:

@@ -1,23 +1,22 @@
-"""Running operations on a connection that somebody else owns: no pool, no commit, no retry."""
+"""Running operations on a connection that somebody else owns: no commit, no retry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from ...errors import InvalidArgument, StoreUnavailable
+from ...errors import InvalidArgument
 from ..entrance import Entrance
 from ..flow import drive, drive_async
 from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
-from ..url import redact
-from .protocol import Acquire, Message, Protocol, Reply, Send, Step
+from .messages import Message, Reply, Send, Step
+from .protocol import Protocol
 
 R = TypeVar("R")
 
@@ -80,62 +79,6 @@ class AsyncJoinedDriver:
         return await send_async(step.connection, step.messages)
 
 
-class SingleDriver:
-    """Runs whole transactions on one connection; serves opening, before there is a pool."""
-
-    dialect = "postgres"
-
-    def __init__(self, dsn: str, schema: str, settings: Settings) -> None:
-        self.signals = Signals()
-        self.entrance = Entrance()
-        self._dsn = dsn
-        self._connection = self._connect()
-        self._protocol = Protocol(schema, settings)
-
-    def run(self, call: Call[R]) -> R:
-        """Run a call and return its result once it is durable."""
-        return drive(self._protocol.run(call), self._perform)
-
-    def twin(self) -> SyncDriver:
-        """Return this driver."""
-        return self
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(
-            self._dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
-        )
-
-    def _perform(self, step: Step) -> Any:
-        match step:
-            case Acquire():
-                if self._connection.closed:
-                    self._connection = self._connect()
-                return self._connection
-            case Send(connection, messages):
-                return send(connection, messages)
-        return None
-
-
-@contextmanager
-def single(dsn: str, schema: str, settings: Settings) -> Iterator[SingleDriver]:
-    """Have a connection for as long as the block lasts; a lost one is made again."""
-    try:
-        driver = SingleDriver(dsn, schema, settings)
-    except psycopg.ProgrammingError as error:
-        reason = redact(_line(error))
-        raise InvalidArgument(f"the PostgreSQL URL is not usable: {reason}") from error
-    except psycopg.OperationalError as error:
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {_line(error)}") from error
-    try:
-        yield driver
-    finally:
-        driver.close()
-
-
 def require_transaction(connection: Any, wanted: type[Any]) -> None:
     """Refuse what is not a psycopg connection of this colour inside a transaction."""
     if not isinstance(connection, wanted):
@@ -153,10 +96,6 @@ def require_transaction(connection: Any, wanted: type[Any]) -> None:
     )
     if not is_ready:
         raise InvalidArgument("within() needs a connection that is in a transaction; begin one")
-
-
-def _line(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
 
 
 def send(connection: Any, messages: Sequence[Message]) -> list[Reply]:

@@ -31,12 +31,19 @@ def is_connection_lost(error: Exception) -> bool:
     return error.sqlstate.startswith(("08", "57P", "25P03"))
 
 
+def is_read_only(error: Exception) -> bool:
+    """Tell whether the server takes no writes; after a failover another connection may find one."""
+    return isinstance(error, pg.ReadOnlySqlTransaction)
+
+
 def translate(error: psycopg.Error) -> HoldfastError:
     """Return our error for one of PostgreSQL's."""
     state = error.sqlstate or ""
     reason = " ".join(str(error).split())
     if is_connection_lost(error):
         return StoreUnavailable(f"PostgreSQL cannot be reached: {reason}; nothing was written")
+    if is_read_only(error):
+        return StoreUnavailable(f"PostgreSQL is read-only: {reason}; nothing was written")
     if state in _FULL:
         return StoreFull(f"PostgreSQL has no room left: {reason}; nothing was written")
     if state in _BUSY:

@@ -1,18 +1,16 @@
 """What the PostgreSQL driver says to the server, in which order; written once for both colours.
 
-A run is a generator of steps (take a connection, send a batch, give it back, sleep). The two
-drivers only know how to perform these four. A batch is one round trip: BEGIN travels with the
-first statement, the events with COMMIT.
+A run is a generator of steps (connect, wait for a connection, send a batch, sleep). The two drivers
+only know how to perform these four. A batch is one round trip: BEGIN travels with the first
+statement, the events with COMMIT.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-import select
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -26,74 +24,26 @@ from ...errors import (
     StoreBusy,
     StoreError,
 )
-from ..attempt import Attempt, Boundary, Point, Trace
-from ..marks import MARK, MARK_IF_DONE, MarkOps, commit_id
+from ..attempt import Attempt, Point, Trace
+from ..marks import FORGET, MARK, MARK_IF_DONE, WRITER_KEPT_MS, MarkOps, commit_id
 from ..operation import Call, Decide, Op, Query, Row, query
 from ..settings import Settings
 from ..sql import Dialect
-from .problems import is_connection_lost, translate
+from .connections import CONNECTIONS_MAX, Connections
+from .exchange import Link, Place
+from .messages import Connect, Message, Queue, Reply, Send, Sleep, Step
+from .problems import is_connection_lost, is_read_only, translate
 
 R = TypeVar("R")
-Run: TypeAlias = Generator["Step", Any, R]
+Run: TypeAlias = Generator[Step, Any, R]
 
-POOL_CONNECTIONS_MAX = 16
 BACKOFF_SECONDS = 0.005
 BACKOFF_SECONDS_MAX = 0.5
 SERIALIZATION_RETRIES_MAX = 50
-
-
-@dataclass(slots=True)
-class Message:
-    """One statement on its way: its text in the server's dialect and its values in order."""
-
-    text: str
-    values: Sequence[object] = ()
-    boundary: Boundary = "statement"
-    is_unread: bool = False
-    """Set where nobody looks at the rows that come back."""
-
-
-@dataclass(slots=True)
-class Acquire:
-    """Take a connection from the pool."""
-
-    timeout_seconds: float
-
-
-@dataclass(slots=True)
-class Send:
-    """Send a batch in one round trip; the answer is one `Reply` per message."""
-
-    connection: Any
-    messages: Sequence[Message]
-    is_commit: bool = False
-    """Whether the outcome must be known: it is waited for, also by a caller that was cancelled."""
-
-
-@dataclass(slots=True)
-class Release:
-    """Give a connection back, or close it when it cannot be trusted any more."""
-
-    connection: Any
-    is_sound: bool
-
-
-@dataclass(slots=True)
-class Sleep:
-    """Wait before the next try."""
-
-    seconds: float
-
-
-Step: TypeAlias = Acquire | Send | Release | Sleep
-
-
-@dataclass(slots=True)
-class Reply:
-    """What the server answered to one message."""
-
-    rows: list[Row]
-    row_count: int
+# A server that waits for a lock says so itself when the time is over; then we are still there.
+ANSWER_GRACE_SECONDS = 2.0
+SETTLE_SECONDS_MIN = 2.0
+QUEUE_LOOK_SECONDS = 0.2
 
 
 class CommitLost(Exception):
@@ -119,10 +69,15 @@ class Again:
 class Protocol:
     """Runs calls as generators of steps."""
 
-    def __init__(self, schema: str, settings: Settings) -> None:
+    def __init__(
+        self, schema: str, settings: Settings, connections: Connections | None = None
+    ) -> None:
         self.dialect = Dialect(schema)
         self.settings = settings
         self.is_marking = False
+        self._lending = connections
+        self.answer_seconds = settings.busy_timeout_seconds + ANSWER_GRACE_SECONDS
+        """How long the server may be silent before it is taken for lost."""
         timeout = f"{round(settings.busy_timeout_seconds * 1000)}ms"
         self._write_settings = {
             "lock_timeout": timeout,
@@ -137,12 +92,12 @@ class Protocol:
         self._settling = f"SELECT {made}"
         self._takes_several: set[str] = set()
 
-    def run(self, call: Call[R], *, repeats: bool = False) -> Run[R]:
+    def run(self, call: Call[R], *, repeats: bool = False, until: float = 0.0) -> Run[R]:
         """Run a call in one transaction; re-run it while the server asks for that.
 
         One that `repeats` may be committed twice: a lost COMMIT of it is not asked for.
         """
-        deadline = time.monotonic() + self.settings.busy_timeout_seconds
+        deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
         runs = self._write if call.mode == "write" else self._read
         tries = 0
         lock_first: set[str] = set()
@@ -154,20 +109,16 @@ class Protocol:
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
                 yield from self._back_off(error, tries, call)
             except CommitLost as lost:
-                if not repeats and (yield from self._settle(lost)):
+                if not repeats and (yield from self._settle(lost, deadline)):
                     if attempt.decide is not None:
                         yield from self._answer_again(attempt, attempt.decide, lost)
                     break
-                self._check_time(lost.error, deadline, attempt, tries)
+                yield from self._reconnect(lost.error, deadline, attempt, tries)
             except psycopg.Error as error:
                 if isinstance(error, pg.LockNotAvailable) and attempt.is_lock_immediate:
                     lock_first.update(attempt.locked)
                     continue
-                self._check_time(error, deadline, attempt, tries)
-                # A server that was restarted leaves a pool of dead connections: each try takes
-                # one out, and waits inside the pool when there is none left.
-                if tries > POOL_CONNECTIONS_MAX:
-                    yield Sleep(BACKOFF_SECONDS_MAX)
+                yield from self._reconnect(error, deadline, attempt, tries)
             except BaseException as error:
                 self._trace(attempt, tries, error)
                 raise
@@ -199,9 +150,19 @@ class Protocol:
             raise
         return attempt.result
 
-    def _once(self, attempt: Attempt[R], runs: Any, deadline: float) -> Run[None]:
+    def _once(
+        self,
+        attempt: Attempt[R],
+        runs: Callable[[Link, Attempt[R]], Run[None]],
+        deadline: float,
+    ) -> Run[None]:
         """Run the attempt on one connection, which is given back whatever happens."""
-        connection = yield Acquire(max(0.1, deadline - time.monotonic()))
+        assert self._lending is not None
+        taken = self._lending.take() or (yield from self._queue(self._lending, deadline))
+        if isinstance(taken, Link):
+            connection = taken
+        else:
+            connection = yield Connect(taken, deadline - time.monotonic())
         try:
             yield from runs(connection, attempt)
         except Exception as error:
@@ -209,24 +170,54 @@ class Protocol:
             raise
         except BaseException:
             # The caller was interrupted or cancelled at an unknown place of the exchange.
-            yield Release(connection, is_sound=False)
+            self._lending.discard(connection)
             raise
-        yield Release(connection, is_sound=True)
+        self._lending.give(connection)
 
-    def _abandon(self, connection: Any, error: Exception) -> Run[None]:
+    def _queue(self, lending: Connections, deadline: float) -> Run[Link | Place]:
+        """Wait in line for a connection, or for a place to make one."""
+        turn = lending.join_line()
+        try:
+            while (seconds := deadline - time.monotonic()) > 0:
+                # A place that an interrupt has freed tells nobody: look for it now and then.
+                yield Queue(turn, min(seconds, QUEUE_LOOK_SECONDS))
+                if turn.link is not None:
+                    link, turn.link = turn.link, None
+                    return link
+                if (taken := lending.take()) is not None:
+                    return taken
+                if turn.has_come:
+                    turn = lending.join_line()
+        finally:
+            lending.leave_line(turn)
+        raise StoreBusy(
+            f"all {CONNECTIONS_MAX} connections were in use for "
+            f"{self.settings.busy_timeout_seconds:g} seconds; nothing was written"
+        )
+
+    def _abandon(self, connection: Link, error: Exception) -> Run[None]:
         """Roll back what an error left open; a connection that cannot do that is closed."""
-        is_sound = not isinstance(error, CommitLost) and not is_connection_lost(error)
-        if is_sound:
+        assert self._lending is not None
+        is_lost = isinstance(error, CommitLost) or is_connection_lost(error)
+        if not is_lost and not is_read_only(error):
             try:
                 yield Send(connection, [Message("ROLLBACK")])
             except psycopg.Error:
-                is_sound = False
-        yield Release(connection, is_sound=is_sound)
+                is_lost = True
+            except BaseException:
+                self._lending.discard(connection)
+                raise
+            else:
+                self._lending.give(connection)
+                return
+        self._lending.discard(connection, is_server_away=is_lost)
 
-    def _write(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
+    def _write(self, connection: Link, attempt: Attempt[R]) -> Run[None]:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
         if not attempt.queries and not attempt.emits:
             return
+        if self.is_marking and not connection.writer_id:
+            yield from self._name(connection)
         has_changed = False
         if self._may_conclude(attempt):
             if (yield from self._conclude(connection, attempt)):
@@ -247,8 +238,17 @@ class Protocol:
         commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
         yield from self._commit(connection, commit, attempt)
 
+    def _name(self, connection: Link) -> Run[None]:
+        """Give a connection its writer's row, before its first transaction that writes."""
+        writer_id = self.settings.services.new_id()
+        mark = Query(MARK, {"writer_id": writer_id, "batch": 0})
+        forget = Query(FORGET, {"age_ms": WRITER_KEPT_MS})
+        for each in (mark, forget):
+            yield Send(connection, [self.message(each)])
+        connection.writer_id = writer_id
+
     def _commit(
-        self, connection: Any, messages: Sequence[Message], attempt: Attempt[R]
+        self, connection: Link, messages: Sequence[Message], attempt: Attempt[R]
     ) -> Run[list[Reply]]:
         try:
             return (yield from self._send(connection, messages, attempt, is_commit=True))
@@ -265,15 +265,13 @@ class Protocol:
             return False
         return len({event.root_id for event in decide.emits}) < 2
 
-    def _conclude(self, connection: Any, attempt: Attempt[R]) -> Run[bool]:
+    def _conclude(self, connection: Link, attempt: Attempt[R]) -> Run[bool]:
         """Run a call that begins with a `Decide` in one round trip; False: nothing was written.
 
         The mark is part of the statement that decides, so that it says of a COMMIT without an
         answer that there was a row.
         """
         assert attempt.decide is not None
-        if _has_ended(connection):
-            raise psycopg.OperationalError("the server has closed the connection")
         *before, last = attempt.whole()
         connection.batch += 1
         messages = [
@@ -294,7 +292,7 @@ class Protocol:
             self._conclude_with(attempt, answers)
         return bool(answers[-1])
 
-    def _decisive(self, connection: Any, last: Query, decide: Decide) -> Query:
+    def _decisive(self, connection: Link, last: Query, decide: Decide) -> Query:
         """Return a statement with the events and the mark that it decides about."""
         events = self.settings.services.events_if_done(decide.emits) if decide.emits else None
         parameters = {
@@ -330,7 +328,7 @@ class Protocol:
         if attempt.queries:
             raise HoldfastError(f"{attempt.call.name} asks for more than it has decided about")
 
-    def _read(self, connection: Any, attempt: Attempt[R]) -> Run[None]:
+    def _read(self, connection: Link, attempt: Attempt[R]) -> Run[None]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
         if not attempt.queries:
             return
@@ -355,7 +353,7 @@ class Protocol:
         yield from self._send(connection, [Message("COMMIT", boundary="commit")], attempt)
 
     def _ask(
-        self, connection: Any, opening: Sequence[Message], attempt: Attempt[Any]
+        self, connection: Link, opening: Sequence[Message], attempt: Attempt[Any]
     ) -> Run[list[Reply]]:
         """Send what the attempt asks, behind what opens the transaction; return its answers."""
         messages = [self.message(query) for query in attempt.queries]
@@ -364,7 +362,7 @@ class Protocol:
 
     def _send(
         self,
-        connection: Any,
+        connection: Link,
         messages: Sequence[Message],
         attempt: Attempt[Any],
         *,
@@ -377,27 +375,25 @@ class Protocol:
             for message in messages:
                 last = message.boundary == "commit"
                 probe(Point(message.boundary, "before", attempt.call.name, message.text))
-                replies += yield Send(connection, [message], is_commit=is_commit and last)
+                replies += yield Send(connection, [message], is_commit and last)
                 probe(Point(message.boundary, "after", attempt.call.name, message.text))
             return replies
         answered: list[Reply] = yield Send(connection, messages, is_commit)
         return answered
 
-    def _settle(self, lost: CommitLost) -> Run[bool]:
+    def _settle(self, lost: CommitLost, deadline: float) -> Run[bool]:
         """Ask on a new connection whether the lost COMMIT happened."""
+        least = min(SETTLE_SECONDS_MIN, self.settings.busy_timeout_seconds)
+        until = max(deadline, time.monotonic() + least)
+        call = Call(MarkOps.is_committed, MarkOps(), (lost.writer_id, lost.batch))
         try:
-            return (yield from self.is_committed(lost.writer_id, lost.batch))
+            return (yield from self.run(call, repeats=True, until=until))
         except StoreError as error:
             raise CommitUnknown(
                 "the connection broke during COMMIT and the server cannot be asked whether the "
                 "change was committed; ask store.settle(id)",
                 id=commit_id(lost.writer_id, lost.batch),
             ) from error
-
-    def is_committed(self, writer_id: str, batch: int) -> Run[bool]:
-        """Tell whether a batch was committed; the row's lock waits for one still in flight."""
-        call = Call(MarkOps.is_committed, MarkOps(), (writer_id, batch))
-        return (yield from self.run(call, repeats=True))
 
     def message(self, query: Query) -> Message:
         """Return a query as the server takes it."""
@@ -408,7 +404,7 @@ class Protocol:
         statement = self.dialect.statement(query.sql)
         return statement.may_change and not (statement.counts_changes and reply.row_count == 0)
 
-    def _open(self, connection: Any) -> list[Message]:
+    def _open(self, connection: Link) -> list[Message]:
         """Return what stands first in a transaction that writes: its mark and its settings."""
         if not self.is_marking:
             return self._local(self._write_settings)
@@ -427,19 +423,20 @@ class Protocol:
         calls = ", ".join(f"set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1))
         return [Message(f"SELECT {calls}", list(settings.values()))]
 
-    def _check_time(
+    def _reconnect(
         self, error: psycopg.Error, deadline: float, attempt: Attempt[Any], tries: int
-    ) -> None:
-        """Raise an error that another connection would not help against, or that came too late."""
-        if not is_connection_lost(error) or time.monotonic() > deadline:
+    ) -> Run[None]:
+        """Wait before the next try; raise what another connection would not help against."""
+        left_seconds = deadline - time.monotonic()
+        if not is_connection_lost(error) or left_seconds < 0:
             self._trace(attempt, tries, error)
             raise translate(error) from error
+        yield Sleep(min(_pause(tries), left_seconds))
 
     def _back_off(self, error: psycopg.Error, tries: int, call: Call[Any]) -> Run[None]:
         if tries > SERIALIZATION_RETRIES_MAX:
             raise StoreBusy(f"{call.name} met other writers {tries} times: {error}") from error
-        longest = min(BACKOFF_SECONDS * 2**tries, BACKOFF_SECONDS_MAX)
-        yield Sleep(random.uniform(longest / 2, longest))
+        yield Sleep(_pause(tries))
 
     def _trace(self, attempt: Attempt[Any], tries: int, error: BaseException | None) -> None:
         trace = self.settings.hooks.trace
@@ -454,14 +451,9 @@ def _with_done(sql: str, events: str | None) -> str:
     return f"WITH {', '.join(parts)} SELECT * FROM done"  # noqa: S608 - our own statements
 
 
-def _has_ended(connection: Any) -> bool:
-    """Tell whether an idle connection was closed, so that nothing is sent by it in vain.
-
-    What was sent may have been done; of what was not sent it is certain that it was not.
-    """
-    waiting = select.poll()
-    waiting.register(connection.fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
+def _pause(tries: int) -> float:
+    longest = min(BACKOFF_SECONDS * 2**tries, BACKOFF_SECONDS_MAX)
+    return random.uniform(longest / 2, longest)
 
 
 def _found_or_failed(query: Query) -> Query:

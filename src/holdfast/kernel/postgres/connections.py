@@ -1,0 +1,179 @@
+"""The connections of one store, at most so many, each lent to one call at a time.
+
+A connection belongs to whoever refers to it. A call that an interrupt tears away between any two
+instructions loses its reference: the connection closes and its place is free again, because places
+are counted by looking which still exist. No count can go wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg.types.numeric import Int8Dumper
+
+from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
+from ..url import PostgresTarget, without_values
+from .exchange import Link, Place
+
+CONNECTIONS_MAX = 16
+CONNECT_SECONDS_MAX = 10
+IDLE_SECONDS_MAX = 600.0
+LIFE_SECONDS_MAX = 3600.0
+OPTIONS: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that closes with its last reference and does not complain of it."""
+
+    def __del__(self, _: Any = None, /) -> None:
+        """Leave the closing to libpq's own object."""
+
+
+class Turn:
+    """A place in the line of those who wait for a connection."""
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.has_come = False
+        """Set with a connection, or without one: then there may be a place to make one."""
+        self.wake: Callable[[], object] | None = None
+
+    def come(self, link: Link | None) -> None:
+        """Wake who waits."""
+        self.link = link
+        self.has_come = True
+        if self.wake is not None:
+            self.wake()
+
+
+def connect(dsn: str, seconds: float, name: str) -> Connection:
+    """Connect within so many seconds, but at least two; psycopg's errors are raised as they are."""
+    connection = Connection.connect(
+        dsn,
+        **OPTIONS,
+        connect_timeout=max(2, math.ceil(min(CONNECT_SECONDS_MAX, seconds))),
+        application_name=name,
+        autocommit=True,
+        prepare_threshold=None,
+    )
+    # One dumper for all integers: each text then has one prepared form.
+    connection.adapters.register_dumper(int, Int8Dumper)
+    return connection
+
+
+def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:
+    """Return our error for a first connection that failed."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, psycopg.ProgrammingError):
+        reason = without_values(reason, dsn)
+        return InvalidArgument(f"the PostgreSQL URL is not usable: {reason}")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {reason}")
+
+
+class Connections:
+    """Lends connections; who finds none free waits in line. Its methods never block."""
+
+    def __init__(self, target: PostgresTarget) -> None:
+        self.idle: list[Link] = []
+        self._target = target
+        self._places: list[weakref.ref[Place]] = []
+        self._waiting: deque[Turn] = deque()
+        # A signal handler may come here while its own thread is inside.
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    @property
+    def lent(self) -> int:
+        """How many connections are in use or being made."""
+        with self._lock:
+            self._places = [
+                place for place in self._places if (found := place()) and not found.is_free
+            ]
+            return len(self._places) - len(self.idle)
+
+    def take(self) -> Link | Place | None:
+        """Return a connection, or a place for a new one, or None if all are in use."""
+        with self._lock:
+            if self._is_closed:
+                raise StoreClosed("the PostgreSQL store is closed; open it again")
+            while self.idle:
+                link = self.idle.pop()
+                # An idle connection that has something to say was closed by the server.
+                if link.is_quiet():
+                    return link
+                link.close()
+            if self.lent >= CONNECTIONS_MAX:
+                return None
+            place = Place()
+            self._places.append(weakref.ref(place))
+            return place
+
+    def connect(self, place: Place, seconds: float) -> Link:
+        """Make a connection in a place, which is free again if that fails; blocks."""
+        try:
+            connection = connect(self._target.dsn, seconds, "holdfast")
+        except BaseException:
+            place.is_free = True
+            raise
+        # Old poolers cannot keep prepared statements from one transaction to the next.
+        return Link(connection, place, prepares=self._target.prepares)
+
+    def give(self, link: Link) -> None:
+        """Take a connection back; who waits longest gets it."""
+        now = time.monotonic()
+        with self._lock:
+            while self.idle and self.idle[0].used_at < now - IDLE_SECONDS_MAX:
+                self.discard(self.idle.pop(0))
+            if self._is_closed or link.made_at < now - LIFE_SECONDS_MAX:
+                self.discard(link)
+                return
+            link.used_at = now
+            if self._waiting:
+                self._waiting.popleft().come(link)
+            else:
+                self.idle.append(link)
+
+    def discard(self, link: Link, *, is_server_away: bool = False) -> None:
+        """Close a connection that cannot be trusted, and with `is_server_away` all idle ones."""
+        link.close()
+        with self._lock:
+            while is_server_away and self.idle:
+                self.idle.pop().close()
+            if self._waiting:
+                self._waiting.popleft().come(None)
+
+    def join_line(self) -> Turn:
+        """Return what will have a connection when it comes to this caller."""
+        turn = Turn()
+        with self._lock:
+            self._waiting.append(turn)
+        return turn
+
+    def leave_line(self, turn: Turn) -> None:
+        """Wait no longer; a connection that came meanwhile is for the next."""
+        with self._lock:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            if turn.link is not None:
+                self.give(turn.link)
+
+    def close(self) -> None:
+        """Close what is idle; what is lent is closed when it comes back."""
+        with self._lock:
+            self._is_closed = True
+            while self.idle:
+                self.idle.pop().close()
+            while self._waiting:
+                self._waiting.popleft().come(None)
