@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -180,6 +181,12 @@ def test_an_empty_environment_variable_is_no_url(
     assert (here / "holdfast.db").exists()
 
 
+CUT = (
+    "is not usable: in a user's name, a password and a database's name write / as %2F, ? as %3F, "
+    "# as %23 and @ as %40"
+)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -216,12 +223,37 @@ def test_an_empty_environment_variable_is_no_url(
             "postgresql://u:s3cret@h/d?colour=red",
             'the PostgreSQL URL is not usable: invalid URI query parameter: "colour"',
         ),
+        ("host=h user=u password=s3cret", f"'…' is not a database URL; {USE}"),
+        ("postgresql:u:s3cret@h/d", f"'…' is not a database URL; {USE}"),
+        ("mysql://h/d?sslpassword=s3cret&passwrd=s3cret",
+         f"'mysql://h/d?sslpassword=***&passwrd=***' is not a database URL; {USE}"),
+        ("mysql://h/d?listen=postgresql%3A%2F%2Fu%3As3cret%40h%2Fd",
+         f"'mysql://h/d?listen=***' is not a database URL; {USE}"),
+        ("postgresql://u:12/s3cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
+        ("postgresql://u:12?s3cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
+        ("postgresql://u:12?s3=cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
+        ("postgresql://u:12#s3cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
+        ("postgresql://h/d?listen=postgresql://u:12/s3cret@i/d",
+         f"'postgresql://u:***@i/d' {CUT}"),
+        ("postgresql://u:s3cret:12@h:s3/d", "'postgresql://u:***@h:s3/d' has a port that is no "
+                                            "number"),
+        ("postgresql://u:s3cret\u2100@h/d", "'postgresql://u:***@h/d' is not usable: its host is "
+                                            "not well-formed"),
     ],
     ids=name_of,
 )  # fmt: skip
 def test_a_password_is_never_shown(url: str, message: str, here: Path, opener: Opener) -> None:
     with refused(InvalidArgument, message, here):
-        opener(url)
+        try:
+            opener(url)
+        except InvalidArgument as error:
+            # Nor do the errors behind it show it.
+            behind = [
+                error.__cause__,
+                error.__context__ if not error.__suppress_context__ else None,
+            ]
+            assert not any("s3" in str(each) for each in behind)
+            raise
 
 
 def test_a_store_does_not_show_its_password(postgres_dsn: str, namespace: str) -> None:
@@ -229,6 +261,59 @@ def test_a_store_does_not_show_its_password(postgres_dsn: str, namespace: str) -
     with holdfast.open(url, namespace=namespace) as store:
         assert "password=***" in repr(store)
         assert "s3cret" not in repr(store)
+
+
+def test_the_url_of_a_store_opens_it_again(place: dict[str, Any]) -> None:
+    options = "&prepare=off&listen=off" if "namespace" in place else ""
+    url = f"{place['url']}{options}"
+    with holdfast.open(**{"namespace": "team_a", **place, "url": url}) as store:
+        id, found = store.store_id(), store.url
+    namespace = place.get("namespace")
+    if namespace is not None:
+        assert found == f"{place['url']}&namespace={namespace}&prepare=off&listen=off"
+    with holdfast.open(found) as again:
+        assert again.store_id() == id
+        assert again.url == found
+        assert repr(again) == f"<Store {found}>".replace("postgres:@", "postgres:***@")
+    if namespace is not None:
+        with holdfast.open(found, namespace=namespace) as again:
+            assert again.store_id() == id
+        message = f"the URL names the namespace '{namespace}', not 'other'; name one of them"
+        with pytest.raises(InvalidArgument, match=re.escape(message)):
+            holdfast.open(found, namespace="other")
+
+
+def test_a_url_may_name_the_namespace_of_a_file(here: Path, opener: Opener) -> None:
+    opener("sqlite:///a.db?namespace=tenant")
+    assert (here / "tenant-a.db").exists()
+    message = "namespace 'No' must be 1 to 40 of a-z, 0-9 and _, and begin with a letter"
+    with pytest.raises(InvalidArgument, match=message):
+        opener("sqlite:///a.db?namespace=No")
+
+
+def test_an_async_store_is_opened_by_await_by_async_with_and_by_a_task(
+    place: dict[str, Any],
+) -> None:
+    async def run() -> set[str]:
+        async with holdfast.aopen(**place) as first:
+            ids = {await first.store_id()}
+        with pytest.raises(holdfast.StoreClosed):
+            await first.store_id()
+        second = await holdfast.aopen(**place)
+        ids.add(await second.store_id())
+        await second.close()
+        async with await holdfast.aopen(**place) as third:
+            ids.add(await third.store_id())
+        task = asyncio.create_task(holdfast.aopen(**place))
+        async with await task as fourth:
+            ids.add(await fourth.store_id())
+        cancelled = asyncio.create_task(holdfast.aopen(**place))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        return ids
+
+    assert len(asyncio.run(run())) == 1
 
 
 @pytest.mark.parametrize(

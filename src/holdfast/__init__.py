@@ -65,9 +65,9 @@ from .maintenance import Pruned, Recovered
 from .portable import Exported, Imported
 from .records import Checkpoint, Effect, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
 from .redaction import NoRedaction, Redactor
-from .sessions import AsyncSession, Session, TxSession, current_session
+from .sessions import AsyncSession, Session, TxSession
 from .spend import Spend, SpendGroup, SpendSum, Spent
-from .store import AsyncStore, Store, Transaction, aopen, open
+from .store import AsyncStore, Store, Transaction, aopen, current_session, open
 from .work import (
     AsyncWork,
     AsyncWorkItem,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -33,13 +34,13 @@ from .kernel.operation import (
 )
 from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
-from .kernel.url import Target, parse, redact
+from .kernel.url import Target, parse
 from .leases import default_holder
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
 from .redaction import Redaction, Redactor, require_key
-from .sessions import AsyncSession, FindOps, Session, SessionsOps, TxSession
+from .sessions import AsyncSession, FindOps, Identity, IdentityOps, Session, SessionsOps, TxSession
 from .spend import StoreSpend
 from .work import AsyncWork, AttachedItems, TxWork, Work
 
@@ -55,6 +56,12 @@ class StoreOps:
     """What a store does, in every colour."""
 
     codec: Codec
+    _target: Target
+
+    @property
+    def url(self) -> str:
+        """The URL that opens this store again, with its password; a temporary store has none."""
+        return self._target.url
 
     @query
     def store_id(self) -> Op[str]:
@@ -75,7 +82,7 @@ class Transaction(
     def __init__(self, store: _Handle) -> None:
         self.codec = store.codec
         self.heads = store.heads
-        self.url = store.url
+        self._target = store._target
         self.signals = store.signals
         self.ledger = store.ledger
         self.attached = store.attached
@@ -175,14 +182,13 @@ class _Handle:
             is_joined=is_joined,
             is_async=isinstance(self, AsyncBound),
         )
-        self.url = target.url
+        self._target = target
         self.signals = driver.signals
         self.attached = (items,)
-        self._target = target
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {redact(self.url)}>"
+        return f"<{type(self).__name__} {self._target.shown}>"
 
     def _compose(self, function: Any, args: Any, kwargs: Any) -> Call[Any]:
         if not callable(function):
@@ -349,7 +355,36 @@ def open(
     return Store(driver, target, settings, codec, redaction)
 
 
-async def aopen(
+class Opening(Coroutine[Any, Any, AsyncStore]):
+    """A store that is being opened: `await` it, or open and close it by `async with`."""
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
+        self._opening = opening
+
+    def __await__(self) -> Generator[Any, Any, AsyncStore]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self._opening
+        return self._store
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._store.close()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a task does that runs this."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error inside, as a task does that is cancelled."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """Give up before it has begun."""
+        self._opening.close()
+
+
+def aopen(
     url: str | None = None,
     *,
     durability: Durability = "full",
@@ -362,18 +397,38 @@ async def aopen(
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
-) -> AsyncStore:
-    """Open a store in this event loop; the arguments are those of `open`."""
-    target = parse(url, namespace)
-    settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-    codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
-    driver = await open_async_driver(target, settings, migrate=migrate)
-    return AsyncStore(driver, target, settings, codec, redaction)
+) -> Opening:
+    """Open a store in this event loop, by `await` or `async with`; the arguments of `open`."""
+
+    async def opening() -> AsyncStore:
+        target = parse(url, namespace)
+        settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+        codec, chosen = _codec(limits, cipher, compression), _redaction(redaction)
+        driver = await open_async_driver(target, settings, migrate=migrate)
+        return AsyncStore(driver, target, settings, codec, chosen)
+
+    return Opening(opening())
 
 
 def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:
     """Tell what a store is, without creating or migrating it. Raises NotFound if there is none."""
     return health.inspect(parse(url, namespace), _settings("full", None, BUSY_SECONDS, None))
+
+
+def current_session(environment: Mapping[str, str] | None = None) -> Identity | None:
+    """Return the session that started this process, as its store knows it, or None.
+
+    The environment names the store (`HOLDFAST_URL`) and the session. One that names a root which
+    is not the session's raises Forbidden; a session that the store does not have, SessionNotFound.
+    """
+    found = os.environ if environment is None else environment
+    id, url = found.get("AGENT_SESSION_ID"), found.get("HOLDFAST_URL")
+    if not id or not url:
+        return None
+    settings = _settings("full", None, BUSY_SECONDS, None)
+    with health.looking(parse(url, None), settings) as driver:
+        asked = (id, found.get("AGENT_ROOT_SESSION_ID"), url)
+        return driver.run(Call(IdentityOps.find, IdentityOps(), asked))
 
 
 def check(

@@ -25,6 +25,7 @@ from holdfast import (
 from holdfast.checkpoints.lines import SHIFT
 from holdfast.kernel.attempt import Hooks, Point, Trace
 from holdfast.records import KINDS
+from holdfast.sessions import Identity
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 from tests.checkpoints.tables import dump
@@ -150,16 +151,14 @@ def test_a_child_process_finds_the_session_that_started_it(place: dict[str, Any]
             "HOLDFAST_URL": store.url,
         }
         program = (
-            "import holdfast, os\n"
+            "import holdfast\n"
             "me = holdfast.current_session()\n"
-            "namespace = os.environ.get('NAMESPACE')\n"
-            "with holdfast.open(namespace=namespace) as store:\n"
+            "with holdfast.open() as store:\n"
             "    store.session(me.id).append('log', [me.name, me.root_id, me.url == store.url])\n"
         )
-        namespace = {"NAMESPACE": place["namespace"]} if "namespace" in place else {}
         subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, **environment, **namespace},
+            env={**os.environ, **environment},
             cwd="/",
             check=True,
         )
@@ -169,10 +168,40 @@ def test_a_child_process_finds_the_session_that_started_it(place: dict[str, Any]
         text = "${AGENT_SESSION_ID} ${AGENT_SESSION_NAME} ${HOLDFAST_URL} ${AGENT_X} $HOME ${}"
         assert session.expand(text) == f"child helper {store.url} ${{AGENT_X}} $HOME ${{}}"
         assert parent.environment()["AGENT_SESSION_NAME"] == ""
-    nameless = holdfast.current_session({"AGENT_SESSION_ID": "x", "AGENT_SESSION_NAME": ""})
-    assert nameless is not None
-    assert (nameless.name, nameless.root_id, nameless.url) == (None, "x", "")
-    assert holdfast.current_session({"AGENT_SESSION_NAME": "x"}) is None
+        assert holdfast.current_session(environment) == Identity(
+            "child", "helper", "parent", store.url
+        )
+
+
+def test_a_process_is_who_the_store_says_it_is(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("mine")
+        store.session("foreign")
+        environment = session.environment()
+    found = holdfast.current_session(environment)
+    assert found is not None
+    assert (found.id, found.name, found.root_id) == ("mine", None, "mine")
+    with pytest.raises(holdfast.Forbidden, match="'foreign' is not the root of session 'mine'"):
+        holdfast.current_session({**environment, "AGENT_ROOT_SESSION_ID": "foreign"})
+    with pytest.raises(holdfast.SessionNotFound, match="'nobody'"):
+        holdfast.current_session({**environment, "AGENT_SESSION_ID": "nobody"})
+    assert holdfast.current_session({"AGENT_SESSION_ID": "mine"}) is None
+    assert holdfast.current_session({"HOLDFAST_URL": environment["HOLDFAST_URL"]}) is None
+
+
+def test_a_temporary_store_has_no_url_and_says_so() -> None:
+    with holdfast.open("sqlite://") as store:
+        session = store.session("s", name="helper")
+        assert session.expand("${AGENT_SESSION_NAME}") == "helper"
+        for ask in (
+            lambda: store.url,
+            lambda: session.url,
+            session.environment,
+            lambda: session.expand("${HOLDFAST_URL}"),
+        ):
+            with pytest.raises(holdfast.InvalidArgument, match="no other process can open it"):
+                ask()
+        assert repr(store) == "<Store sqlite://>"
 
 
 @both_colours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -109,21 +110,22 @@ def test_the_index_is_used_and_the_table_is_not_scanned(full: holdfast.Store, na
         scanned = set(re.findall(r"SCAN (\w+)$", plan, re.MULTILINE))
         assert not scanned & {"hf_work", "w", "d", "n"}, plan
     else:
-        plan = "\n".join(_postgres_plan(full.url, statement, parameters))
+        plan = "\n".join(_postgres_plan(statement, parameters))
         assert "Seq Scan on hf_work" not in plan, plan
         # As it is after the fifth time, when the server plans for any parameters.
         if name in HOT:
-            plan = "\n".join(_postgres_plan(full.url, statement, None))
+            plan = "\n".join(_postgres_plan(statement, None))
             assert not re.search("Seq Scan on hf_work|Bitmap", plan), plan
     for index in indexes:
         assert index in plan, plan
 
 
-def _postgres_plan(url: str, statement: str, parameters: dict[str, Any] | None) -> list[str]:
+def _postgres_plan(statement: str, parameters: dict[str, Any] | None) -> list[str]:
     import psycopg
 
     compiled = Dialect(SCHEMA).statement(statement)
-    with psycopg.connect(url) as connection, psycopg.RawCursor(connection) as cursor:
+    dsn = os.environ["HOLDFAST_TEST_POSTGRES"]
+    with psycopg.connect(dsn) as connection, psycopg.RawCursor(connection) as cursor:
         if parameters is None:
             cursor.execute(f"EXPLAIN (GENERIC_PLAN) {compiled.text}".encode())
         else:

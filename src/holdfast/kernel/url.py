@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from ..errors import InvalidArgument
 
@@ -15,6 +16,22 @@ DEFAULT_SCHEMA = "holdfast"
 _NAMESPACE = re.compile(r"(?!pg_|information_schema$)[a-z][a-z0-9_]{0,39}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
+# What may be shown of a URL, and which options may have an @ that ends no login.
+_SHOWN = {
+    "host",
+    "port",
+    "dbname",
+    "user",
+    "sslmode",
+    "namespace",
+    "prepare",
+    "listen",
+    "vfs",
+    "mode",
+}
+_MAY_HAVE_AT = {"user", "password", "sslpassword", "listen"}
+_SERVERS = ("postgresql://", "postgres://")
+_PORT = re.compile(r"^[^:\[\]]*(:\d*)?$|^\[[^\]]*\](:\d*)?$")
 _KNOWN = "sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
 
 
@@ -27,8 +44,19 @@ class SqliteTarget:
 
     @property
     def url(self) -> str:
-        """The URL that finds this store from any directory."""
-        return "sqlite://" if self.path is None else f"sqlite:///{quote(str(self.path))}"
+        """The URL that finds this store from any directory; a temporary one has none."""
+        if self.path is None:
+            raise InvalidArgument(
+                "a temporary store (sqlite://) has no URL and no other process can open it; "
+                "name a file"
+            )
+        vfs = "" if self.vfs is None else f"?vfs={quote(self.vfs)}"
+        return f"sqlite:///{quote(str(self.path))}{vfs}"
+
+    @property
+    def shown(self) -> str:
+        """What messages call this store."""
+        return "sqlite://" if self.path is None else self.url
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +67,28 @@ class PostgresTarget:
     schema: str
     prepares: bool = True
     """False behind a pooler that cannot keep prepared statements (`?prepare=off`)."""
-    listen_dsn: str | None = None
+    listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, past a pooler (`?listen=URL`); None with `?listen=off`: then we poll."""
 
     @property
     def url(self) -> str:
-        """The URL that finds this store, with its password if it has one."""
-        return self.dsn
+        """The URL that opens this store again, with its namespace, its options and its password."""
+        options = {}
+        if self.schema != DEFAULT_SCHEMA:
+            options["namespace"] = self.schema
+        if not self.prepares:
+            options["prepare"] = "off"
+        if self.listen_dsn != self.dsn:
+            options["listen"] = self.listen_dsn or "off"
+        if not options:
+            return self.dsn
+        separator = "&" if "?" in self.dsn else "?"
+        return f"{self.dsn}{separator}{_encode(options)}"
+
+    @property
+    def shown(self) -> str:
+        """What messages call this store."""
+        return redact(self.url)
 
 
 Target = SqliteTarget | PostgresTarget
@@ -59,11 +102,8 @@ def parse(url: str | None, namespace: str | None) -> Target:
         is_from_environment = bool(os.environ.get("HOLDFAST_URL"))
     if not isinstance(given, str):
         raise InvalidArgument(f"url must be text, not {type(given).__name__}")
-    if namespace is not None and not _is_namespace(namespace):
-        raise InvalidArgument(
-            f"namespace {namespace!r} must be 1 to 40 of a-z, 0-9 and _, and begin with a letter "
-            "but not with pg_"
-        )
+    if namespace is not None:
+        _require_namespace(namespace)
     # The standard parser removes them without a word, and another file would be opened.
     if _CONTROL.search(given):
         raise InvalidArgument(f"{redact(given)!r} contains a control character; remove it")
@@ -76,13 +116,56 @@ def parse(url: str | None, namespace: str | None) -> Target:
 
 
 def redact(url: str) -> str:
-    """Return a URL without its password, for messages; also one that is not well-formed."""
-    url = re.sub(r"(?s)(://[^:/@]*):(?!\d*/).*@", r"\1:***@", url)
-    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", url)
+    """Return a URL without what may be a password, for messages; also one that is malformed."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "…" if "@" in url or "=" in url else url
+    place, question, query = rest.partition("?")
+    options = [option.partition("=") for option in query.split("&")] if question else []
+    if _has_cut_login(query):
+        place, options = rest, []
+    login, at, host = place.rpartition("@")
+    user, colon, _ = login.partition(":")
+    login = f"{user}:***" if colon else user
+    shown = [
+        f"{name}={value if name in _SHOWN and '://' not in unquote(value) else '***'}"
+        for name, _, value in options
+    ]
+    return f"{scheme}://{login}{at}{host}{'?' if shown else ''}{'&'.join(shown)}"
 
 
-def _is_namespace(namespace: object) -> bool:
-    return isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace) is not None
+def _has_cut_login(query: str) -> bool:
+    """Tell whether the ? before this query stood in a password."""
+    options = (option.partition("=") for option in query.split("&") if option)
+    return any(
+        not sign or ("@" in value and name not in _MAY_HAVE_AT) for name, sign, value in options
+    )
+
+
+def without_values(reason: str, url: str) -> str:
+    """Return a parser's message without what it quotes of a URL, but for the names of options."""
+    names = {option.partition("=")[0] for option in url.partition("?")[2].split("&")}
+    return re.sub(r'"([^"]*)"', lambda found: found[0] if found[1] in names else '"…"', reason)
+
+
+def _require_namespace(namespace: object) -> None:
+    if not isinstance(namespace, str) or _NAMESPACE.fullmatch(namespace) is None:
+        raise InvalidArgument(
+            f"namespace {namespace!r} must be 1 to 40 of a-z, 0-9 and _, and begin with a letter "
+            "but not with pg_"
+        )
+
+
+def _one_namespace(in_url: str | None, given: str | None) -> str | None:
+    """Return the namespace that the URL or the argument names; they must not disagree."""
+    if in_url is None:
+        return given
+    _require_namespace(in_url)
+    if given not in {None, in_url}:
+        raise InvalidArgument(
+            f"the URL names the namespace {in_url!r}, not {given!r}; name one of them"
+        )
+    return in_url
 
 
 def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> SqliteTarget:
@@ -94,6 +177,7 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     vfs = options.pop("vfs", None)
+    namespace = _one_namespace(options.pop("namespace", None), namespace)
     if options or parts.fragment:
         unknown = next(iter(options), parts.fragment)
         raise InvalidArgument(
@@ -118,24 +202,45 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
 
 
 def _postgres(url: str, namespace: str | None) -> PostgresTarget:
-    # The server's library would show the password in its own message.
+    parts = _server_parts(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    namespace = _one_namespace(options.pop("namespace", None), namespace)
+    prepare = options.pop("prepare", "on")
+    if prepare not in {"on", "off"}:
+        raise InvalidArgument(f"prepare must be on or off, not {prepare!r}")
+    listen = options.pop("listen", "on")
+    if listen not in {"on", "off"}:
+        if not listen.startswith(_SERVERS):
+            raise InvalidArgument("listen must be on, off or the URL of a direct connection")
+        _server_parts(listen)
+    dsn = urlunsplit(parts._replace(query=_encode(options)))
+    listen_dsn = {"on": dsn, "off": None}.get(listen, listen)
+    return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on", listen_dsn)
+
+
+def _encode(options: Mapping[str, str]) -> str:
+    # Unlike a form, a connection string does not read + as a space.
+    return urlencode(options, safe="/", quote_via=quote)
+
+
+def _server_parts(url: str) -> SplitResult:
+    """Split a server's URL; refuse one that would show a part of its password as something else."""
+    shown = repr(redact(url))
     if _NO_ESCAPE.search(url):
-        raise InvalidArgument(f"{redact(url)!r} has a % that is no escape; write % as %25")
+        raise InvalidArgument(f"{shown} has a % that is no escape; write % as %25")
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidArgument(f"{redact(url)!r} is not usable: {error}") from error
+        reason = "Invalid IPv6 URL" if "IPv6" in str(error) else "its host is not well-formed"
+        raise InvalidArgument(f"{shown} is not usable: {reason}") from None
     if parts.netloc.count("@") > 1:
-        raise InvalidArgument(f"{redact(url)!r} has a second @; write @ in a password as %40")
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    prepare = dict(options).get("prepare", "on")
-    if prepare not in {"on", "off"}:
-        raise InvalidArgument(f"prepare must be on or off, not {prepare!r}")
-    listen = dict(options).get("listen", "on")
-    if listen not in {"on", "off"} and not listen.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument("listen must be on, off or the URL of a direct connection")
-    kept = [(name, value) for name, value in options if name not in {"prepare", "listen"}]
-    # Unlike a form, a connection string does not read + as a space.
-    dsn = urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote)))
-    listen_dsn = {"on": dsn, "off": None}.get(listen, listen)
-    return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on", listen_dsn)
+        raise InvalidArgument(f"{shown} has a second @; write @ in a password as %40")
+    if "@" in parts.path or parts.fragment or _has_cut_login(parts.query):
+        raise InvalidArgument(
+            f"{shown} is not usable: in a user's name, a password and a database's name write "
+            "/ as %2F, ? as %3F, # as %23 and @ as %40"
+        )
+    for host in parts.netloc.rpartition("@")[2].split(","):
+        if not _PORT.search(host):
+            raise InvalidArgument(f"{shown} has a port that is no number")
+    return parts

@@ -2,7 +2,7 @@
 
 from .finding import FindOps
 from .handles import AsyncDrivenSession, AsyncSession, DrivenSession, Session, TxSession
-from .identity import Identity, current_session
+from .identity import Identity, IdentityOps
 from .starting import SessionsOps
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "DrivenSession",
     "FindOps",
     "Identity",
+    "IdentityOps",
     "Session",
     "SessionsOps",
     "TxSession",
-    "current_session",
 ]

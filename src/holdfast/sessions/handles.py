@@ -26,7 +26,6 @@ class _Named:
         self.owner = owner
         self.codec = owner.codec
         self.heads = owner.heads
-        self.url: str = owner.url
         self.id = id
         self.number = number
         self.root_id = root_id

@@ -1,15 +1,17 @@
-"""Which session a process belongs to, as its environment says."""
+"""Which session a process belongs to, as its environment says and the store confirms."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from ..errors import Forbidden, SessionNotFound
+from ..kernel.operation import Op, one, query
+from .rows import READ
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which session this process belongs to, as its environment says."""
+    """The session that started this process."""
 
     id: str
     name: str | None
@@ -17,14 +19,17 @@ class Identity:
     url: str
 
 
-def current_session(environment: Mapping[str, str] | None = None) -> Identity | None:
-    """Return the session that started this process, or None."""
-    found = os.environ if environment is None else environment
-    if not found.get("AGENT_SESSION_ID"):
-        return None
-    return Identity(
-        id=found["AGENT_SESSION_ID"],
-        name=found.get("AGENT_SESSION_NAME") or None,
-        root_id=found.get("AGENT_ROOT_SESSION_ID") or found["AGENT_SESSION_ID"],
-        url=found.get("HOLDFAST_URL", ""),
-    )
+class IdentityOps:
+    """Looks up who a process says it is."""
+
+    @query
+    def find(self, id: str, root_id: str | None, url: str) -> Op[Identity]:
+        """Return a session; refuse a root that is not its own."""
+        row = yield from one(READ, id=id)
+        if row is None:
+            raise SessionNotFound(f"AGENT_SESSION_ID names no session: {id!r}", id=id)
+        if root_id not in {None, "", row["root_id"]}:
+            raise Forbidden(
+                f"AGENT_ROOT_SESSION_ID {root_id!r} is not the root of session {id!r}", id=id
+            )
+        return Identity(id=id, name=row["name"], root_id=row["root_id"], url=url)

@@ -124,13 +124,18 @@ class Attached(Protocol):
 class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
     """What one session does, beside its checkpoints."""
 
+    owner: Any
     name: str | None
-    url: str
     attached: Sequence[Attached]
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> H:
         """Return a handle of this colour."""
         raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        """The URL that opens this session's store again; a temporary store has none."""
+        return str(self.owner.url)
 
     @query
     def info(self) -> Op[SessionInfo]:
@@ -294,18 +299,20 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         yield from SESSIONS.release(lease)
 
     def environment(self) -> dict[str, str]:
-        """Return what a child process needs to find this session."""
+        """Return what a child process needs to find this session; a temporary store refuses."""
+        return {**self._names(), "HOLDFAST_URL": self.url}
+
+    def expand(self, text: str) -> str:
+        """Fill `${AGENT_SESSION_NAME}`-style placeholders; unknown ones are left alone."""
+        values = self.environment() if "${HOLDFAST_URL}" in text else self._names()
+        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
+
+    def _names(self) -> dict[str, str]:
         return {
             "AGENT_SESSION_ID": self.id,
             "AGENT_SESSION_NAME": self.name or "",
             "AGENT_ROOT_SESSION_ID": self.root_id,
-            "HOLDFAST_URL": self.url,
         }
-
-    def expand(self, text: str) -> str:
-        """Fill `${AGENT_SESSION_NAME}`-style placeholders; unknown ones are left alone."""
-        values = self.environment()
-        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
     def _row(self) -> Op[Row]:
         row = yield from one(READ, id=self.id)
