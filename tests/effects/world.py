@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import holdfast
@@ -16,12 +17,15 @@ class World:
         self.done: list[Any] = []
         self.keys: list[str] = []
         self.fails_with: BaseException | None = None
+        self.inside: Callable[[], object] | None = None
         self.verdict: Any = Unknown()
         self.asked: list[tuple[dict[str, Any], str]] = []
 
     def act(self, what: Any, key: str = "") -> int:
         self.done.append(what)
         self.keys.append(key)
+        if self.inside is not None:
+            self.inside()
         if self.fails_with is not None:
             raise self.fails_with
         return len(self.done)
