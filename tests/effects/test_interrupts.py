@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, NotLanded, VirtualClock
-from holdfast.kernel.attempt import Hooks, Point
+from holdfast.kernel.attempt import Hooks, Point, Trace
 from tests.effects.world import World
 
 CANCELLATIONS = 200
@@ -298,7 +298,7 @@ def test_who_waits_polls_as_well(place: dict[str, Any], colour: str) -> None:
         begun = owner.session("s").begin(mail, {"to": "ann"})
         assert isinstance(begun, holdfast.Issued)
         polls = Polls()
-        hooks = Hooks(probe=polls.probe)
+        hooks = Hooks(trace=polls.trace)
 
         async def call_async() -> Any:
             async with await holdfast.aopen(**place, hooks=hooks) as store:
@@ -312,7 +312,7 @@ def test_who_waits_polls_as_well(place: dict[str, Any], colour: str) -> None:
 
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(call)
-            assert polls.has_waited.wait(60)
+            assert polls.has_waited.wait(30)
             begun.complete("sent")
             result = waiting.result(60)
     assert (result.value, result.replayed) == ("sent", True)
@@ -326,7 +326,7 @@ class Polls:
         self.count = 0
         self.has_waited = threading.Event()
 
-    def probe(self, point: Point) -> None:
-        self.count += point.call == "Ledger.take" and point.moment == "before"
-        if self.count > 6:
+    def trace(self, trace: Trace) -> None:
+        self.count += trace.call == "Ledger.take"
+        if self.count > 3:
             self.has_waited.set()
