@@ -149,7 +149,7 @@ class Effect:
     `arguments`, `result` and `error` are stored without the secrets that they held. `late` is
     what an owner reported after it had lost its lease. `takeover_at` is when another may step in
     for an owner that gives no sign of life. `replay_of` is the effect that answered this call,
-    which was not run.
+    which was not run; `unlinked_at` is when its session was deleted.
     """
 
     id: str
@@ -182,6 +182,7 @@ class Effect:
     lease_expires_at: int | None
     takeover_at: int | None
     expires_at: int | None
+    unlinked_at: int | None
 
 
 class IdSource:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from .checkpoints import Heads
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
-from .effects import Ledger, StoreEffects
+from .effects import AsyncIssued, Issued, Ledger, StoreEffects, Ticket
 from .errors import InvalidArgument, LimitExceeded
 from .feed import event_statements, events_if_done, lock_statement, read_events
 from .kernel import health
@@ -35,7 +35,7 @@ from .kernel.operation import (
 from .kernel.schema import read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse
-from .leases import default_holder
+from .leases import Kept, default_holder
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
@@ -75,7 +75,7 @@ class StoreOps:
 
 
 class Transaction(
-    StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects, StoreSpend, TxBound
+    StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects[Any], StoreSpend, TxBound
 ):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
@@ -209,7 +209,7 @@ class Store(
     StoreOps,
     SessionsOps[Session],
     FindOps[Session],
-    StoreEffects,
+    StoreEffects[Issued],
     StoreSpend,
     SyncBound,
     MaintenanceOps,
@@ -221,6 +221,9 @@ class Store(
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
         return Session(self, id, number, root_id, name)
+
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> Issued:
+        return Issued(self.ledger, ticket, kept, self.driver)
 
     @property
     def work(self) -> Work[Session]:
@@ -268,7 +271,7 @@ class AsyncStore(
     StoreOps,
     SessionsOps[AsyncSession],
     FindOps[AsyncSession],
-    StoreEffects,
+    StoreEffects[AsyncIssued],
     StoreSpend,
     AsyncBound,
     MaintenanceOps,
@@ -280,6 +283,9 @@ class AsyncStore(
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
         return AsyncSession(self, id, number, root_id, name)
+
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> AsyncIssued:
+        return AsyncIssued(self.ledger, ticket, kept, self.driver)
 
     @property
     def work(self) -> AsyncWork[AsyncSession]:

@@ -85,6 +85,47 @@ def test_effects_of_a_deleted_session_go_after_ninety_days(
     assert [effect.session_id for effect in store.effects()] == ["kept"]
 
 
+def test_the_ninety_days_count_from_the_deletion(
+    store: holdfast.Store, clock: VirtualClock
+) -> None:
+    session = store.session("s")
+    session.call(charge, cents=1)
+    clock.advance(1_000 * DAY)
+    session.delete()
+    clock.advance(89 * DAY)
+    assert store.prune().effects == 0
+    assert store.session("s").call(charge, cents=1).replayed
+    clock.advance(2 * DAY)
+    assert store.prune().effects == 1
+
+
+def test_the_feed_tells_of_effects_that_were_pruned(
+    store: holdfast.Store, clock: VirtualClock
+) -> None:
+    root = store.session("root")
+    child = store.session("child", parent=root)
+    for number in range(2):
+        store.once(f"child {number}", lambda: 1, session=child)
+    store.once("root", lambda: 1, session=root)
+    store.once("other", lambda: 1, session=store.session("other"))
+    store.once("no session", lambda: 1)
+    store.session("gone").call(charge, cents=1)
+    store.session("gone").delete()
+    clock.advance(1_000 * DAY)
+    assert store.prune().effects == 6
+
+    def told(root_id: str) -> list[Any]:
+        events = store.events(root_id)
+        pruned = [event for event in events if event.kind == "effects_pruned"]
+        return sorted((event.session_id, event.data) for event in pruned)
+
+    assert told("root") == [("child", {"count": 2}), ("root", {"count": 1})]
+    assert told("other") == [("other", {"count": 1})]
+    assert told("gone") == []
+    assert store.prune().effects == 0
+    assert told("other") == [("other", {"count": 1})]
+
+
 def test_what_is_in_doubt_or_under_way_is_never_forgotten(
     store: holdfast.Store, clock: VirtualClock
 ) -> None:

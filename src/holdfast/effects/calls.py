@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ..checkpoints.writing import Place, id_of_item
+from ..codec import check
 from ..errors import (
     CommitUnknown,
     EffectFailed,
@@ -111,7 +112,7 @@ class Calling:
                 case Run(ticket):
                     return ticket, asked_at
                 case Known(effect):
-                    return self._known(effect)
+                    return known_result(effect)
                 case InDoubt(ticket, effect):
                     settled = yield from self._settle(ticket, effect, asked_at)
                     if settled is not None:
@@ -153,7 +154,12 @@ class Calling:
                     same = Outcome("completed", None, earlier.result)
                     _, logged = yield from perform(Ledger.log, *asked, same)
                     earlier = logged or earlier
-                return self._known(earlier)
+                return known_result(earlier)
+        given = self.arguments
+        if self.request.policy == "once":
+            given = {"request": self.request.arguments}
+        for name, value in given.items():
+            check(value, self.ledger.codec.limits, name=name)
         try:
             value = yield from self._invoke("")
         except Exception as error:
@@ -165,7 +171,7 @@ class Calling:
             outcome = Outcome("failed", "not_storable", error=outcome.error)
         id, counted = yield from perform(Ledger.log, *asked, outcome)
         if counted is not None:
-            return self._known(counted)
+            return known_result(counted)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
         return Result(value, id)
@@ -344,16 +350,6 @@ class Calling:
         arguments = dict(self.arguments)
         return (yield from ask_verdict(self.tool.verify, arguments, ticket.idempotency_key))
 
-    def _known(self, effect: Effect) -> Result[Any]:
-        match effect.status:
-            case "completed" if effect.reason == "not_storable":
-                raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
-            case "completed":
-                return Result(effect.result, effect.id, effect.replay_of or effect.id)
-            case "failed":
-                raise _failed(effect.tool, effect.id, effect.error)
-        raise unresolved(effect.tool, effect.id, effect.error)
-
     def _in_progress(self, effect: Effect) -> InProgress:
         return InProgress(
             f"{effect.tool} is being run by {effect.holder!r} (effect {effect.id}) and did not end "
@@ -378,7 +374,8 @@ def prepare(
     guard: Guard | None = None,
 ) -> Calling:
     """Check a call before anything is written, and say what makes it the same as another."""
-    _require_call_id(call_id)
+    if call_id is not None:
+        require_call_id(call_id)
     require_seconds("wait_seconds", wait_seconds)
     given = tool.bind(arguments)
     if ledger.is_joined:
@@ -447,6 +444,18 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
     raise ticket.lost()
 
 
+def known_result(effect: Effect) -> Result[Any]:
+    """Return the result of a settled effect, or raise what there is instead."""
+    match effect.status:
+        case "completed" if effect.reason == "not_storable":
+            raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
+        case "completed":
+            return Result(effect.result, effect.id, effect.replay_of or effect.id)
+        case "failed":
+            raise _failed(effect.tool, effect.id, effect.error)
+    raise unresolved(effect.tool, effect.id, effect.error)
+
+
 def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
     writer_id, batch = parse_commit_id(unknown.id)
     return (yield from perform(MarkOps.is_committed, MarkOps(), writer_id, batch))
@@ -466,9 +475,8 @@ def _policy(
     return tool.dedupe, arguments
 
 
-def _require_call_id(call_id: object) -> None:
-    if call_id is None:
-        return
+def require_call_id(call_id: object) -> None:
+    """Refuse what cannot be the id of a call."""
     is_text = isinstance(call_id, str) and 0 < len(call_id) <= CALL_ID_CHARACTERS_MAX
     if not is_text or not str(call_id).isprintable():
         raise InvalidArgument(

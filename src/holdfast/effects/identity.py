@@ -11,6 +11,7 @@ from typing import Any
 from ..checkpoints.reading import EPOCHS, path
 from ..checkpoints.writing import Place
 from ..codec import Limits, canonical, check, with_first
+from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows
 from .rows import Identity, Request
 
@@ -21,6 +22,26 @@ LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number
 
 
 def identify(salt: bytes, limits: Limits, place: Place | None, request: Request) -> Identity:
+    """Return what a request is known by, or raise naming the argument that cannot be stored."""
+    try:
+        return _identify(salt, limits, place, request)
+    except InvalidArgument as error:
+        raise _as_passed(error, request) from None
+
+
+def _as_passed(error: InvalidArgument, request: Request) -> InvalidArgument:
+    """Return an error that names what the caller passed, not where it stands in what is hashed."""
+    path = str(error.fields.get("path", ""))
+    chosen = "what dedupe returned"
+    for inside, outside in (("request[1]", ""), ("arguments[2][1]", chosen), ("arguments[2]", "")):
+        if path.startswith(inside) and request.policy != "once":
+            passed = f"{outside}{path.removeprefix(inside)}".removeprefix(".") or "arguments"
+            message = str(error).replace(path, passed, 1)
+            return type(error)(message, **{**error.fields, "path": passed})
+    return error
+
+
+def _identify(salt: bytes, limits: Limits, place: Place | None, request: Request) -> Identity:
     """Return what a request is known by, in the place where it is made.
 
     Hashes with a salt of the whole arguments: who has no salt cannot try secrets, and what counts

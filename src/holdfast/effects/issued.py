@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +29,14 @@ class Replay:
 class IssuedOps:
     """An effect that is this caller's to run: its intent is durable, its outcome is to be told."""
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept) -> None:
+    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept | None) -> None:
         self.ledger = ledger
         self.ticket = ticket
-        self._kept = kept
         # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
-        weakref.finalize(self, ledger.keeper.drop, kept)
+        self._drop: Callable[[], None] = lambda: None
+        if kept is not None:
+            self._drop = functools.partial(ledger.keeper.drop, kept)
+        weakref.finalize(self, self._drop)
 
     @property
     def effect_id(self) -> str:
@@ -56,7 +60,7 @@ class IssuedOps:
         self.ledger.codec.encode(value, name="result")
         if not (yield from self.ledger.finishing(self.ticket, Outcome("completed", None, value))):
             raise self.ticket.lost()
-        yield AfterCommit(lambda: self.ledger.keeper.drop(self._kept))
+        yield AfterCommit(self._drop)
         return Result(value, self.ticket.id)
 
     @flow
@@ -74,13 +78,15 @@ class IssuedOps:
 
     def _finish(self, outcome: Outcome) -> Flow[None]:
         yield from finish(self.ledger, self.ticket, outcome)
-        self.ledger.keeper.drop(self._kept)
+        self._drop()
 
 
 class Issued(IssuedOps, SyncBound):
     """An effect to be run by its caller."""
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: SyncDriver) -> None:
+    def __init__(
+        self, ledger: Ledger, ticket: Ticket, kept: Kept | None, driver: SyncDriver
+    ) -> None:
         super().__init__(ledger, ticket, kept)
         self.driver = driver
 
@@ -88,6 +94,8 @@ class Issued(IssuedOps, SyncBound):
 class AsyncIssued(IssuedOps, AsyncBound):
     """An effect to be run by its caller, in an event loop."""
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept, driver: AsyncDriver) -> None:
+    def __init__(
+        self, ledger: Ledger, ticket: Ticket, kept: Kept | None, driver: AsyncDriver
+    ) -> None:
         super().__init__(ledger, ticket, kept)
         self.driver = driver

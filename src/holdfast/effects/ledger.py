@@ -44,6 +44,7 @@ from .rows import (
     Identity,
     InDoubt,
     Known,
+    Match,
     Outcome,
     Request,
     Run,
@@ -60,6 +61,7 @@ from .rows import (
     ticket_of,
     topic,
     unless_spent,
+    unlink,
 )
 from .salts import LOOK, SALTS, Salts
 from .tools import Tool
@@ -182,6 +184,20 @@ class Ledger:
             return None
         return self.effect(found.row), found.is_own or request.call_id is None
 
+    @query
+    def compare(self, request: Request) -> Op[Match]:
+        """Tell whether a key of the whole store belongs to an equal request, another, or none."""
+        if not (yield from self.salts.learn()):
+            return "none"
+        yield from self.salts.look()
+        belief = self.salts.believed(None)
+        identity = yield from self.salts.identify(self.codec.limits, None, request, belief)
+        row = yield from one(BY_KEY, key=identity.key, limit=1)
+        if row is None or row["is_expired"]:
+            return "none"
+        wanted = Wanted(None, request, identity, b"", belief)
+        return "match" if self.salts.is_of(self.codec.limits, row, wanted) else "conflict"
+
     @deciding
     def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
         """Record what became of an attempt; False when it is no longer the ticket's to say."""
@@ -234,6 +250,8 @@ class Ledger:
         version = row["issued_version"]
         wanted = Wanted(ticket.place, request, identity, arguments, belief, owner, version)
         issued = yield from self._issue(wanted, row, row)
+        if row["unlinked_at"] is not None:
+            yield from unlink(row["session_number"])
         return issued.ticket if isinstance(issued, Run) else None
 
     @operation

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from ..checkpoints.ops import require_version
 from ..checkpoints.writing import Place
 from ..codec import Codec
-from ..errors import InProgress, InvalidArgument, Refused
+from ..errors import InProgress, InvalidArgument, NotFound, Refused
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import (
     Lock,
@@ -21,14 +21,17 @@ from ..kernel.operation import (
 )
 from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
-from .calls import Calling, Result, prepare
+from .calls import Calling, Result, known_result, prepare, require_call_id
 from .doubt import ask_about, landed
 from .issued import Replay
 from .ledger import Ledger
 from .rows import (
     ABANDONED,
+    BY_CALL,
     BY_ID,
+    OF_SESSION,
     SELECT,
+    Match,
     Outcome,
     Ticket,
     found_effect,
@@ -51,6 +54,7 @@ from .tools import (
 )
 from .undoing import Compensation, effects_after, undo_after
 
+I = TypeVar("I")  # noqa: E741
 I_co = TypeVar("I_co", covariant=True)
 
 EFFECTS_PER_PAGE_MAX = 1_000
@@ -61,12 +65,11 @@ WHO_CHARACTERS_MAX = 256
 LOOK_AT = f"{SELECT} WHERE id = :id"
 LIST = f"{SELECT} WHERE number > :after"
 HISTORY = f"{SELECT} WHERE key = :key AND replay_of IS NULL ORDER BY generation"
-OF_SESSION = """ AND session_number = (
-    SELECT s.number FROM hf_sessions s WHERE s.id = :session_id)"""
-IN_DOUBT = f"""{SELECT} WHERE session_number = :number
+IN_DOUBT = f"""{SELECT} WHERE {OF_SESSION}
     AND (status = 'unknown' OR {ABANDONED})
 ORDER BY number"""
-PENDING = f"{SELECT} WHERE session_number = :number AND status = 'issued' ORDER BY number"
+PENDING = f"{SELECT} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
+NUMBER = "SELECT number FROM hf_sessions WHERE id = :id"
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
 
@@ -81,7 +84,7 @@ class SessionEffects(Generic[I_co]):
     def _place(self) -> Place:
         raise NotImplementedError
 
-    def _issued(self, ticket: Ticket, kept: Kept) -> I_co:
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> I_co:
         raise NotImplementedError
 
     @flow
@@ -126,19 +129,39 @@ class SessionEffects(Generic[I_co]):
         effect: EffectKind = "mutate",
         wait_seconds: float | None = None,
         item: object = None,
+        idempotency_key: str | None = None,
     ) -> Flow[Replay | I_co]:
         """Make the intent of an effect durable, for a loop that runs its tools itself.
 
-        Returns a Replay of what was run before, or an Issued to complete or fail.
+        Returns a Replay of what was run before, or an Issued to complete or fail. A receiver that
+        is given an `idempotency_key` of the caller's own gets that one at every attempt.
         """
         known = named(tool, effect) if isinstance(tool, str) else require_tool(tool)
+        if idempotency_key is not None:
+            require_key(idempotency_key)
         calling = self._calling(known, arguments, call_id, item, wait_seconds)
-        taken = yield from calling.take()
-        if isinstance(taken, Result):
-            return Replay(taken)
-        kept = calling.keep(*taken)
-        yield from calling.make_sure(kept, taken[0])
-        return self._issued(taken[0], kept)
+        calling = calling.asking(idempotency_key=idempotency_key)
+        return (yield from begin(calling, self._issued))
+
+    @flow
+    def begun(self, call_id: str) -> Flow[Replay | I_co]:
+        """Return a call that any process began under this id, to record its outcome from here.
+
+        Take it before the tool runs: if another steps in, what is recorded here then raises
+        LeaseLost. A Replay if it is completed; NotFound if it was never begun.
+        """
+        require_call_id(call_id)
+        row = yield from perform(SessionEffects._call, self, call_id)
+        if row["status"] != "issued":
+            return Replay(known_result(self.ledger.effect(row)))
+        return self._issued(ticket_of(row, self._place()), None)
+
+    @query
+    def _call(self, call_id: str) -> Op[Row]:
+        found = yield from one(BY_CALL, scope=self.id, call_id=call_id, limit=1)
+        if found is None:
+            raise NotFound(f"session {self.id} has no call {call_id!r}", id=call_id)
+        return found
 
     @flow
     def compensate(self, *, to: int, tools: object = None) -> Flow[Compensation]:
@@ -165,13 +188,13 @@ class SessionEffects(Generic[I_co]):
 
         Their owners may be at work, or dead: `takeover_at` is when others may step in.
         """
-        found = yield from rows(PENDING, number=self.number)
+        found = yield from rows(PENDING, session_number=self.number, session_id=self.id)
         return [self.ledger.effect(row) for row in found]
 
     @query
     def unresolved(self) -> Op[list[Effect]]:
         """Return the effects of the session that nobody knows the outcome of, oldest first."""
-        found = yield from rows(IN_DOUBT, number=self.number)
+        found = yield from rows(IN_DOUBT, session_number=self.number, session_id=self.id)
         return [self.ledger.effect(row) for row in found]
 
     def _calling(
@@ -194,11 +217,14 @@ class SessionEffects(Generic[I_co]):
         )
 
 
-class StoreEffects:
+class StoreEffects(Generic[I_co]):
     """What a store does with its ledger."""
 
     codec: Codec
     ledger: Ledger
+
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> I_co:
+        raise NotImplementedError
 
     @flow
     def once(
@@ -233,6 +259,37 @@ class StoreEffects:
             wait_seconds=wait_seconds,
         )
         return (yield from once_of(calling, key, request, ttl_seconds).run())
+
+    @flow
+    def begin(
+        self,
+        key: str,
+        request: Any = None,
+        *,
+        ttl_seconds: float | None = ONCE_SECONDS,
+        session: Any = None,
+        item: object = None,
+        effect: EffectKind = "mutate",
+        wait_seconds: float | None = None,
+    ) -> Flow[Replay | I_co]:
+        """Do what `once` does for a request that the caller serves itself, without a function.
+
+        Returns a Replay of the outcome that the key has, or an Issued to complete or fail.
+        """
+        given: dict[str, Any] = {"call_id": None, "item": item, "wait_seconds": wait_seconds}
+        tool = named("begin", effect)
+        calling = prepare(self.ledger, place_of(session), tool, {}, **given)
+        return (yield from begin(once_of(calling, key, request, ttl_seconds), self._issued))
+
+    @query
+    def compare(self, key: str, request: Any = None) -> Op[Match]:
+        """Tell whether `once` or `begin` know a key: with an equal request ("match"), with another
+        ("conflict"), or not ("none"). Nothing is written.
+        """
+        given: dict[str, Any] = {"call_id": None, "item": None, "wait_seconds": None}
+        calling = prepare(self.ledger, None, named("begin", "mutate"), {}, **given)
+        asked = once_of(calling, key, request, None).request
+        return (yield from Ledger.compare(self.ledger, asked))
 
     @query
     def effects(
@@ -269,6 +326,11 @@ class StoreEffects:
             if not isinstance(value, str) or "\0" in value:
                 raise InvalidArgument(f"{name} must be text, not {value!r}")
         conditions = "".join(_condition(name) for name in given)
+        if "session_id" in given:
+            found_session = yield from one(NUMBER, id=given["session_id"])
+            if found_session is None:
+                return []
+            given["session_number"] = found_session["number"]
         page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
         found = yield from rows(page, **given, after=after, limit=limit)
         return [self.ledger.effect(row) for row in found]
@@ -377,6 +439,16 @@ class StoreEffects:
         return row, Place(session["id"], session["number"], session["root_id"], None)
 
 
+def begin(calling: Calling, issued: Callable[[Ticket, Kept], I]) -> Flow[Replay | I]:
+    """Take a call for a caller that runs it itself."""
+    taken = yield from calling.take()
+    if isinstance(taken, Result):
+        return Replay(taken)
+    kept = calling.keep(*taken)
+    yield from calling.make_sure(kept, taken[0])
+    return issued(taken[0], kept)
+
+
 def named(name: str, effect: EffectKind) -> Tool[..., Any]:
     """Return a tool that somebody else runs, known by its name."""
 
@@ -415,7 +487,7 @@ def place_of(session: Any) -> Place | None:
 def _condition(name: str) -> str:
     match name:
         case "session_id":
-            return OF_SESSION
+            return f" AND {OF_SESSION}"
         case "key":
             return " AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"
     return f" AND {name} = :{name}"

@@ -66,6 +66,8 @@ class Pen:
         idempotency_key = derive_key(identity.salt, material, generation)
         if is_retry and before is not None and before["reason"] != "raised":
             idempotency_key = before["idempotency_key"]
+        elif request.idempotency_key is not None:
+            idempotency_key = request.idempotency_key
         session_number, session_id = wanted.owner or (None, None)
         row = {
             "id": id,

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from ..checkpoints.writing import LOOK, Place, require_writable
 from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost, NotFound, RequestMismatch
-from ..kernel.operation import Lock, Op, Query, Row, batch
+from ..kernel.operation import Lock, Op, Query, Row, batch, rows
 from ..leases import Guard
 from ..records import Effect, EffectKind, EffectStatus
 
@@ -21,7 +21,8 @@ COLUMNS = """number, id, scope, key, generation, call_id, session_number, sessio
     status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
     settle_ms, replay_of, undoes, coalesce((
         SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
-    ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at"""
+    ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at,
+    unlinked_at"""
 TICKET = "number, id, fence, tool, call_id, idempotency_key, undoes"
 # Its owner gave no sign of life, and what it may have asked for is over by now.
 ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
@@ -135,9 +136,14 @@ RENEW = """
 UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
 WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
 """
+UNLINK = "UPDATE hf_effects SET unlinked_at = :now WHERE session_number = :number"
+# Those of an earlier session of the same id too, which its calls find.
+OF_SESSION = """(session_number = :session_number
+    OR (session_id = :session_id AND unlinked_at IS NOT NULL))"""
 KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
 
 Doubt = Literal["verify", "retry", "park", "fail"]
+Match = Literal["match", "conflict", "none"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,6 +169,7 @@ class Request:
     ttl_ms: int | None = None
     undoes: str | None = None
     max_attempts: int | None = None
+    idempotency_key: str | None = None
     guard: Guard | None = None
     """The lease of a work item without a session; a session's place has its own."""
 
@@ -324,9 +331,16 @@ def effect_of(codec: Codec, row: Row) -> Effect:
     fields = {name: row[name] for name in Effect.__dataclass_fields__ if name in row}
     for part in ("arguments", "result", "error", "note", "late"):
         fields[part] = opened(part)
+    if row["unlinked_at"] is not None:
+        fields["session_id"] = None
     fields["is_irreversible"] = bool(row["is_irreversible"])
     fields["takeover_at"] = takeover_at(row)
     return Effect(**fields)
+
+
+def unlink(session_number: int) -> Op[None]:
+    """Note that the session of effects is gone; retries that come late still find them."""
+    yield from rows(UNLINK, number=session_number)
 
 
 def topic(id: str) -> str:

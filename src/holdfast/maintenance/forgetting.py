@@ -7,10 +7,14 @@ that a fork which is there came from, except what has expired.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
+from ..codec import Codec
+from ..feed import emit
 from ..kernel.flow import Flow, perform
-from ..kernel.operation import Op, Query, Row, batch, large_query, operation, rows
+from ..kernel.operation import Lock, Op, Query, Row, batch, large_query, operation, rows
+from ..work.sweeping import by_tree
 
 EFFECTS_PER_PASS = 1_000
 FORKS_PER_PAGE = 1_000
@@ -19,15 +23,15 @@ FORKS_PER_PAGE = 1_000
 # receiver an idempotency key that it may still remember.
 FORGETTABLE = """status IN ('completed', 'failed') AND (
     (ttl_ms IS NOT NULL AND ended_at + ttl_ms <= :now AND ended_at <= :now - :key_ms)
-    OR (ended_at <= :now - :effect_ms AND session_number IS NOT NULL AND NOT EXISTS (
-        SELECT 1 FROM hf_sessions s WHERE s.number = session_number))
+    OR (ended_at <= :now - :effect_ms AND unlinked_at <= :now - :effect_ms)
     OR (ended_at <= :now - :effect_ms AND session_number IS NULL AND item_id IS NOT NULL
         AND ttl_ms IS NULL AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
         AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6)))
 )"""
 FIND = f"""
-SELECT number, session_number, ttl_ms FROM hf_effects
-WHERE number > :after AND {FORGETTABLE} ORDER BY number LIMIT :limit
+SELECT number, session_number, session_id, ttl_ms,
+    (SELECT s.root_id FROM hf_sessions s WHERE s.number = session_number) AS root_id
+FROM hf_effects WHERE number > :after AND {FORGETTABLE} ORDER BY number LIMIT :limit
 """  # noqa: S608
 FORGET = f"""
 DELETE FROM hf_effects WHERE number = :number AND {FORGETTABLE} RETURNING number
@@ -41,7 +45,8 @@ WHERE number > :after AND lineage IS NOT NULL ORDER BY number LIMIT :limit
 class Forgetting:
     """The transactions that remove old effects."""
 
-    def __init__(self, key_ms: int, effect_ms: int) -> None:
+    def __init__(self, codec: Codec, key_ms: int, effect_ms: int) -> None:
+        self.codec = codec
         self._ages = {"key_ms": key_ms, "effect_ms": effect_ms}
 
     @large_query
@@ -51,18 +56,23 @@ class Forgetting:
 
     @operation
     def forget(self, page: Sequence[Row]) -> Op[int]:
-        """Remove those of a page that may still go; say how many went."""
+        """Remove those of one tree, or of none, that may still go; say how many went."""
+        root_id = page[0]["root_id"]
+        is_told = root_id is not None and bool((yield Lock(root_id)))
         # Looked at last: what is forked from a session before it is deleted is seen here.
         needed = yield from _origins_of_forks()
         doomed = [
-            row["number"]
-            for row in page
-            if row["ttl_ms"] is not None or row["session_number"] not in needed
+            row for row in page if row["ttl_ms"] is not None or row["session_number"] not in needed
         ]
         answers = yield from batch(
-            *(Query(FORGET, {**self._ages, "number": number}) for number in doomed)
+            *(Query(FORGET, {**self._ages, "number": row["number"]}) for row in doomed)
         )
-        return sum(map(len, answers))
+        counts = Counter(
+            row["session_id"] for row, gone in zip(doomed, answers, strict=True) if gone
+        )
+        for session_id, count in counts.items() if is_told else ():
+            yield from emit(self.codec, root_id, session_id, "effects_pruned", {"count": count})
+        return counts.total()
 
 
 def _origins_of_forks() -> Op[set[int]]:
@@ -76,11 +86,12 @@ def _origins_of_forks() -> Op[set[int]]:
     return needed
 
 
-def forget_effects(key_ms: int, effect_ms: int) -> Flow[int]:
+def forget_effects(codec: Codec, key_ms: int, effect_ms: int) -> Flow[int]:
     """Remove old effects, a bounded number in each transaction, and say how many went."""
-    work = Forgetting(key_ms, effect_ms)
+    work = Forgetting(codec, key_ms, effect_ms)
     count = after = 0
     while page := (yield from perform(Forgetting.page, work, after)):
-        count += yield from perform(Forgetting.forget, work, page)
+        for rows_of_tree in by_tree(page):
+            count += yield from perform(Forgetting.forget, work, rows_of_tree)
         after = page[-1]["number"]
     return count

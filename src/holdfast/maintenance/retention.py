@@ -134,7 +134,7 @@ class MaintenanceOps:
             rest["lines"] = yield from _collect(work)
             rest["writers"] = yield from perform(MarkOps.forget, MarkOps())
             rest["items"] = yield from prune_items(watchdog, work_ms)
-            rest["effects"] = yield from forget_effects(key_ms, effect_ms)
+            rest["effects"] = yield from forget_effects(self.codec, key_ms, effect_ms)
         if vacuum:
             yield from invoke(vacuum_store, self.driver, self._target)
         return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))

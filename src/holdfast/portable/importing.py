@@ -97,7 +97,8 @@ INSERT INTO hf_effects (
     id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
     effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
     error, attempt, holder, fence, lease_expires_at, timeout_ms, settle_ms, ttl_ms, replay_of,
-    undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at
+    undoes, undone_by, decided_by, note, late, issued_at, ended_at, expires_at,
+    unlinked_at
 ) VALUES (
     :id, :scope, :key, (
         SELECT CASE WHEN coalesce(max(generation), 0) >= CAST(:generation AS INTEGER)
@@ -109,7 +110,8 @@ INSERT INTO hf_effects (
     :result, :error, :attempt, :holder, :fence,
     CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END,
     :timeout_ms, :settle_ms, :ttl_ms, :replay_of, :undoes,
-    :undone_by, :decided_by, :note, :late, :issued_at, :ended_at, :expires_at
+    :undone_by, :decided_by, :note, :late, :issued_at, :ended_at, :expires_at,
+    CASE WHEN CAST(:session_number AS INTEGER) < 0 THEN :now END
 ) ON CONFLICT DO NOTHING
 """
 

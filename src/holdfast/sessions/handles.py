@@ -54,7 +54,7 @@ class Session(_Named, Rewinding, SessionOps["Session", Issued], SyncBound):
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
         return Session(self.owner, id, number, root_id, name)
 
-    def _issued(self, ticket: Ticket, kept: Kept) -> Issued:
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> Issued:
         return Issued(self.ledger, ticket, kept, self.driver)
 
     def drive(
@@ -106,7 +106,7 @@ class AsyncSession(_Named, Rewinding, SessionOps["AsyncSession", AsyncIssued], A
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
         return AsyncSession(self.owner, id, number, root_id, name)
 
-    def _issued(self, ticket: Ticket, kept: Kept) -> AsyncIssued:
+    def _issued(self, ticket: Ticket, kept: Kept | None) -> AsyncIssued:
         return AsyncIssued(self.ledger, ticket, kept, self.driver)
 
     async def drive(

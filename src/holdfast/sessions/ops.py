@@ -22,6 +22,7 @@ from ..checkpoints.writing import (
 )
 from ..effects import SessionEffects
 from ..effects.identity import lineage_at
+from ..effects.rows import unlink
 from ..effects.tools import by_name
 from ..effects.undoing import Compensation, Rewound, leave_behind, undo_after
 from ..errors import (
@@ -202,6 +203,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         for row in reversed(doomed):
             for attached in self.attached:
                 yield from attached.remove(row["number"])
+            yield from unlink(row["number"])
             yield from remove_all(row["number"])
             yield from rows(DELETE, number=row["number"])
         ids = [row["id"] for row in doomed]

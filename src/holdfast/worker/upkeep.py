@@ -101,7 +101,7 @@ class Upkeep:
         store = self._store
         watchdog = Watchdog(store.codec, store.heads, store.signals)
         days = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
-        for steps in (prune(watchdog, work_ms), forget_effects(*days)):
+        for steps in (prune(watchdog, work_ms), forget_effects(store.codec, *days)):
             run_flow(store.driver, self._bounded(steps))
 
     def _bounded(self, steps: Flow[Any]) -> Flow[None]:

@@ -6,7 +6,8 @@
 -- A call that another's row answered has a row of its own that names it in replay_of, with the key,
 -- generation and outcome of that one, so that the same call id is never run later. It is no attempt.
 --
--- An effect outlives its session: a retry that comes late must still find it. A fork finds what
+-- An effect outlives its session: a retry that comes late must still find it, and a new session of
+-- the same id lists it. unlinked_at says when its session was deleted. A fork finds what
 -- came before it through its lineage: [session id, number, first version, last version], newest
 -- first, as it was when the fork was made.
 --
@@ -53,7 +54,8 @@ CREATE TABLE hf_effects (
     late BLOB,
     issued_at INTEGER NOT NULL,
     ended_at INTEGER,
-    expires_at INTEGER
+    expires_at INTEGER,
+    unlinked_at INTEGER
 );
 
 CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation) WHERE replay_of IS NULL;
@@ -62,6 +64,9 @@ CREATE INDEX ix_effects_call ON hf_effects (scope, call_id) WHERE call_id IS NOT
 
 CREATE INDEX ix_effects_session ON hf_effects (session_number, number)
 WHERE session_number IS NOT NULL;
+
+CREATE INDEX ix_effects_unlinked ON hf_effects (session_id, number)
+WHERE unlinked_at IS NOT NULL;
 
 CREATE INDEX ix_effects_item ON hf_effects (item_id, number) WHERE item_id IS NOT NULL;
 
