@@ -24,16 +24,29 @@ demo: .venv/core ## Show the main job on SQLite
 	$(BIN)/holdfast demo
 
 .PHONY: test
-test: lint ## Check the code and run every test against real databases
+test: lint pooler ## Check the code and run every test against real databases
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+.PHONY: check
+check: style ## Check style and types and run the quick tests, in a minute or so
+	$(BIN)/pytest $(PYTEST_ARGS) -m "quick"
+
 .PHONY: lint
-lint: .venv/dev ## Check style, types and layers
+lint: style ## Check style, types and layers
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.PHONY: style
+style: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+
+# The tests behind a connection pooler are skipped, and say so, where it cannot be had.
+.PHONY: pooler
+pooler:
+	@command -v pgbouncer >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq pgbouncer; } >/dev/null 2>&1 || true
 
 .PHONY: faults
 faults: .venv/dev ## Run the long fault tests

@@ -593,7 +593,7 @@ def test_a_store_of_an_older_format_is_refused_when_it_may_not_be_migrated(
     execute(place, "DELETE FROM hf_migrations WHERE version > 1")
     message = (
         f"{where(place)} has format 1 and this Holdfast needs format {newest()}; "
-        "run `holdfast migrate` or open it with migrate=True"
+        "run `holdfast migrate`"
     )
     with refused(SchemaMismatch, message, tmp_path):
         opener(**place, migrate=False)
@@ -608,9 +608,7 @@ def test_no_store_is_made_when_it_may_not_be_migrated(
     if leftover == "empty" and "namespace" in place:
         with psycopg.connect(place["url"], autocommit=True) as other:
             other.execute(f'CREATE SCHEMA "{place["namespace"]}"')
-    message = (
-        f"there is no store in {where(place)}; run `holdfast migrate` or open it with migrate=True"
-    )
+    message = f"there is no store in {where(place)}; `holdfast migrate` creates it"
     with refused(NotFound, message, tmp_path):
         opener(**place, migrate=False)
     if "namespace" in place and leftover == "nothing":

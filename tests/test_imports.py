@@ -1,4 +1,4 @@
-"""What `import holdfast` and `holdfast --help` load: the core alone, and quickly."""
+"""What `import holdfast` and `holdfast --help` load: the core alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ EXTRAS = {
 }  # fmt: skip
 # Parts of the standard library that are slow to load, or that only a server needs.
 UNWANTED = {"sqlite3", "_sqlite3", "http.server", "xmlrpc", "unittest", "multiprocessing", "pickle"}
-SECONDS_MAX = 5.0
 
 LIST = """
 import json, sys, time
@@ -60,7 +59,6 @@ def test_only_the_core_is_loaded(code: str, capsys: pytest.CaptureFixture[str]) 
     assert "holdfast" in packages
     assert packages - sys.stdlib_module_names - CORE == set()
     assert modules & (EXTRAS | UNWANTED) == set()
-    assert seconds < SECONDS_MAX
 
 
 def test_the_package_alone_loads_neither_the_command_line_nor_rich() -> None:

@@ -183,15 +183,15 @@ def test_an_effect_in_doubt_is_shown_with_what_each_choice_means(
 ) -> None:
     text = shown(quick("effects", "show", effects["charge"]))
     for part in (
-        "charge (does harm if it is done twice, cannot be undone)",
+        "charge (not safe to repeat, cannot be undone)",
         "2023-11-14T22:13:20.000Z",
         '"cents": 500',
         '"card": "[redacted:card]"',
         "unknown: it raised an error, and may have acted before it did",
         "ConnectionError: no answer from the bank",
         "call_7",
-        f"resolve {effects['charge']} --landed",
-        f"resolve {effects['charge']} --not-landed",
+        "holdfast effects resolve 2 --landed",
+        "holdfast effects resolve 2 --not-landed",
         "It is done twice if it had happened after all",
     ):
         assert part in text
@@ -200,7 +200,7 @@ def test_an_effect_in_doubt_is_shown_with_what_each_choice_means(
 
 def test_an_effect_of_a_dead_owner_is_in_doubt(effects: dict[str, str], quick: Run) -> None:
     text = shown(quick("effects", "show", effects["note"]))
-    assert "issued: the process that runs it gives no sign of life" in text
+    assert "issued: the process that runs it has stopped renewing its lease" in text
     assert "Repeating it leaves the same result" in text
     assert data(quick("effects", "show", effects["note"], "--json"))["is_in_doubt"] is True
 

@@ -97,7 +97,6 @@ def test_listing_pages_by_number(filled: Any, quick: Run) -> None:
         "status",
         "version",
         "updated",
-        "at",
     ]
     assert table[1].split()[:6] == [str(root["number"]), "root-session", "Root", "planner",
                                     "active", "4"]  # fmt: skip
@@ -289,7 +288,7 @@ def test_prune_archives_vacuums_and_tells(filled: Any, quick: Run, tmp_path: Pat
     file = tmp_path / "old.jsonl"
     told = lines(quick("prune", "--keep", "10", "--archive", file, "--vacuum", "--yes"))
     assert told == [
-        "Removed 2 checkpoints of 1 sessions.", f"Archived 2 in {file}.",
+        "Removed 2 checkpoints of 1 session.", f"Archived 2 in {file}.",
         "Gave the free space back.",
     ]  # fmt: skip
     assert len(file.read_text().splitlines()) == 3
@@ -315,7 +314,7 @@ def test_prune_says_what_is_damaged(filled: Any, quick: Run) -> None:
     assert (result.returncode, result.stderr) == (7, "")
     assert result.stdout == (
         "Session long-session was left alone: a record of it is damaged.\n"
-        "Removed 2 checkpoints of 1 sessions.\n"
+        "Removed 2 checkpoints of 1 session.\n"
     )
 
 
@@ -329,12 +328,12 @@ def test_what_destroys_asks_first(filled: Any, quick: Run) -> None:
         "sessions delete long-session": "Delete session long-session, with all checkpoints?",
         "checkpoints rewind long-session 2": "Let session long-session go on from version 2?",
         "prune --keep 1":
-            "Remove all but 1 checkpoints of each session? They cannot be brought back.",
+            "Remove all but 1 checkpoint of each session? They cannot be brought back.",
     }  # fmt: skip
     for command, question in questions.items():
         result = quick(*command.split())
         assert (result.returncode, result.stdout) == (2, "")
-        assert result.stderr == f"Error: {question} Nobody can answer here; say --yes\n"
+        assert result.stderr == f"Error: {question} This is not a terminal; pass --yes\n"
     with holdfast.open(**filled) as store:
         assert everything(store) == before
 
@@ -389,7 +388,7 @@ def test_sessions_move_to_another_database(
     )  # fmt: skip
     part = tmp_path / "part.export"
     assert lines(quick("checkpoints", "export", part, "long-ses"))[0].startswith(
-        f"Exported 1 sessions with 12 checkpoints to {part} ("
+        f"Exported 1 session with 12 checkpoints to {part} ("
     )
     part.write_bytes(part.read_bytes()[:-1])
     damaged = quick("import", part)
@@ -413,7 +412,7 @@ def test_a_legacy_database_is_adopted_into_a_new_store(
         """)
     note = "session 's1' is its own root: its parent 'gone' is gone"
     assert lines(quick("import", "--legacy", file)) == [
-        f"Note: {note}", "Imported 1 sessions with 0 checkpoints.",
+        f"Note: {note}", "Imported 1 session with 0 checkpoints.",
     ]  # fmt: skip
     refused = quick("import", "--legacy", file, "--json")
     assert refused.returncode == 2

@@ -305,11 +305,11 @@ def test_while_the_disk_keeps_failing_a_commit_is_unknown_and_settled_later(
         ]
 
     times: list[float] = []
-    failed, outcomes = fail_commits(directory, template, arrange, busy_timeout_seconds=5)
+    failed, outcomes = fail_commits(directory, template, arrange, busy_timeout_seconds=60)
     report(f"{operation} {file} persistently: {failed} failed commits, {dict(outcomes)}")
     assert failed == 16
     assert set(outcomes) == {"CommitUnknown" if error == errno.EIO else "StoreFull"}
-    assert max(times) < 5
+    assert max(times) < 60, "a call waited for what cannot come"
 
 
 def test_a_writer_whose_row_was_closed_goes_on_under_another_name(path: Path) -> None:

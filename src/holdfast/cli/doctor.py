@@ -11,8 +11,9 @@ import typer
 
 from .. import store
 from ..records import Finding
+from ..words import plural
 from .options import AsJson, Namespace, Url
-from .output import console, print_json
+from .output import console, print_json, with_place, wrapped
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -30,29 +31,28 @@ def doctor(
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        _show(findings)
+        _show(findings, url, namespace)
     if any(finding.level == "problem" for finding in findings):
         raise typer.Exit(1)
 
 
-def _show(findings: Sequence[Finding]) -> None:
-    from rich.table import Column, Table
+def _show(findings: Sequence[Finding], url: str | None, namespace: str | None) -> None:
     from rich.text import Text
 
-    table = Table.grid("level", "check", Column("message", overflow="fold"), padding=(0, 2))
-    for finding in findings:
-        message = Text(finding.message)
-        if finding.advice:
-            message.append(f" {finding.advice}", style="bold")
-        table.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, message)
     out = console()
-    out.print(table)
+    level_width, check_width = (
+        max(len(getattr(finding, name)) for finding in findings) + 2 for name in ("level", "check")
+    )
+    indent = level_width + check_width
+    for finding in findings:
+        advice = with_place(finding.advice or "", url, namespace)
+        message = wrapped(f"{finding.message} {advice}", out.width, indent)
+        line = Text(finding.level.ljust(level_width), style=STYLES[finding.level])
+        line.append(finding.check.ljust(check_width) + message, style="default")
+        out.print(line, soft_wrap=True)
     counts = Counter[str](finding.level for finding in findings)
     if not counts["problem"] and not counts["warning"]:
         out.print("\nEverything is well.", style="green")
     else:
-        out.print(f"\n{_count(counts, 'problem')}, {_count(counts, 'warning')}.")
-
-
-def _count(counts: Counter[str], level: str) -> str:
-    return f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}"
+        problems, warnings = (plural(counts[level], level) for level in ("problem", "warning"))
+        out.print(f"\n{problems}, {warnings}.")

@@ -12,11 +12,12 @@ from ..clock import SystemClock, iso
 from ..codec import from_json
 from ..effects import Landed, NotLanded
 from ..errors import InvalidArgument, NotFound, Unresolved
-from ..records import Effect, EffectStatus
+from ..records import EFFECT_STATUSES, Effect, EffectStatus
+from .completion import effect_ids, one_of
 from .groups import group
-from .options import AsJson, Limit, Namespace, Tools, Url, named_tools
-from .output import console, print_json
-from .showing import effect_data, say, show_fields, show_json, show_table
+from .options import AsJson, Limit, Namespace, OfSession, Tools, Url, named_tools
+from .output import console, print_json, with_place
+from .showing import effect_data, say, show_fields, show_json, show_table, when
 
 IN_DOUBT_MAX = 1_000
 REASONS = {
@@ -25,7 +26,7 @@ REASONS = {
     "cancelled": "it was interrupted while it ran",
     "owner_died": "the process that ran it died before it told the outcome",
     "rewound": "the session was rewound while it ran",
-    None: "the process that runs it gives no sign of life",
+    None: "the process that runs it has stopped renewing its lease",
 }
 OUTCOMES = {
     "not_landed": "it did not happen; an equal call runs it",
@@ -39,7 +40,12 @@ OUTCOMES = {
 app = group("Look at what tools did, and settle what nobody is certain of.")
 
 EffectId = Annotated[
-    str, typer.Argument(metavar="EFFECT", help="The effect's id, or its number in the list.")
+    str,
+    typer.Argument(
+        metavar="EFFECT",
+        help="The effect's id, or its number in the list.",
+        autocompletion=effect_ids,
+    ),
 ]
 
 
@@ -47,15 +53,18 @@ EffectId = Annotated[
 def list_effects(
     url: Url = None,
     namespace: Namespace = None,
-    session: Annotated[
-        str | None, typer.Option("--session", metavar="SESSION", help="Only those of a session.")
-    ] = None,
+    session: OfSession = None,
     tool: Annotated[
         str | None, typer.Option("--tool", metavar="NAME", help="Only those of a tool.")
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option("--status", metavar="STATUS", help="issued, completed, failed or unknown."),
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="issued, completed, failed or unknown.",
+            autocompletion=one_of(EFFECT_STATUSES),
+        ),
     ] = None,
     after: Annotated[
         int, typer.Option("--after", metavar="NUMBER", help="Go on behind this number.")
@@ -82,7 +91,8 @@ def list_effects(
         return
     shown = {effect.id for effect in doubtful}
     if doubtful:
-        say("In doubt; `holdfast effects show` says what is known and what each choice means:\n")
+        told = "`holdfast effects show NUMBER` says what is known and what each choice means"
+        say(with_place(f"In doubt; {told}:\n", url, namespace))
         _show_lines(doubtful)
         say("\nAll others:\n")
     _show_lines(effect for effect in found if effect.id not in shown)
@@ -91,7 +101,7 @@ def list_effects(
 
 
 def _doubtful(opened: store.Store, chosen: dict[str, Any]) -> list[Effect]:
-    """Return what is unknown, and what is issued to somebody who gives no sign of life."""
+    """Return what is unknown, and what is issued to an owner whose lease is over."""
     now_ms = SystemClock().now_ms()
     found = opened.effects(**chosen, status="unknown", limit=IN_DOUBT_MAX)
     found += opened.effects(**chosen, status="issued", limit=IN_DOUBT_MAX)
@@ -105,15 +115,15 @@ def _is_in_doubt(effect: Effect, now_ms: int) -> bool:
 
 
 def _show_lines(effects: Iterable[Effect]) -> None:
-    headings = ("number", "id", "tool", "session", "status", "reason", "issued at")
+    headings = ("number", "id", "tool", "session", "status", "reason", "issued", "error")
     lines = (
         (
             each.number, each.id, each.tool, each.session_id, each.status,
-            "replayed" if each.replay_of else each.reason, iso(each.issued_at),
+            "replayed" if each.replay_of else each.reason, when(each.issued_at), each.error,
         )
         for each in effects
     )  # fmt: skip
-    show_table(headings, lines)
+    show_table(headings, lines, drop=("id", "session"))
 
 
 @app.command()
@@ -133,21 +143,21 @@ def show(
     _show_answer(found, in_doubt=in_doubt)
     if len(attempts) > 1:
         _heading("Attempts")
-        headings = ("number", "attempt", "status", "reason", "issued at", "by", "error")
+        headings = ("number", "attempt", "status", "reason", "issued", "by", "error")
         lines = (
             (
-                each.number, each.attempt, each.status, each.reason, iso(each.issued_at),
+                each.number, each.attempt, each.status, each.reason, when(each.issued_at),
                 each.holder, each.error,
             )
             for each in attempts
         )  # fmt: skip
-        show_table(headings, lines)
+        show_table(headings, lines, drop=("by",))
     if in_doubt:
-        _show_choices(found)
+        say(with_place(_choices(found), url, namespace))
 
 
 def _show_question(effect: Effect) -> None:
-    words = {"read": "reads", "write": "writes", "mutate": "does harm if it is done twice"}
+    words = {"read": "reads", "write": "writes", "mutate": "not safe to repeat"}
     what = words[effect.effect]
     if effect.is_irreversible:
         what += ", cannot be undone"
@@ -177,7 +187,7 @@ def _show_answer(effect: Effect, *, in_doubt: bool) -> None:
     fields: dict[str, Any] = {"status": f"{effect.status}{': ' + told if told else ''}"}
     if effect.status == "issued":
         assert effect.takeover_at is not None
-        fields["others_may_step_in"] = iso(effect.takeover_at)
+        fields["takeover_possible_from"] = iso(effect.takeover_at)
     if effect.ended_at is not None:
         fields["ended_at"] = iso(effect.ended_at)
     for name in ("error", "decided_by", "note", "undone_by"):
@@ -194,21 +204,20 @@ def _show_answer(effect: Effect, *, in_doubt: bool) -> None:
         show_json(effect.late)
 
 
-def _show_choices(effect: Effect) -> None:
+def _choices(effect: Effect) -> str:
     again = "It is done twice if it had happened after all"
     if effect.effect == "write":
         again = "Repeating it leaves the same result"
-    _heading("What to do")
-    say(
-        f"Nobody can tell whether {effect.tool} happened, so equal calls raise Unresolved. Look at "
-        f"the receiver for the idempotency key {effect.idempotency_key}. Then say:\n\n"
-        f"It happened. Equal calls get the result, and it is never run again:\n"
-        f"  holdfast effects resolve {effect.id} --landed --result JSON --by NAME\n\n"
-        f"It did not happen. The next equal call runs it, with the same idempotency key. "
+    return (
+        f"\nThe outcome of {effect.tool} is unknown; identical calls raise Unresolved. Look at the "
+        f"receiver for the idempotency key {effect.idempotency_key}. Then choose:\n\n"
+        "It happened. Equal calls get the result, and it is never run again:\n"
+        f"  holdfast effects resolve {effect.number} --landed --result JSON --by NAME\n\n"
+        "It did not happen. The next equal call runs it, with the same idempotency key. "
         f"{again}:\n"
-        f"  holdfast effects resolve {effect.id} --not-landed --by NAME\n\n"
-        f"Or let the tool's own verify hook find out:\n"
-        f"  holdfast effects verify {effect.id} --tools MODULE:TOOL"
+        f"  holdfast effects resolve {effect.number} --not-landed --by NAME\n\n"
+        "Or let the tool's own verify hook find out:\n"
+        f"  holdfast effects verify {effect.number} --tools MODULE:TOOL"
     )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from .. import store
 from ..portable import Imported
+from ..words import plural
 from .options import AsJson, Namespace, Url
 from .output import console, print_json
 from .showing import say
@@ -43,7 +44,8 @@ def export_sessions(
         print_json(asdict(exported))
         return
     say(
-        f"Exported {exported.sessions:,} sessions with {exported.checkpoints:,} checkpoints to "
+        f"Exported {plural(exported.sessions, 'session')} with "
+        f"{plural(exported.checkpoints, 'checkpoint')} to "
         f"{exported.path} ({decimal(exported.bytes)})."
     )
 
@@ -87,4 +89,5 @@ def _tell(imported: Imported, *, as_json: bool) -> None:
     out = console()
     for note in imported.notes:
         out.print(f"Note: {note}", style="yellow", markup=False)
-    say(f"Imported {imported.sessions:,} sessions with {imported.checkpoints:,} checkpoints.")
+    sessions = plural(imported.sessions, "session")
+    say(f"Imported {sessions} with {plural(imported.checkpoints, 'checkpoint')}.")

@@ -11,6 +11,7 @@ import typer
 
 from ..effects import Tool
 from ..errors import InvalidArgument
+from .completion import session_ids
 
 Url = Annotated[
     str | None,
@@ -32,7 +33,18 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 SessionId = Annotated[
     str,
     typer.Argument(
-        metavar="SESSION", help="The session's id; 8 characters or more of it if no other has them."
+        metavar="SESSION",
+        help="The session's id; 8 characters or more of it if no other has them.",
+        autocompletion=session_ids,
+    ),
+]
+OfSession = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="SESSION",
+        help="Only those of a session.",
+        autocompletion=session_ids,
     ),
 ]
 Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of a checkpoint.")]

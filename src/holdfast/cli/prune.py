@@ -11,6 +11,7 @@ import typer
 from .. import store
 from ..errors import CorruptRecord
 from ..maintenance import Pruned
+from ..words import plural
 from .groups import confirm
 from .options import AsJson, Namespace, Url, Yes
 from .output import console, print_json
@@ -52,13 +53,13 @@ def prune(
         gone = "They are archived." if archive is not None else "They cannot be brought back."
         only = None if session is None else opened.find_session(session).id
         whose = "each session" if only is None else f"session {only}"
-        confirm(f"Remove all but {keep} checkpoints of {whose}? {gone}", yes=yes)
+        confirm(f"Remove all but {plural(keep, 'checkpoint')} of {whose}? {gone}", yes=yes)
         is_quiet = not errors.is_terminal
         with Progress(*columns, console=errors, transient=True, disable=is_quiet) as shown:
             task = shown.add_task("Pruning", total=None)
 
             def progress(count: int) -> None:
-                shown.update(task, description=f"Pruning: {count:,} checkpoints removed")
+                shown.update(task, description=f"Pruning: {plural(count, 'checkpoint')} removed")
 
             pruned = opened.prune(
                 session=only,
@@ -79,14 +80,15 @@ def prune(
 def _tell(pruned: Pruned, archive: Path | None) -> None:
     for id in pruned.damaged:
         say(f"Session {id} was left alone: a record of it is damaged.")
-    say(f"Removed {pruned.checkpoints:,} checkpoints of {pruned.sessions:,} sessions.")
+    removed = plural(pruned.checkpoints, "checkpoint")
+    say(f"Removed {removed} of {plural(pruned.sessions, 'session')}.")
     if archive is not None:
         say(f"Archived {pruned.archived:,} in {archive.resolve()}.")
     if pruned.lines:
         say(f"Removed {pruned.lines:,} lists and values that nothing used.")
     if pruned.items:
-        say(f"Removed {pruned.items:,} finished work items.")
+        say(f"Removed {plural(pruned.items, 'finished work item')}.")
     if pruned.effects:
-        say(f"Forgot {pruned.effects:,} effects that nobody can ask for again.")
+        say(f"Forgot {plural(pruned.effects, 'effect')} that nobody can ask for again.")
     if pruned.is_vacuumed:
         say("Gave the free space back.")

@@ -7,11 +7,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from .. import store
-from ..records import SessionInfo, Status
+from ..records import STATUSES, SessionInfo, Status
+from .completion import one_of, session_ids
 from .groups import confirm, group
 from .options import AsJson, Limit, Namespace, SessionId, Url, Yes
 from .output import console, print_json
-from .showing import say, session_data, show_fields, show_table
+from .showing import say, session_data, show_fields, show_table, when
 from .spend import cost
 
 app = group("Look at sessions, and end, cancel or delete them.")
@@ -22,13 +23,25 @@ def list_sessions(
     url: Url = None,
     namespace: Namespace = None,
     status: Annotated[
-        str | None, typer.Option("--status", metavar="STATUS", help="Only those of a status.")
+        str | None,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="Only those of a status.",
+            autocompletion=one_of(STATUSES),
+        ),
     ] = None,
     agent: Annotated[
         str | None, typer.Option("--agent", metavar="NAME", help="Only those of an agent.")
     ] = None,
     root: Annotated[
-        str | None, typer.Option("--root", metavar="SESSION", help="Only those of a tree.")
+        str | None,
+        typer.Option(
+            "--root",
+            metavar="SESSION",
+            help="Only those of a tree.",
+            autocompletion=session_ids,
+        ),
     ] = None,
     after: Annotated[
         int, typer.Option("--after", metavar="NUMBER", help="Go on behind this number.")
@@ -45,17 +58,15 @@ def list_sessions(
     if as_json:
         print_json({"sessions": list(map(session_data, found)), "next_after": next_after})
         return
-    headings = ("number", "id", "name", "agent", "status", "version", "updated at")
-    show_table(headings, map(_line, found))
+    headings = ("number", "id", "name", "agent", "status", "version", "updated")
+    show_table(headings, map(_line, found), drop=("version", "agent", "name"))
     if next_after is not None:
         say(f"\nThere may be more: --after {next_after}")
 
 
 def _line(info: SessionInfo) -> tuple[object, ...]:
-    updated_at = session_data(info)["updated_at"]
-    return (
-        info.number, info.id, info.name, info.agent, info.status, info.version, updated_at,
-    )  # fmt: skip
+    updated = when(info.updated_at)
+    return (info.number, info.id, info.name, info.agent, info.status, info.version, updated)
 
 
 @app.command()
@@ -106,7 +117,13 @@ def end(
     url: Url = None,
     namespace: Namespace = None,
     status: Annotated[
-        str, typer.Option("--status", metavar="STATUS", help="completed, failed or cancelled.")
+        str,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="completed, failed or cancelled.",
+            autocompletion=one_of(("completed", "failed", "cancelled")),
+        ),
     ] = "completed",
     as_json: AsJson = False,
 ) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.diffing import brief, printable
-from ..clock import iso
+from ..clock import SystemClock, iso
 from ..codec import to_json
 from ..errors import CorruptRecord
 from ..records import Checkpoint, Effect, SessionInfo
+from ..words import ago
 from ..work import WorkItem
-from .output import console
+from .output import console, wrapped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Between two columns.
+GAP = 2
+WIDTH_MIN = 8
 
 
 def session_data(info: SessionInfo) -> dict[str, Any]:
@@ -48,15 +56,57 @@ def with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_table(headings: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Print a table; what is stored can neither style it nor command the terminal."""
+def show_table(
+    headings: Sequence[str], lines: Iterable[Sequence[object]], *, drop: Sequence[str] = ()
+) -> None:
+    """Print a table; where it is too wide, the columns in `drop` are left out, in this order."""
+    out = console()
+    out.print(table_of(headings, lines, drop=drop, width=out.width))
+
+
+def table_of(
+    headings: Sequence[str],
+    lines: Iterable[Sequence[object]],
+    *,
+    drop: Sequence[str],
+    width: int,
+) -> Table:
+    """Return a table of this width, a line for each row; the widest column is cut if need be.
+
+    What is stored can neither style it nor command the terminal.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    for line in lines:
-        table.add_row(*(Text(text_of(value)) for value in line))
-    console().print(table)
+    cells = [headings, *([text_of(value) for value in line] for line in lines)]
+    widths = {name: max(map(cell_len, column)) for name, *column in _columns(cells)}
+    spare = width - sum(widths.values()) - GAP * (len(widths) - 1)
+    for name in drop:
+        if spare < 0:
+            spare += widths.pop(name) + GAP
+    if spare < 0:
+        widest = max(widths, key=widths.__getitem__)
+        widths[widest] = max(WIDTH_MIN, widths[widest] + spare)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, most in widths.items():
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=most)
+    shown = [index for index, name in enumerate(headings) if name in widths]
+    for line in cells[1:]:
+        table.add_row(*(Text(line[index]) for index in shown))
+    return table
+
+
+def _columns(cells: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the columns of a table, each behind its name."""
+    return [(column[0], *column) for column in zip(*cells, strict=True)]
+
+
+def when(at_ms: int | None) -> str | None:
+    """Return a time for a table: "12 s ago" for people, ISO for files and pipes."""
+    if at_ms is None:
+        return None
+    return ago(at_ms, SystemClock().now_ms()) if console().is_terminal else iso(at_ms)
 
 
 def show_fields(fields: dict[str, Any]) -> None:
@@ -84,5 +134,6 @@ def show_json(value: object) -> None:
 
 
 def say(text: str) -> None:
-    """Print a sentence as it is."""
-    console().print(text, markup=False)
+    """Print sentences, wrapped at words; commands stay whole."""
+    out = console()
+    out.print(wrapped(text, out.width), markup=False, soft_wrap=True)

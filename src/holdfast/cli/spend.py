@@ -10,17 +10,14 @@ import typer
 
 from .. import store
 from ..errors import InvalidArgument
-from ..spend import Spend, SpendGroup, SpendState, Spent
+from ..spend import SPEND_STATES, Spend, SpendGroup, SpendState, Spent
+from .completion import one_of
 from .groups import group
-from .options import AsJson, Limit, Namespace, Url
+from .options import AsJson, Limit, Namespace, OfSession, Url
 from .output import print_json
-from .showing import say, show_table, with_iso_times
+from .showing import say, show_table, when, with_iso_times
 
 app = group("Look at what models cost, and correct what nobody knows.")
-
-OfSession = Annotated[
-    str | None, typer.Option("--session", metavar="SESSION", help="Only those of a session.")
-]
 
 
 @app.command("list")
@@ -30,7 +27,12 @@ def list_spend(
     session: OfSession = None,
     state: Annotated[
         str | None,
-        typer.Option("--state", metavar="STATE", help="open, settled, failed or uncertain."),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="open, settled, failed or uncertain.",
+            autocompletion=one_of(SPEND_STATES),
+        ),
     ] = None,
     after: Annotated[
         int, typer.Option("--after", metavar="NUMBER", help="Go on behind this number.")
@@ -46,8 +48,8 @@ def list_spend(
     if as_json:
         print_json({"spend": list(map(_data, found)), "next_after": next_after})
         return
-    headings = ("number", "session", "model", "source", "state", "tokens", "usd", "created at")
-    show_table(headings, map(_line, found))
+    headings = ("number", "session", "model", "source", "state", "tokens", "usd", "created")
+    show_table(headings, map(_line, found), drop=("source", "tokens", "session"))
     if next_after is not None:
         say(f"\nThere may be more: --after {next_after}")
 
@@ -76,7 +78,7 @@ def sums(
         )
         for each in found
     )  # fmt: skip
-    show_table(headings, lines)
+    show_table(headings, lines, drop=("unpriced", "tokens in", "tokens out"))
 
 
 @app.command()
@@ -103,7 +105,9 @@ def correct(
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.spends(after=number - 1, limit=1) if number > 0 else []
         if not found or found[0].number != number:
-            raise InvalidArgument(f"there is no attempt number {number}; `spend list` shows them")
+            raise InvalidArgument(
+                f"there is no attempt number {number}; `holdfast spend list` shows them"
+            )
         tokens = {"input_tokens": input_tokens, "output_tokens": output_tokens}
         fixed = opened.correct_spend(found[0].id, usd=usd, **tokens, by=by, note=note)
     if as_json:
@@ -139,5 +143,5 @@ def _data(record: Spend | SpendGroup) -> dict[str, Any]:
 def _line(spend: Spend) -> tuple[object, ...]:
     return (
         spend.number, spend.session_id, spend.model, spend.source, spend.state,
-        spend.input_tokens + spend.output_tokens, money(spend.usd), _data(spend)["created_at"],
+        spend.input_tokens + spend.output_tokens, money(spend.usd), when(spend.created_at),
     )  # fmt: skip

@@ -9,15 +9,15 @@ from typing import Annotated, Any, cast
 import typer
 
 from .. import store
-from ..clock import iso
 from ..codec import from_json
 from ..errors import InvalidArgument
-from ..work import OnCrash, Swept, WorkItem, WorkStatus
+from ..work import WORK_STATUSES, OnCrash, Swept, WorkItem, WorkStatus
 from . import worker, worktop
+from .completion import item_ids, one_of
 from .groups import confirm, group
-from .options import AsJson, Limit, Namespace, Url, Yes
+from .options import AsJson, Limit, Namespace, OfSession, Url, Yes
 from .output import print_json
-from .showing import item_data, say, show_fields, show_table, text_of
+from .showing import item_data, say, show_fields, show_table, text_of, when
 
 app = group("Look at work items, submit and steer them, and run workers.")
 app.command("run")(worker.run)
@@ -25,7 +25,10 @@ app.command("top")(worktop.top)
 
 REDRIVEN_PER_PAGE = 100
 
-ItemId = Annotated[str, typer.Argument(metavar="ITEM", help="The work item's id.")]
+ItemId = Annotated[
+    str,
+    typer.Argument(metavar="ITEM", help="The work item's id.", autocompletion=item_ids),
+]
 
 
 @app.command("list")
@@ -33,7 +36,13 @@ def list_items(
     url: Url = None,
     namespace: Namespace = None,
     status: Annotated[
-        str | None, typer.Option("--status", metavar="STATUS", help="Only those of a status.")
+        str | None,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="Only those of a status.",
+            autocompletion=one_of(WORK_STATUSES),
+        ),
     ] = None,
     type_: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="Only those of a type.")
@@ -41,9 +50,7 @@ def list_items(
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="QUEUE", help="Only those of a queue.")
     ] = None,
-    session: Annotated[
-        str | None, typer.Option("--session", metavar="SESSION", help="Only those of a session.")
-    ] = None,
+    session: OfSession = None,
     holder: Annotated[
         str | None, typer.Option("--holder", metavar="NAME", help="Only those a worker runs.")
     ] = None,
@@ -77,8 +84,10 @@ def list_items(
     if as_json:
         print_json({"items": list(map(item_data, found)), "next_before": next_before})
         return
-    headings = ("number", "id", "type", "queue", "status", "retries", "holder", "updated at")
-    show_table(headings, map(_line, found))
+    headings = (
+        "number", "id", "type", "queue", "status", "retries", "holder", "updated", "error",
+    )  # fmt: skip
+    show_table(headings, map(_line, found), drop=("id", "holder", "queue", "retries"))
     if next_before is not None:
         say(f"\nThere may be more: --before {next_before}")
 
@@ -88,7 +97,7 @@ def _line(item: WorkItem[Any]) -> tuple[object, ...]:
     retries = f"{item.retry_count}/{item.max_retries}"
     return (
         item.number, item.id, item.type, item.queue, item.status + waits, retries, item.holder,
-        iso(item.updated_at),
+        when(item.updated_at), item.error,
     )  # fmt: skip
 
 
@@ -147,7 +156,12 @@ def submit(
         typer.Option("--key", metavar="KEY", help="While an item of this key lives, no second."),
     ] = None,
     on_crash: Annotated[
-        str, typer.Option("--on-crash", metavar="RULE", help="retry, fail or review.")
+        str,
+        typer.Option(
+            "--on-crash",
+            metavar="RULE",
+            help="retry, fail or review.",
+        ),
     ] = "retry",
     as_json: AsJson = False,
 ) -> None:

@@ -77,14 +77,12 @@ def missing(current: int, *, where: str, allowed: bool) -> Sequence[Migration]:
             newest=newest(),
         )
     if current == 0 and not allowed:
-        raise NotFound(
-            f"there is no store in {where}; run `holdfast migrate` or open it with migrate=True"
-        )
+        raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
     needed = [migration for migration in migrations() if migration.version > current]
     if needed and not allowed:
         raise SchemaMismatch(
             f"{where} has format {current} and this Holdfast needs format {newest()}; "
-            "run `holdfast migrate` or open it with migrate=True",
+            "run `holdfast migrate`",
             current=current,
             newest=newest(),
         )

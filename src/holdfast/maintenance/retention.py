@@ -114,7 +114,8 @@ class MaintenanceOps:
         """
         require_keep(keep)
         work_ms = require_days(work_days)
-        key_ms, effect_ms = require_days(key_days), require_days(effect_days)
+        key_ms = require_days(key_days, "key_days")
+        effect_ms = require_days(effect_days, "effect_days")
         if vacuum:
             require_own(self.driver, "be vacuumed")
         only = None if session is None else require_id(getattr(session, "id", session), "session")
@@ -146,10 +147,10 @@ def require_keep(keep: object) -> None:
         raise InvalidArgument(f"keep must be a whole number from 1 up, not {keep!r}")
 
 
-def require_days(days: object) -> int:
+def require_days(days: object, name: str = "work_days") -> int:
     """Return an age in days as milliseconds."""
     if type(days) not in (int, float) or not 0 <= days <= DAYS_MAX:  # type: ignore[operator]
-        raise InvalidArgument(f"days must be 0 to {DAYS_MAX}, not {days!r}")
+        raise InvalidArgument(f"{name} must be 0 to {DAYS_MAX}, not {days!r}")
     return round(days * 86_400_000)  # type: ignore[operator]
 
 

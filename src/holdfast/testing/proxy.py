@@ -138,9 +138,13 @@ class PostgresProxy:
         """Reset every open connection."""
         self._call(self._reset_links())
 
-    def refuse(self, seconds: float) -> None:
-        """Refuse new connections for a while; those that are open live on."""
+    def refuse(self, seconds: float | None = None) -> None:
+        """Refuse new connections for so long, or until `accept`; those that are open live on."""
         self._call(self._refuse(seconds))
+
+    def accept(self) -> None:
+        """Accept new connections again."""
+        self._call(self._accept())
 
     def freeze(self) -> None:
         """Hold every byte in both directions, new connections included, until `thaw`."""
@@ -163,12 +167,17 @@ class PostgresProxy:
         await asyncio.sleep(delay_seconds)
         self._listener = await asyncio.start_server(self._serve, sock=_bound_socket(self.port))
 
-    async def _refuse(self, seconds: float) -> None:
+    async def _refuse(self, seconds: float | None) -> None:
         if self._reopening is not None:
             self._reopening.cancel()
         if self._listener is not None:
             self._listener.close()
-        self._reopening = asyncio.create_task(self._listen(seconds))
+        if seconds is not None:
+            self._reopening = asyncio.create_task(self._listen(seconds))
+
+    async def _accept(self) -> None:
+        await self._refuse(None)
+        await self._listen()
 
     async def _reset_links(self) -> None:
         for link in self._links:

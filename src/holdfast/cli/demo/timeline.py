@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...words import plural
 from ..output import console
 from .trip import destination
 
@@ -105,7 +106,7 @@ class Timeline:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column(f"{len(pairs)} trip{'s' if len(pairs) > 1 else ''}")
+        table.add_column(plural(len(pairs), "trip"))
         for heading in ("plain loop", "with Holdfast"):
             table.add_column(heading, justify="right", min_width=14)
         loops = list(zip(*pairs, strict=True))
@@ -149,7 +150,7 @@ def _text(moment: Moment) -> str | None:
     fields = moment.fields
     match moment.what:
         case "began" if fields["messages"]:
-            return f"goes on with {fields['messages']} messages"
+            return f"goes on with {plural(fields['messages'], 'message')}"
         case "began":
             return "begins"
         case "answered":

@@ -1,0 +1,273 @@
+"""What a person sees in a terminal of 80 columns, on both databases."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.cli import app as app_module
+from holdfast.cli.output import with_place, wrapped
+from holdfast.words import ago, plural
+
+COMMAND = [sys.executable, "-m", "holdfast"]
+STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+LONG = "ConnectionError: the other side did not answer within the time that it was given"
+
+Look = Callable[..., list[str]]
+
+
+@holdfast.tool(effect="mutate")
+def charge(cents: int) -> None:
+    raise ConnectionError("the other side did not answer within the time that it was given")
+
+
+@pytest.fixture
+def filled(place: dict[str, Any]) -> dict[str, Any]:
+    """A store with a row in every listing, each too wide for 80 columns."""
+    with holdfast.open(**place) as store:
+        session = store.session(name="A trip to Oslo, and back by another way", agent="planner")
+        session.save(transcript=["Hi"])
+        session.record("tool_executed", {"tool": "bash", "output": "x" * 100})
+        for _ in range(2):
+            with pytest.raises(holdfast.Unresolved) as caught:
+                session.call(charge, cents=500)
+            store.resolve(str(caught.value.effect_id), holdfast.NotLanded(), by="ann")
+        with pytest.raises(holdfast.Unresolved):
+            session.call(charge, cents=500)
+        store.work.submit("send-the-invoice", {"month": 11}, queue="letters-by-post")
+        [item] = store.work.claim("worker-1 on the first machine", queues="letters-by-post")
+        item.fail(LONG, retry=False)
+    return place
+
+
+@pytest.fixture
+def look(filled: dict[str, str], tmp_path: Path) -> Look:
+    """Runs a command in a terminal of 80 columns and returns the lines that it shows."""
+    options = [f"--{name}={text}" for name, text in filled.items()]
+
+    def look(*arguments: str) -> list[str]:
+        controller, terminal = pty.openpty()
+        kept = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
+        with subprocess.Popen(
+            [*COMMAND, *arguments, *options],
+            cwd=tmp_path,
+            env={**kept, "TERM": "xterm-256color", "COLUMNS": "80"},
+            stdout=terminal,
+            stderr=terminal,
+        ):
+            os.close(terminal)
+            shown = b""
+            try:
+                while piece := os.read(controller, 65536):
+                    shown += piece
+            except OSError:
+                pass  # Linux reports the end of a terminal as an error.
+            os.close(controller)
+        return STYLES.sub("", shown.decode()).splitlines()
+
+    return look
+
+
+def columns(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
+
+
+def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Look) -> None:
+    with holdfast.open(**filled) as store:
+        (session,) = store.sessions()
+    age = r"(\d+ (s|min) ago|now)"
+    error = re.escape(LONG[:20]) + ".*…"
+    expected: dict[tuple[str, ...], tuple[list[str], list[str]]] = {
+        ("sessions", "list"): (
+            ["number", "id", "status", "updated"],
+            ["1", re.escape(session.id), "active", age],
+        ),
+        ("checkpoints", "list", session.id): (
+            ["version", "kind", "created", "data"],
+            ["2", "tool_executed", age, r'\{"tool": "bash".*…'],
+        ),
+        ("effects", "list", "--status", "unknown"): (
+            ["number", "tool", "status", "reason", "issued", "error"],
+            [r"\d+", "charge", "unknown", "raised", age, error],
+        ),
+        ("work", "list"): (
+            ["number", "type", "status", "updated", "error"],
+            ["1", "send-the-invoice", "failed", age, error],
+        ),
+    }
+    for command, (headings, patterns) in expected.items():
+        lines = look(*command)
+        assert max(map(len, lines)) <= 80 or command[0] == "effects", lines
+        place = next(n for n, line in enumerate(lines) if columns(line) == headings)
+        found = columns(lines[place + 1])
+        assert len(found) == len(patterns), found
+        for cell, pattern in zip(found, patterns, strict=True):
+            assert re.fullmatch(pattern, cell), (command, cell)
+
+
+def test_attempts_are_listed_with_their_errors(filled: dict[str, Any], look: Look) -> None:
+    with holdfast.open(**filled) as store:
+        number = store.effects(status="unknown")[0].number
+    lines = look("effects", "show", str(number))
+    start = lines.index("Attempts:") + 1
+    assert columns(lines[start]) == ["number", "attempt", "status", "reason", "issued", "error"]
+    rows = [columns(line) for line in lines[start + 1 : start + 4]]
+    assert [row[1:3] for row in rows] == [["1", "failed"], ["2", "failed"], ["3", "unknown"]]
+    assert rows[2][5].startswith(LONG[:15])
+
+
+def suggestions(lines: list[str]) -> list[str]:
+    """The commands that an output suggests, each as it can be copied from one line."""
+    return [
+        found for line in lines for found in re.findall(r"(?:`|^  )(holdfast [a-z][^`]*)", line)
+    ]
+
+
+def test_suggested_commands_are_whole_and_name_the_store(
+    filled: dict[str, str], look: Look
+) -> None:
+    with holdfast.open(**filled) as store:  # type: ignore[arg-type]
+        number = store.effects(status="unknown")[0].number
+    place = " ".join(f"--{name} {shlex.quote(text)}" for name, text in filled.items())
+    for command, suggested in (
+        (["doctor"], ["holdfast effects list"]),
+        (["effects", "list"], ["holdfast effects show NUMBER"]),
+        (
+            ["effects", "show", str(number)],
+            [
+                f"holdfast effects resolve {number} --landed --result JSON --by NAME",
+                f"holdfast effects resolve {number} --not-landed --by NAME",
+                f"holdfast effects verify {number} --tools MODULE:TOOL",
+            ],
+        ),
+        (["spend", "correct", "9", "--usd", "1"], ["holdfast spend list"]),
+    ):
+        assert suggestions(look(*command)) == [f"{each} {place}" for each in suggested]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> Any:
+    """Runs a command in this process and returns what it says on stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+
+    def run(*arguments: str) -> str:
+        capfd.readouterr()
+        assert app_module.run(arguments) != 0
+        return str(capfd.readouterr().err)
+
+    return run
+
+
+def test_a_missing_store_is_made_by_the_command_that_is_suggested(run: Any) -> None:
+    url = "sqlite:///not here.db"
+    suggested = f"`holdfast migrate --url {shlex.quote(url)}` creates it\n"
+    for command in (["doctor"], ["sessions", "list"], ["migrate", "--status"]):
+        assert run(*command, "--url", url).endswith(f"; {suggested}")
+        assert "`holdfast migrate`" in run(*command)
+    server = "postgresql://u:s3cret@127.0.0.1:1/d"
+    assert with_place("run `holdfast migrate`", server, "a b") == (
+        "run `holdfast migrate --url URL --namespace 'a b'`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("effects list --limit 0", "--limit must be 1 to 1000"),
+        ("sessions list --limit 0", "--limit must be 1 to"),
+        ("sessions list --after -1", "--after must be the number of a session"),
+        ("checkpoints list s --limit 0", "--limit must be 1 to"),
+        ("prune --keep 0 --yes", "--keep must be"),
+        ("prune --work-days -1 --yes", "--work-days must be"),
+        ("effects resolve 1 --landed --by ''", "--by must say who decides"),
+        ("sessions list --namespace A", "--namespace 'A' must be"),
+        ("work list --limit 0", "--limit must be"),
+        ("work submit t --priority 99999999999", "--priority must be"),
+        ("work submit t --max-retries -1", "--max-retries must be"),
+        ("work submit t --delay -1", "--delay must be"),
+        ("sessions delete s --yes", "or delete with --force"),
+    ],
+)
+def test_errors_name_options(arguments: str, message: str, run: Any) -> None:
+    with holdfast.open("sqlite:///holdfast.db") as store:
+        session = store.session("s")
+        session.save(a=1)
+        with pytest.raises(holdfast.Unresolved):
+            session.call(charge, cents=1)
+        with session.drive("me"):
+            said = run(*shlex.split(arguments))
+    assert message in said, said
+
+
+def test_the_shell_completes_ids_and_statuses(
+    filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(line: str) -> set[str]:
+        words = f"holdfast {line}"
+        variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        done = subprocess.run(
+            COMMAND,
+            cwd=tmp_path,
+            env={**os.environ, **variables, "_HOLDFAST_COMPLETE": "complete_bash"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(done.stdout.split())
+
+    place = " ".join(f"--{name} {text}" for name, text in filled.items())
+    with holdfast.open(**filled) as store:
+        session = store.sessions()[0].id
+        effects = store.effects()
+        item = store.work.list()[0]
+    assert complete(f"sessions show {place} ") == {session}
+    assert complete(f"sessions show {place} {session[:9]}") == {session}
+    assert complete(f"checkpoints rewind {place} nothing") == set()
+    assert complete(f"effects list {place} --session ") == {session}
+    assert complete(f"effects show {place} ") == {str(effect.number) for effect in effects}
+    assert complete(f"effects show {place} {effects[0].id}") == {effects[0].id}
+    assert complete(f"work show {place} ") == {str(item.number)}
+    assert complete("effects list --status un") == {"unknown"}
+    assert complete("sessions list --status w") == {"waiting"}
+    assert complete("work list --status in") == {"in_progress"}
+    assert complete("checkpoints list s --kind iteration_") == {"iteration_start", "iteration_end"}
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert complete("sessions show --url sqlite:///nowhere.db ") == set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_times_are_told_as_people_tell_them() -> None:
+    now = 1_700_000_000_000
+    told = {-0.9: "now", 0.5: "now", 12: "12 s ago", 90: "1 min ago", 7_300: "2 h ago"}
+    told |= {86_400 * 3: "3 d ago", -30: "in 30 s"}
+    assert {seconds: ago(now - int(seconds * 1000), now) for seconds in told} == told
+
+
+def test_counts_have_the_right_plural() -> None:
+    assert [plural(n, "session") for n in (0, 1, 2_000)] == [
+        "0 sessions",
+        "1 session",
+        "2,000 sessions",
+    ]
+
+
+def test_text_is_wrapped_at_words_and_commands_stay_whole() -> None:
+    text = "one two three `holdfast sessions list --url x`; four\n  holdfast effects show 1 --url y"
+    assert wrapped(text, 20).split("\n") == [
+        "one two three",
+        "`holdfast sessions list --url x`;",
+        "four",
+        "  holdfast effects show 1 --url y",
+    ]
+    assert wrapped("one two three", 11, 4) == "one two\n    three"
