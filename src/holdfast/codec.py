@@ -28,7 +28,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, Protocol
@@ -131,6 +131,11 @@ class Codec:
         compression: Compression = "none" if self._zstd is None else "zstd"
         return Codec(limits, compression=compression, cipher=self._cipher)
 
+    def bounded(self, record_bytes: int) -> Codec:
+        """Return a codec that expands no record to more bytes, whatever the limits say."""
+        limits = replace(self.limits, record_bytes=max(record_bytes, self.limits.value_bytes))
+        return Codec(limits, cipher=self._cipher)
+
     def without_cipher(self) -> Codec:
         """Return a codec for records that are not encrypted."""
         return Codec(self.limits)
@@ -150,6 +155,11 @@ class Codec:
     def encode_each(self, values: Iterable[object], *, name: str = "value") -> list[bytes]:
         """Return one body per value, each within the limits; a refusal names `name[index]`."""
         return [_encode(value, self.limits, (name, i)) for i, value in enumerate(values)]
+
+    def check_each(self, values: Sequence[object], name: str, start: int) -> None:
+        """Refuse what is not plain data, or too deep, as `encode_each` does."""
+        for index, value in enumerate(values, start):
+            plain.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
     def encode_unchecked(self, value: object) -> bytes | None:
         """Return the body a value would have, fast, to compare it with a body that was checked.
@@ -172,6 +182,18 @@ class Codec:
     def decode(self, body: bytes) -> Any:
         """Return the value of a body, or raise CorruptRecord if it is not one."""
         return _decode(body)
+
+    def admit(self, body: bytes, *, name: str = "value") -> Any:
+        """Return the value of a body from elsewhere, if this store would have written it just so.
+
+        CorruptRecord or LimitExceeded if it is larger, deeper or written in another way.
+        """
+        if len(body) > self.limits.value_bytes:
+            raise plain.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+        value = _decode(body)
+        if _encode(value, self.limits, name) != body:
+            raise CorruptRecord(f"{name} is not written as this Holdfast writes it")
+        return value
 
     def join(self, bodies: Sequence[bytes]) -> bytes:
         """Return the body of a list from the bodies of its items."""

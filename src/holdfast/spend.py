@@ -67,6 +67,14 @@ TOTALS = f"""
 SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
 WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
+FORGET_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
+RECOUNT = f"""
+INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
+SELECT CAST(:scope AS TEXT), model, source, state, count(*), sum(input_tokens), sum(output_tokens),
+    coalesce(sum(nano_usd), 0), sum(CASE WHEN nano_usd IS NULL THEN 1 ELSE 0 END)
+FROM hf_spend WHERE {{where}} GROUP BY model, source, state
+"""  # noqa: S608
+RECOUNTS = (RECOUNT.format(where="session_number = :number"), RECOUNT.format(where="root_id = :id"))
 GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
 SUMS = f"""
 SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_tokens,
@@ -185,7 +193,7 @@ class SpendOps(CheckpointOps):
         packed = None
         if details is not None:
             told = self.ledger.redactor.redact(dict(details))
-            packed = self.codec.pack(told, context=_context(spend_id), name="details")
+            packed = self.codec.pack(told, context=context(spend_id), name="details")
         if state == "open":
             yield from self._lock()
         else:
@@ -306,7 +314,7 @@ class StoreSpend:
         estimate = None if row["nano_usd"] is None else str(dollars(row["nano_usd"]))
         said = self.ledger.redactor.redact(said)
         details = {**(_details(self.codec, row) or {}), **said, "estimate_usd": estimate}
-        packed = self.codec.pack(details, context=_context(id), name="details")
+        packed = self.codec.pack(details, context=context(id), name="details")
         return (yield from _write(self.codec, row, row, id, given, packed, tells=bool(has_tree)))
 
 
@@ -374,6 +382,15 @@ def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) 
         for scope in scopes(number, root_id)
         for row, sign in changes
     ]
+
+
+def recounted(number: int, root_id: str) -> list[Query]:
+    """Return the statements that make the totals anew from the attempts themselves."""
+    found = []
+    for scope, recount in zip(scopes(number, root_id), RECOUNTS, strict=True):
+        found.append(Query(FORGET_TOTALS, {"scope": scope}))
+        found.append(Query(recount, {"scope": scope, "number": number, "id": root_id}))
+    return found
 
 
 def _listed(
@@ -478,10 +495,11 @@ def _spend(codec: Codec, row: Row) -> Spend:
 def _details(codec: Codec, row: Row) -> Any:
     if row["details"] is None:
         return None
-    return codec.unpack(bytes(row["details"]), context=_context(row["id"]))
+    return codec.unpack(bytes(row["details"]), context=context(row["id"]))
 
 
-def _context(spend_id: str) -> tuple[str, str]:
+def context(spend_id: str) -> tuple[str, str]:
+    """Return the place that an attempt's details are bound to."""
     return "hf_spend", spend_id
 
 

@@ -138,7 +138,9 @@ def test_a_fork_knows_it_also_when_the_origin_is_gone(
         store.session("trip").delete(force=True)
         store.export(file, ["fork"])
         store.export(tmp_path / "both", ["fork of fork"])
-        target.import_sessions(tmp_path / "both")
+        with pytest.raises(holdfast.InvalidArgument, match="counts beyond the sessions"):
+            target.import_sessions(tmp_path / "both")
+        target.import_sessions(tmp_path / "both", store_keys=True)
         calls.clear()
         for id in ("fork", "fork of fork"):
             assert target.session(id).call(charge, cents=1).replayed
@@ -147,8 +149,8 @@ def test_a_fork_knows_it_also_when_the_origin_is_gone(
         for id in ("fork of fork", "fork"):
             store.session(id).delete()
             target.session(id).delete()
-        assert store.import_sessions(tmp_path / "again").effects == 6
-        assert target.import_sessions(file).effects == 6
+        assert store.import_sessions(tmp_path / "again", store_keys=True).effects == 6
+        assert target.import_sessions(file, store_keys=True).effects == 6
         assert store.session("fork of fork").call(charge, cents=1).replayed
         assert target.session("fork").call(charge, cents=1).replayed
         assert calls == []
@@ -208,6 +210,7 @@ def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
 def effect_frame(**changes: Any) -> format.EffectFrame:
     fields: dict[str, Any] = dict.fromkeys(format.EffectFrame.__struct_fields__)
     fields |= {"id": "e", "status": "completed", "ended_at": 1, "parts": {"arguments": format.NIL}}
+    fields |= {"session_id": "s", "scope": "s", "key": "session:s:1"}
     return format.EffectFrame(**{**fields, **changes})
 
 
@@ -233,6 +236,9 @@ class Frames:
         ([effect_frame(), effect_frame()], "comes twice"),
         ([effect_frame(status="issued")], "wrong end"),
         ([effect_frame(ended_at=None)], "wrong end"),
+        ([effect_frame(undoes="f", key="undo:g")], "undoes another than it says"),
+        ([effect_frame(undoes="f")], "undoes another than it says"),
+        ([effect_frame(undone_by="f")], "effect 'f' is named and does not exist"),
         ([effect_frame(parts={"arguments": format.NIL, "odd": format.NIL})], "lacks its"),
     ],
 )

@@ -44,7 +44,7 @@ def move(tmp_path: Path) -> Move:
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.export"
         source.export(file, ids or None)
         assert CARD.encode() not in file.read_bytes()
-        assert target.import_sessions(file).notes == ()
+        assert target.import_sessions(file, store_keys=True).notes == ()
 
     return move
 
@@ -278,7 +278,7 @@ def test_effects_do_not_come_beside_those_of_another_key(
         with open_at(others[0]) as importing:
             for each in (target, importing):
                 with pytest.raises(holdfast.InvalidArgument, match=says):
-                    each.import_sessions(file)
+                    each.import_sessions(file, store_keys=True)
         assert [session.id for session in target.sessions()] == ["a session of its own"]
         assert all(do_all(target, "a session of its own", OTHER_CARD))
 
@@ -294,7 +294,7 @@ def test_a_store_without_effects_takes_on_the_key_that_they_come_with(
             other.session("a session of its own")
             store.export(tmp_path / "refused.export")
             with pytest.raises(holdfast.InvalidArgument, match="known with another key"):
-                other.import_sessions(tmp_path / "refused.export")
+                other.import_sessions(tmp_path / "refused.export", store_keys=True)
         # A command line that moves sessions has no key.
         with open_at(others[0]) as plain:
             move(store, plain)

@@ -103,9 +103,12 @@ def _entry(codec: Codec, fields: list[Any]) -> Entry:
             # It was within the limits when it was saved; those of today may be narrower.
             body = codec.encode_unchecked(value)
             return Inline(codec.encode(value) if body is None else body)
+        case [_, *numbers] if any(type(number) is not int for number in numbers):
+            pass
         case [1, line_id]:
             return Stored(line_id)
-        case [(2 | 3) as mark, line_id, length, *rest]:
-            base, skip = rest or (0, 0)
+        case [(2 | 3) as mark, line_id, length]:
+            return Ref(line_id, length, is_open=mark == _OPEN)
+        case [(2 | 3) as mark, line_id, length, base, skip]:
             return Ref(line_id, length, base, skip, is_open=mark == _OPEN)
     raise CorruptRecord("a manifest names a channel in a way that this Holdfast does not know")

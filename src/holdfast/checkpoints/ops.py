@@ -99,7 +99,7 @@ class CheckpointOps:
 
         The same `key` again returns the first checkpoint and adds nothing.
         """
-        _require_channel(channel)
+        require_channel(channel)
         if not isinstance(items, list):
             raise InvalidArgument(
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
@@ -275,7 +275,7 @@ class CheckpointOps:
 
     def _set(self, head: Head | None, channel: str, value: Any) -> Change:
         """Encode a channel; a list that only grew since the known head is an append."""
-        _require_channel(channel)
+        require_channel(channel)
         if type(value) is not list:
             return SetValue(self.codec.encode(value, name=channel))
         grown = None if head is None else self._growth(head, channel, value)
@@ -292,6 +292,8 @@ class CheckpointOps:
         # A run at a time: what was just encoded is compared while the processor still has it.
         for start in range(0, entry.length, RUN_ITEMS):
             run = value[start : min(start + RUN_ITEMS, entry.length)]
+            # A tuple has the bytes of a list; it is refused here as everywhere.
+            self.codec.check_each(run, channel, start)
             if not self.codec.encode_into(run, buffer):
                 return None
             with memoryview(buffer)[len(list_header(len(run))) :] as items:
@@ -302,7 +304,8 @@ class CheckpointOps:
         return Grown(head.id, new, joined, size_bytes, entry.length)
 
 
-def _require_channel(channel: object) -> None:
+def require_channel(channel: object) -> None:
+    """Refuse what cannot name a channel."""
     if not isinstance(channel, str) or not 0 < len(channel) <= CHANNEL_CHARACTERS_MAX:
         raise InvalidArgument(
             f"a channel's name is text of 1 to {CHANNEL_CHARACTERS_MAX} characters, not {channel!r}"

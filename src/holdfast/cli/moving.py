@@ -20,6 +20,13 @@ AllowPlaintext = Annotated[
     bool,
     typer.Option("--allow-plaintext", help="Also if it is not encrypted and the store has a key."),
 ]
+StoreKeys = Annotated[
+    bool,
+    typer.Option(
+        "--store-keys",
+        help="Also take keys that count beyond its sessions; only from where you trust it.",
+    ),
+]
 
 
 def export_sessions(
@@ -32,6 +39,9 @@ def export_sessions(
     ] = None,
     url: Url = None,
     namespace: Namespace = None,
+    move: Annotated[
+        bool, typer.Option("--move", help="Then cancel them here, with their work.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write sessions to one file. Each brings its tree, and the trees it was forked from."""
@@ -39,7 +49,7 @@ def export_sessions(
 
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = [opened.find_session(session) for session in sessions or ()]
-        exported = opened.export(file, found or None)
+        exported = opened.export(file, found or None, move=move)
     if as_json:
         print_json(asdict(exported))
         return
@@ -48,6 +58,10 @@ def export_sessions(
         f"{plural(exported.checkpoints, 'checkpoint')} to "
         f"{exported.path} ({decimal(exported.bytes)})."
     )
+    if move:
+        say(
+            f"Cancelled {len(exported.moved):,} trees here; their work goes on where you import it."
+        )
 
 
 def import_export(
@@ -55,11 +69,14 @@ def import_export(
     url: Url = None,
     namespace: Namespace = None,
     allow_plaintext: AllowPlaintext = False,
+    store_keys: StoreKeys = False,
     as_json: AsJson = False,
 ) -> None:
     """Read an exported file. All of it or nothing; a session that exists is refused."""
     with store.open(url, namespace=namespace) as opened:
-        imported = opened.import_sessions(file, allow_plaintext=allow_plaintext)
+        imported = opened.import_sessions(
+            file, allow_plaintext=allow_plaintext, store_keys=store_keys
+        )
     _tell(imported, as_json=as_json)
 
 
@@ -71,11 +88,12 @@ def import_file(
         bool, typer.Option("--legacy", help="The file is an SQLite database of an older format.")
     ] = False,
     allow_plaintext: AllowPlaintext = False,
+    store_keys: StoreKeys = False,
     as_json: AsJson = False,
 ) -> None:
     """Read an exported file, or adopt an older database. All of it or nothing."""
     if not legacy:
-        import_export(file, url, namespace, allow_plaintext, as_json)
+        import_export(file, url, namespace, allow_plaintext, store_keys, as_json)
         return
     with store.open(url, namespace=namespace) as opened:
         imported = opened.import_legacy(file)

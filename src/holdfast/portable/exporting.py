@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,29 +16,35 @@ from ..checkpoints.lines import (
     SHIFT,
     Piece,
     Ref,
-    item_context,
     pieces_of,
 )
+from ..checkpoints.lines import item_context as line_item_context
 from ..codec import Codec
 from ..effects.rows import context as effect_context
 from ..effects.salts import parts, read_salts
 from ..errors import CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, large_query, one, rows
 from ..kernel.schema import read_store_id
+from ..spend import context as spend_context
+from ..work.items import context as item_context
 from .frames import (
     EFFECT_PARTS,
+    ITEM_PARTS,
     NIL,
     AttestationFrame,
     CheckpointFrame,
     EffectFrame,
     EventFrame,
     ExportWriter,
+    Frame,
+    ItemFrame,
     ItemsFrame,
     KeyFrame,
     LineFrame,
     PinFrame,
     SaltFrame,
     SessionFrame,
+    SpendFrame,
     TreeFrame,
 )
 
@@ -97,6 +103,27 @@ SELECT number, session_number, session_id, id, scope, key, generation, call_id, 
 FROM hf_effects WHERE session_number = :session_number AND number > :after
 ORDER BY number LIMIT :limit
 """
+ITEMS = """
+SELECT number, id, type, queue, state, priority, key, on_crash, fence, retry_count, max_retries,
+    attempts, failures, rescues, releases, redriven_from, first_id, available_at, created_at,
+    started_at, completed_at, updated_at, input, output, error, progress
+FROM hf_work WHERE session_number = :session_number AND number > :after
+ORDER BY number LIMIT :limit
+"""
+SPENDS = """
+SELECT number, id, model, source, state, input_tokens, output_tokens, nano_usd, created_at,
+    updated_at, details
+FROM hf_spend WHERE session_number = :session_number AND number > :after
+ORDER BY number LIMIT :limit
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How much an export has, and the position that each tree was at."""
+
+    counts: dict[str, int]
+    positions: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -119,14 +146,15 @@ class Exporter:
         self.codec = codec
 
     @large_query
-    def write(self, writer: ExportWriter, ids: Sequence[str] | None) -> Op[dict[str, int]]:
+    def write(self, writer: ExportWriter, ids: Sequence[str] | None) -> Op[Written]:
         """Write the trees of these sessions, or of all, and the trees they were forked from."""
         writer.begin((yield from read_store_id()))
         salts = yield from self._write_salts(writer)
         roots = yield from self._roots(ids)
         numbers: list[int] = []
+        positions: dict[str, int] = {}
         for root_id in roots:
-            yield from self._write_tree(writer, root_id)
+            positions[root_id] = yield from self._write_tree(writer, root_id)
             members = yield from rows(MEMBERS, root_id=root_id)
             numbers += [row["number"] for row in members]
         # In the order of their creation parents and origins come first.
@@ -134,11 +162,14 @@ class Exporter:
         needs = yield from self._needs(numbers)
         yield from self._write_lines(writer, needs)
         effects = yield from self._write_orphaned(writer, numbers)
-        checkpoints = 0
+        checkpoints = items = spends = 0
         for number in numbers:
             checkpoints += yield from self._write_session(writer, number, salts[0])
+            items += yield from self._write_items(writer, number)
+            spends += yield from self._write_spends(writer, number)
             effects += yield from self._write_effects(writer, number)
-        return {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
+        counts = {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
+        return Written({**counts, "items": items, "spends": spends}, positions)
 
     def _roots(self, ids: Sequence[str] | None) -> Op[list[str]]:
         if ids is None:
@@ -168,7 +199,7 @@ class Exporter:
             writer.write(KeyFrame(mark))
         return salts
 
-    def _write_tree(self, writer: ExportWriter, root_id: str) -> Op[None]:
+    def _write_tree(self, writer: ExportWriter, root_id: str) -> Op[int]:
         tree = yield from one(TREE, root_id=root_id)
         assert tree is not None
         writer.write(TreeFrame(root_id, tree["position"], tree["sequence"]))
@@ -181,6 +212,7 @@ class Exporter:
                 )
                 writer.write(frame)
             after = page[-1]["position"]
+        return int(tree["position"])
 
     def _needs(self, numbers: Sequence[int]) -> Op[_Needs]:
         """Read every manifest once, to know what of which line belongs to these sessions."""
@@ -235,7 +267,7 @@ class Exporter:
             index, count = row["key"] % SHIFT, row["count"]
             if index != expected:
                 break
-            body = self.codec.unseal(row["data"], context=item_context(row["key"]))
+            body = self.codec.unseal(row["data"], context=line_item_context(row["key"]))
             if count > 1 and index + count > high:
                 bodies = self.codec.split(body)[: high - index]
                 for place, part in enumerate(bodies, index):
@@ -310,20 +342,51 @@ class Exporter:
                 count += yield from self._write_effects(writer, row["session_number"])
         return count
 
-    def _write_effects(self, writer: ExportWriter, session_number: int) -> Op[int]:
+    def _write_items(self, writer: ExportWriter, number: int) -> Op[int]:
+        return (
+            yield from self._write_rows(writer, ItemFrame, ITEMS, number, ITEM_PARTS, item_context)
+        )
+
+    def _write_spends(self, writer: ExportWriter, number: int) -> Op[int]:
+        def frame(parts: dict[str, Raw], **fields: Any) -> SpendFrame:
+            return SpendFrame(**fields, details=parts.get("details", NIL))
+
+        return (
+            yield from self._write_rows(
+                writer, frame, SPENDS, number, ("details",), lambda id, part: spend_context(id)
+            )
+        )
+
+    def _write_effects(self, writer: ExportWriter, number: int) -> Op[int]:
+        return (
+            yield from self._write_rows(
+                writer, EffectFrame, EFFECTS, number, EFFECT_PARTS, effect_context
+            )
+        )
+
+    def _write_rows(
+        self,
+        writer: ExportWriter,
+        frame: Callable[..., Frame],
+        sql: str,
+        session_number: int,
+        names: Sequence[str],
+        context: Callable[[str, str], tuple[str, ...]],
+    ) -> Op[int]:
+        """Write a session's rows of one table, each with its sealed parts opened."""
         count = after = 0
         asked = {"session_number": session_number, "limit": ROWS_PER_PAGE}
-        while page := (yield from rows(EFFECTS, **asked, after=after)):
+        while page := (yield from rows(sql, **asked, after=after)):
             for row in page:
                 fields: dict[str, Any] = dict(row)
                 after = fields.pop("number")
-                parts = {part: fields.pop(part) for part in EFFECT_PARTS}
+                sealed = {name: fields.pop(name) for name in names}
                 fields["parts"] = {
-                    part: Raw(self.codec.unseal(body, context=effect_context(row["id"], part)))
-                    for part, body in parts.items()
+                    name: Raw(self.codec.unseal(body, context=context(row["id"], name)))
+                    for name, body in sealed.items()
                     if body is not None
                 }
-                writer.write(EffectFrame(**fields))
+                writer.write(frame(**fields))
             count += len(page)
         return count
 

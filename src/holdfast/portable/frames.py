@@ -20,42 +20,64 @@ from typing import IO, Annotated, Protocol, TypeAlias
 
 import msgspec
 
+from ..checkpoints.diffing import printable
+from ..checkpoints.lines import PIECES_MAX
 from ..codec import Codec, from_json, to_json
 from ..errors import (
     CorruptRecord,
     HoldfastError,
     InvalidArgument,
+    LimitExceeded,
     SchemaMismatch,
     StoreUnavailable,
 )
 from ..records import EffectKind, EffectStatus, Kind, Status
+from ..spend import SpendState
+from ..work.items import OnCrash
 
 VERSION = 1
 HEADER_BYTES_MAX = 4_096
 LENGTH_BYTES = 4
+# The largest frame is an effect or an item, with all its parts; each is a value of the store.
+PARTS_MAX = 5
+FIELDS_BYTES_MAX = 65_536
+# What a record has around its body: header, digest, the cipher's key id, nonce and tag.
+RECORD_BYTES_MORE = 1_024
+LABEL_CHARACTERS_MAX = 64
+# The end of the year 9999, the last that ISO-8601 can name.
+TIME_MS_MAX = 253_402_300_799_999
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Number = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Fence = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Version = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31) + 1, lt=2**31)]
+Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
 Salt = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 KeyMark = Annotated[str, msgspec.Meta(pattern="^key:[0-9a-f]{64}$")]
 
 
-class SaltFrame(msgspec.Struct, array_like=True, frozen=True, tag="salt"):
+class _Frame(msgspec.Struct, array_like=True, frozen=True, tag_field="frame"):
+    """A record of the file: its tag, then its fields in order."""
+
+
+class SaltFrame(_Frame, frozen=True, tag="salt"):
     """A salt that effects are known by: the store's, or one that a session brought to it."""
 
     salt: Salt
 
 
-class KeyFrame(msgspec.Struct, array_like=True, frozen=True, tag="key"):
+class KeyFrame(_Frame, frozen=True, tag="key"):
     """The mark of the key that effects are known by instead of salts, if there is one."""
 
     mark: KeyMark
 
 
-class TreeFrame(msgspec.Struct, array_like=True, frozen=True, tag="tree"):
+class TreeFrame(_Frame, frozen=True, tag="tree"):
     """A session tree: how far its feed and its state have counted."""
 
     root_id: Name
@@ -63,24 +85,24 @@ class TreeFrame(msgspec.Struct, array_like=True, frozen=True, tag="tree"):
     sequence: Count
 
 
-class EventFrame(msgspec.Struct, array_like=True, frozen=True, tag="event"):
+class EventFrame(_Frame, frozen=True, tag="event"):
     """One event of the tree before it."""
 
     position: Count
     session_id: Name
     kind: Name
-    created_at: Count
+    created_at: Time
     data: msgspec.Raw
 
 
-class LineFrame(msgspec.Struct, array_like=True, frozen=True, tag="line"):
+class LineFrame(_Frame, frozen=True, tag="line"):
     """A line, by a number of this file, and the pieces that it begins with."""
 
     line_id: Count
-    pieces: list[tuple[Count, Small, Version]]
+    pieces: Annotated[list[tuple[Count, Small, Version]], msgspec.Meta(max_length=PIECES_MAX)]
 
 
-class ItemsFrame(msgspec.Struct, array_like=True, frozen=True, tag="items"):
+class ItemsFrame(_Frame, frozen=True, tag="items"):
     """The next items of the line before it: one as it is, or several as a list."""
 
     index: Small
@@ -88,7 +110,7 @@ class ItemsFrame(msgspec.Struct, array_like=True, frozen=True, tag="items"):
     body: msgspec.Raw
 
 
-class SessionFrame(msgspec.Struct, array_like=True, frozen=True, tag="session"):
+class SessionFrame(_Frame, frozen=True, tag="session"):
     """A session without its checkpoints; parents and origins come before it."""
 
     id: Name
@@ -100,12 +122,12 @@ class SessionFrame(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     status: Status
     version: Small
     epoch: Version
-    fence: Count
+    fence: Fence
     origin_id: Name | None
     origin_version: Version | None
-    created_at: Count
-    updated_at: Count
-    last_resumed_at: Count
+    created_at: Time
+    updated_at: Time
+    last_resumed_at: Time
     epochs: list[tuple[Version, Version, Version]]
     metadata: msgspec.Raw
     number: Count = 0
@@ -113,74 +135,116 @@ class SessionFrame(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     salt: Salt | None = None
 
 
-class CheckpointFrame(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint"):
+class CheckpointFrame(_Frame, frozen=True, tag="checkpoint"):
     """One version of the session before it; its manifest names lines of this file."""
 
     version: Version
     epoch: Version
     kind: Kind
     iteration: Count | None
-    item_id: str | None
+    item_id: Name | None
     state_sequence: Count
-    created_at: Count
+    created_at: Time
     manifest: msgspec.Raw
     data: msgspec.Raw
     metadata: msgspec.Raw
-    idempotency_key: str | None = None
+    idempotency_key: Text | None = None
 
 
-class PinFrame(msgspec.Struct, array_like=True, frozen=True, tag="pin"):
+class PinFrame(_Frame, frozen=True, tag="pin"):
     """A pin of a version of the session before it."""
 
     version: Version
-    reason: str
-    created_at: Count
+    reason: Text
+    created_at: Time
 
 
-class AttestationFrame(msgspec.Struct, array_like=True, frozen=True, tag="attestation"):
+class AttestationFrame(_Frame, frozen=True, tag="attestation"):
     """What was verified of a version of the session before it."""
 
     version: Version
-    created_at: Count
+    created_at: Time
     evidence: msgspec.Raw
 
 
-class EffectFrame(msgspec.Struct, array_like=True, frozen=True, tag="effect"):
+class EffectFrame(_Frame, frozen=True, tag="effect"):
     """One attempt of an effect: of the session of that number, which may be gone by now."""
 
     session_number: Number
     session_id: Name
     id: Name
-    scope: str
-    key: str
+    scope: Text
+    key: Text
     generation: Version
     call_id: Name | None
-    item_id: str | None
+    item_id: Name | None
     issued_version: Small
     tool: Name
     effect: EffectKind
-    is_irreversible: Annotated[int, msgspec.Meta(ge=0, le=1)]
-    request_digest: str
-    idempotency_key: str
+    is_irreversible: Flag
+    request_digest: Text
+    idempotency_key: Text
     status: EffectStatus
-    reason: str | None
+    reason: Name | None
     attempt: Version
-    holder: str | None
-    fence: Count
+    holder: Text | None
+    fence: Fence
     timeout_ms: Count
     settle_ms: Count
     ttl_ms: Count | None
-    replay_of: str | None
-    undoes: str | None
-    undone_by: str | None
-    decided_by: str | None
-    issued_at: Count
-    ended_at: Count | None
-    expires_at: Count | None
+    replay_of: Name | None
+    undoes: Name | None
+    undone_by: Name | None
+    decided_by: Text | None
+    issued_at: Time
+    ended_at: Time | None
+    expires_at: Time | None
     parts: dict[str, msgspec.Raw]
 
 
-class EndFrame(msgspec.Struct, array_like=True, frozen=True, tag="end"):
+class ItemFrame(_Frame, frozen=True, tag="item"):
+    """A work item of the session before it; who held it is left behind."""
+
+    id: Name
+    type: Name
+    queue: Name
+    state: Name
+    priority: Priority
+    key: Name | None
+    on_crash: OnCrash
+    fence: Fence
+    retry_count: Small
+    max_retries: Small
+    attempts: Small
+    failures: Small
+    rescues: Small
+    releases: Small
+    redriven_from: Name | None
+    first_id: Name | None
+    available_at: Time
+    created_at: Time
+    started_at: Time | None
+    completed_at: Time | None
+    updated_at: Time
+    parts: dict[str, msgspec.Raw]
+
+
+class SpendFrame(_Frame, frozen=True, tag="spend"):
+    """One attempt at a model that the session before it paid for."""
+
+    id: Name
+    model: Name
+    source: Name
+    state: SpendState
+    input_tokens: Count
+    output_tokens: Count
+    nano_usd: Count | None
+    created_at: Time
+    updated_at: Time
+    details: msgspec.Raw
+
+
+class EndFrame(_Frame, frozen=True, tag="end"):
     """The end of the file."""
 
     frames: Count
@@ -198,10 +262,13 @@ Frame: TypeAlias = (
     | CheckpointFrame
     | PinFrame
     | AttestationFrame
+    | ItemFrame
+    | SpendFrame
     | EffectFrame
 )
 NIL = msgspec.Raw(b"\xc0")
 EFFECT_PARTS = ("arguments", "result", "error", "note", "late")
+ITEM_PARTS = ("input", "output", "error", "progress")
 _decoder: msgspec.msgpack.Decoder[Frame | EndFrame] = msgspec.msgpack.Decoder(Frame | EndFrame)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -249,8 +316,11 @@ class ExportWriter:
 
     def write(self, frame: Frame | EndFrame) -> None:
         """Add a frame."""
-        context = _context(self._export_id, self._frames)
-        record = self._codec.seal(_encoder.encode(frame), context=context)
+        self.append(_encoder.encode(frame))
+
+    def append(self, body: bytes) -> None:
+        """Add the body of a frame."""
+        record = self._codec.seal(body, context=_context(self._export_id, self._frames))
         self._put(len(record).to_bytes(LENGTH_BYTES) + record)
         self._frames += 1
 
@@ -270,7 +340,9 @@ class ExportFile:
 
     def __init__(self, path: Path, codec: Codec, *, allow_plaintext: bool = False) -> None:
         self._path = path
-        self._codec = codec
+        self._record_bytes_max = PARTS_MAX * codec.limits.value_bytes + FIELDS_BYTES_MAX
+        self._codec = codec.bounded(self._record_bytes_max)
+        self._digest = ""
         with self._open() as file:
             header = self._header(file.readline(HEADER_BYTES_MAX))
         self._export_id = header["export_id"]
@@ -281,7 +353,7 @@ class ExportFile:
                     f"{path} is not encrypted and this store has a cipher; import it with "
                     "allow_plaintext=True if you know where it comes from"
                 )
-            self._codec = codec.without_cipher()
+            self._codec = self._codec.without_cipher()
 
     @property
     def label(self) -> str:
@@ -293,7 +365,10 @@ class ExportFile:
         return ()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield all frames; CorruptRecord at the first byte that is not what was written."""
+        """Yield all frames; CorruptRecord at the first byte that is not what was written.
+
+        The second time the file must be the same as the first.
+        """
         digest = hashlib.sha256()
         with self._open() as file:
             left = os.fstat(file.fileno()).st_size
@@ -307,11 +382,16 @@ class ExportFile:
                 left -= LENGTH_BYTES + length
                 if len(prefix) < LENGTH_BYTES or left < 0:
                     raise self._damaged("it ends in the middle; export the sessions again")
+                if length > self._record_bytes_max + RECORD_BYTES_MORE:
+                    raise self._too_large(ordinal, length)
                 record = file.read(length)
                 frame = self._frame(record, ordinal)
                 if isinstance(frame, EndFrame):
                     if frame.frames != ordinal or frame.sha256 != digest.hexdigest() or left:
                         raise self._damaged("what it says of itself at its end is not so")
+                    if self._digest not in {"", frame.sha256}:
+                        raise self._damaged("it was changed while it was read")
+                    self._digest = frame.sha256
                     return
                 digest.update(prefix)
                 digest.update(record)
@@ -345,6 +425,7 @@ class ExportFile:
             )
         wanted = {"export_id": str, "store_id": str, "is_encrypted": bool}
         is_whole = all(type(header.get(name)) is kind for name, kind in wanted.items())
+        is_whole = is_whole and all(is_label(header[name]) for name in ("export_id", "store_id"))
         if version < 1 or not is_whole or not line.endswith(b"\n"):
             raise self._damaged("its first line is not what was written")
         return header
@@ -352,14 +433,37 @@ class ExportFile:
     def _frame(self, record: bytes, ordinal: int) -> Frame | EndFrame:
         try:
             body = self._codec.unseal(record, context=_context(self._export_id, ordinal))
-            return _decoder.decode(body)
         except CorruptRecord as error:
+            if "limit" in error.fields:
+                raise self._too_large(ordinal, error.fields["actual"]) from error
             raise self._damaged(f"record {ordinal} does not match its digest") from error
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise self._damaged(f"record {ordinal} is not one of ours: {error}") from error
+        try:
+            frame = _decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"record {ordinal} is not one of ours: {printable(str(error))}"
+            raise self._damaged(problem) from error
+        # Whatever can be written in two ways (a number, a list with more behind it) is refused in
+        # all but the way that we write it.
+        if _encoder.encode(frame) != body:
+            raise self._damaged(f"record {ordinal} is not written as we write it")
+        return frame
+
+    def _too_large(self, ordinal: int, size: object) -> LimitExceeded:
+        return LimitExceeded(
+            f"record {ordinal} of {self._path} takes {size:,} bytes; this store takes records of "
+            f"at most {self._record_bytes_max:,} (five times Limits.value_bytes); nothing was "
+            "imported",
+            limit=self._record_bytes_max,
+            actual=size,
+        )
 
     def _damaged(self, problem: str) -> CorruptRecord:
         return CorruptRecord(f"{self._path} is damaged: {problem}", path=str(self._path))
+
+
+def is_label(text: str) -> bool:
+    """Whether a text from a file can be shown: short, and nothing but printable characters."""
+    return 0 < len(text) <= LABEL_CHARACTERS_MAX and text.isprintable()
 
 
 def _context(export_id: str, ordinal: int) -> tuple[str, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Raw
 
 from ..checkpoints import manifest as manifests
-from ..checkpoints.lines import SHIFT, Piece, Ref, item_context
+from ..checkpoints.lines import SHIFT, Piece, Ref
+from ..checkpoints.lines import item_context as line_item_context
 from ..checkpoints.writing import random_id
 from ..codec import Codec
 from ..effects.rows import context as effect_context
@@ -18,14 +19,20 @@ from ..effects.salts import parts, read_salts, take_on
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
+from ..spend import context as spend_context
+from ..spend import recounted
+from ..work.items import FINAL
+from ..work.items import context as item_context
 from .frames import (
     EFFECT_PARTS,
+    ITEM_PARTS,
     NIL,
     AttestationFrame,
     CheckpointFrame,
     EffectFrame,
     EventFrame,
     Frame,
+    ItemFrame,
     ItemsFrame,
     KeyFrame,
     LineFrame,
@@ -33,13 +40,17 @@ from .frames import (
     SaltFrame,
     SessionFrame,
     Source,
+    SpendFrame,
     TreeFrame,
 )
 
 QUERIES_PER_BATCH = 200
+BYTES_PER_BATCH = 2**22
 LINES_PER_BATCH = 200
 # A driver of the session as it was before must not be taken for one of it as it is now.
 FENCE_STEP = 2**32
+UNFINISHED = "It was imported before it was finished, and may have begun where it came from."
+COUNTED = ("checkpoints", "effects", "items", "spends")
 # The number of an origin that was deleted: no session's.
 GONE = -1
 
@@ -114,6 +125,31 @@ INSERT INTO hf_effects (
     CASE WHEN CAST(:session_number AS INTEGER) < 0 THEN :now END
 ) ON CONFLICT DO NOTHING
 """
+ADD_ITEM_OF_WORK = """
+INSERT INTO hf_work (
+    id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash, fence,
+    retry_count, max_retries, attempts, failures, rescues, releases, redriven_from, first_id, input,
+    output, error, progress, available_at, created_at, started_at, completed_at, updated_at
+) VALUES (
+    :id, :session_number, :session_id, :root_id, :type, :queue, :state, :priority, :key, :on_crash,
+    :fence, :retry_count, :max_retries, :attempts, :failures, :rescues, :releases, :redriven_from,
+    :first_id, :input, CAST(:output AS BLOB), CAST(:error AS BLOB), CAST(:progress AS BLOB), :available_at,
+    :created_at, :started_at, :completed_at, :updated_at
+) ON CONFLICT DO NOTHING RETURNING id
+"""
+# Spend outlives its session, so what a deleted one paid may be here still: it is its own again.
+ADD_SPEND = """
+INSERT INTO hf_spend (
+    id, session_number, session_id, root_id, model, source, state, input_tokens, output_tokens,
+    nano_usd, details, created_at, updated_at
+) VALUES (
+    :id, :session_number, :session_id, :root_id, :model, :source, :state, :input_tokens,
+    :output_tokens, :nano_usd, CAST(:details AS BLOB), :created_at, :updated_at
+) ON CONFLICT (id) DO UPDATE SET
+    session_number = excluded.session_number, root_id = excluded.root_id
+WHERE hf_spend.session_id = excluded.session_id
+RETURNING id
+"""
 
 
 class Importer:
@@ -141,8 +177,7 @@ class Importer:
         for frame in source.frames():
             yield from loader.take(frame)
         yield from loader.finish(source.label)
-        counts = {"sessions": len(loader.numbers), "checkpoints": loader.checkpoints}
-        return {**counts, "effects": loader.effects}
+        return {"sessions": len(loader.numbers), **loader.counts}
 
 
 @dataclass(slots=True)
@@ -152,8 +187,7 @@ class _Loader:
     codec: Codec
     own_mark: str
     numbers: dict[str, int] = field(default_factory=dict)
-    checkpoints: int = 0
-    effects: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     _salt: str = ""
     _mark: str = ""
     _sources: dict[int, int] = field(default_factory=dict)
@@ -165,6 +199,13 @@ class _Loader:
     _queries: list[Query] = field(default_factory=list)
     _sessions_of: dict[str, int] = field(default_factory=dict)
     _uses: set[int] = field(default_factory=set)
+    _bytes: int = 0
+    """How much waits to be written, about."""
+    _session: SessionFrame | None = None
+    _wanted: list[str] = field(default_factory=list)
+    """What is wrong if a query of those that wait returns nothing; "" where nothing is."""
+    _paid: dict[int, str] = field(default_factory=dict)
+    """The sessions that spent something, with their roots."""
     _root_id: str = ""
     _has_feed: bool = False
     _line_id: int = 0
@@ -183,23 +224,27 @@ class _Loader:
                 yield from self._open(frame)
             case ItemsFrame():
                 self._held.append((self._line_id, frame))
+                self._bytes += len(memoryview(frame.body))
             case SessionFrame():
                 yield from self._add_session(frame)
             case CheckpointFrame():
                 self._add_checkpoint(frame)
             case PinFrame() | AttestationFrame():
                 self._add_said(frame)
+            case ItemFrame() | SpendFrame():
+                self._add_row(frame)
             case EffectFrame():
                 yield from self._add_effect(frame)
-        if len(self._held) >= QUERIES_PER_BATCH:
-            yield from self._open_lines()
-        if len(self._queries) >= QUERIES_PER_BATCH:
+        waiting = max(len(self._held), len(self._queries))
+        if waiting >= QUERIES_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
             yield from self._flush()
 
     def finish(self, label: str) -> Op[None]:
         """Write what is left, and tell the feed of every tree."""
         self._use_lines()
         yield from self._flush()
+        for number, root_id in sorted(self._paid.items()):
+            yield from batch(*recounted(number, root_id))
         for root_id, count in sorted(self._sessions_of.items()):
             data = {"sessions": count, "source": label}
             yield from emit(self.codec, root_id, root_id, "session_imported", data)
@@ -259,7 +304,7 @@ class _Loader:
             self._opening = []
         for line_id, frame in self._held:
             key = self._lines[line_id] * SHIFT + frame.index
-            data = self._seal(frame.body, item_context(key))
+            data = self._seal(frame.body, line_item_context(key))
             self._later(ADD_ITEM, key=key, count=frame.count, data=data)
         self._held = []
 
@@ -279,6 +324,7 @@ class _Loader:
         row = yield from one(ADD_SESSION, **fields, origin_number=origin)
         if row is None:
             raise already_there(frame.id)
+        self._session = frame
         self.numbers[frame.id] = self._number = self._sources[frame.number] = row["number"]
         self._sessions_of[frame.root_id] = self._sessions_of.get(frame.root_id, 0) + 1
         for epoch, first, target in frame.epochs:
@@ -306,7 +352,7 @@ class _Loader:
             context = manifests.checkpoint_context(number, version, part)
             fields[part] = None if body == NIL else self._seal(body, context)
         self._later(ADD_CHECKPOINT, key=number * SHIFT + version, **fields)
-        self.checkpoints += 1
+        self.counts["checkpoints"] += 1
 
     def _moved(self, entry: manifests.Entry) -> manifests.Entry:
         """Return where a channel lies in this store, and note the lines it needs."""
@@ -336,6 +382,54 @@ class _Loader:
             evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
             self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=created_at)
 
+    def _add_row(self, frame: ItemFrame | SpendFrame) -> None:
+        if isinstance(frame, ItemFrame):
+            self._add_item(frame)
+        else:
+            self._add_spend(frame)
+
+    def _add_item(self, frame: ItemFrame) -> None:
+        """Add a work item; what was not finished there waits for a person here."""
+        fields = self._fields(frame, ITEM_PARTS, item_context)
+        if frame.state not in FINAL:
+            fields["state"] = "review"
+            if fields["error"] is None:
+                context = item_context(frame.id, "error")
+                fields["error"] = self.codec.pack(UNFINISHED, context=context)
+        fields["fence"] = min(frame.fence + FENCE_STEP, 2**63 - 1)
+        self.counts["items"] += 1
+        problem = f"work item {frame.id!r}, its key or what it is redriven from is here already"
+        self._later(ADD_ITEM_OF_WORK, problem, **fields, **self._place())
+
+    def _add_spend(self, frame: SpendFrame) -> None:
+        fields = {name: getattr(frame, name) for name in frame.__struct_fields__}
+        is_empty, context = frame.details == NIL, spend_context(frame.id)
+        fields["details"] = None if is_empty else self._seal(frame.details, context)
+        self.counts["spends"] += 1
+        assert self._session is not None
+        self._paid[self._number] = self._session.root_id
+        problem = f"spend {frame.id!r} is that of another session here"
+        self._later(ADD_SPEND, problem, **fields, **self._place())
+
+    def _place(self) -> dict[str, object]:
+        assert self._session is not None
+        place = {"session_id": self._session.id, "root_id": self._session.root_id}
+        return {**place, "session_number": self._number}
+
+    def _fields(
+        self,
+        frame: ItemFrame | EffectFrame,
+        names: Sequence[str],
+        context: Callable[[str, str], tuple[str, ...]],
+    ) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            name: getattr(frame, name) for name in frame.__struct_fields__ if name != "parts"
+        }
+        for name in names:
+            body = frame.parts.get(name)
+            fields[name] = None if body is None else self._seal(body, context(frame.id, name))
+        return fields
+
     def _lineage(self, frame: SessionFrame) -> Op[str | None]:
         """Return where a fork's effects from before the fork lie in this store."""
         if frame.lineage is None:
@@ -363,7 +457,7 @@ class _Loader:
         return self._sources[source]
 
     def _add_effect(self, frame: EffectFrame) -> Op[None]:
-        if not self.effects:
+        if not self.counts["effects"]:
             if self.own_mark not in {"", self._mark}:
                 raise known_otherwise(self.own_mark, self._mark)
             yield from take_on(self._mark, known_otherwise)
@@ -374,27 +468,29 @@ class _Loader:
             here = yield from one(HERE, id=frame.id)
             lies_at = None if here is None else here["session_number"]
             self._found[source] = number if lies_at is None else int(lies_at)
-        fields: dict[str, Any] = {
-            name: getattr(frame, name) for name in frame.__struct_fields__ if name != "parts"
-        }
-        for part in EFFECT_PARTS:
-            body, context = frame.parts.get(part), effect_context(frame.id, part)
-            fields[part] = None if body is None else self._seal(body, context)
+        fields = self._fields(frame, EFFECT_PARTS, effect_context)
         fields["session_number"] = self._found[source] if number < 0 else number
         self._later(ADD_EFFECT, **fields)
-        self.effects += 1
+        self.counts["effects"] += 1
 
     def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
         return self.codec.seal(bytes(body), context=context)
 
-    def _later(self, sql: str, **parameters: object) -> None:
+    def _later(self, sql: str, problem: str = "", **parameters: object) -> None:
+        """Write it with those that follow; with a problem, it must return a row."""
         self._queries.append(Query(sql, parameters))
+        self._wanted.append(problem)
+        sizes = (len(value) for value in parameters.values() if type(value) is bytes)
+        self._bytes += sum(sizes)
 
     def _flush(self) -> Op[None]:
         yield from self._open_lines()
         for start in range(0, len(self._queries), QUERIES_PER_BATCH):
-            yield from batch(*self._queries[start : start + QUERIES_PER_BATCH])
-        self._queries = []
+            answers = yield from batch(*self._queries[start : start + QUERIES_PER_BATCH])
+            for problem, found in zip(self._wanted[start:], answers, strict=False):
+                if problem and not found:
+                    raise InvalidArgument(f"{problem}; nothing was imported")
+        self._queries, self._wanted, self._bytes = [], [], 0
 
 
 def known_otherwise(here: str, there: str) -> InvalidArgument:

@@ -5,33 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..codec import Codec
 from ..effects import Ledger
-from ..errors import InvalidArgument, StoreUnavailable
+from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy, StoreUnavailable
 from ..kernel.backup import sync_directory
-from ..kernel.flow import Flow, flow, invoke
-from ..kernel.operation import Call
+from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.operation import Call, Lock, Op, one, operation, rows
 from ..kernel.outside import require_own
+from ..sessions.ops import SessionOps
 from .checking import check
-from .exporting import Exporter
+from .exporting import Exporter, Written
 from .frames import ExportFile, ExportWriter, Source
 from .importing import Importer, already_there
 from .legacy import LegacyDatabase
 
+POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
+ROOTS = "SELECT id, number FROM hf_sessions WHERE id = :root_id"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote."""
+    """What an export wrote; `moved` are the roots of the trees that were cancelled here."""
 
     path: str
     bytes: int
     sessions: int
     checkpoints: int
     effects: int = 0
+    items: int = 0
+    spends: int = 0
+    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,8 @@ class Imported:
     sessions: int
     checkpoints: int
     effects: int = 0
+    items: int = 0
+    spends: int = 0
     notes: tuple[str, ...]
 
 
@@ -50,35 +59,67 @@ class PortableOps:
     codec: Codec
     driver: Any
     ledger: Ledger
+    _session: Any
 
     @flow
-    def export(self, path: str | Path, sessions: Iterable[object] | None = None) -> Flow[Exported]:
+    def export(
+        self, path: str | Path, sessions: Iterable[object] | None = None, *, move: bool = False
+    ) -> Flow[Exported]:
         """Write sessions to a new file, one consistent moment of them; without names, all.
 
-        A session brings its whole tree, the trees it was forked from, and their effects. With a
-        cipher the file is encrypted. Nothing is left behind if it fails.
+        A session brings its whole tree, the trees it was forked from, and their effects, work items
+        and spend. With a cipher the file is encrypted. Nothing is left behind if it fails.
+
+        `move` then cancels each tree here, with its items, in a transaction of its own; SessionBusy
+        names a tree that was written to meanwhile, which goes on here.
         """
         require_own(self.driver, "export")
         ids = None if sessions is None else _ids(sessions)
-        exported: Exported = yield from invoke(_export, self.driver, self.codec, path, ids)
-        return exported
+        written = yield from invoke(_export, self.driver, self.codec, path, ids)
+        exported: Exported = written[0]
+        positions: dict[str, int] = written[1]
+        if not move:
+            return exported
+        for root_id, position in positions.items():
+            yield from perform(PortableOps._leave, self, root_id, position)
+        return replace(exported, moved=tuple(positions))
+
+    @operation
+    def _leave(self, root_id: str, position: int) -> Op[None]:
+        """Cancel a tree that was exported at a position, unless something was written since."""
+        yield Lock(root_id)
+        tree = yield from one(POSITION, root_id=root_id)
+        if tree is None or tree["position"] != position:
+            raise SessionBusy(
+                f"tree {root_id!r} was written to while it was exported: it goes on here, and what "
+                "the file has of it is older. Stop what drives it and export it again",
+                session_id=root_id,
+            )
+        for row in (yield from rows(ROOTS, root_id=root_id)):
+            handle = self._session(row["id"], row["number"], root_id, None)
+            yield from SessionOps.cancel(handle)
 
     @flow
-    def import_sessions(self, path: str | Path, *, allow_plaintext: bool = False) -> Flow[Imported]:
+    def import_sessions(
+        self, path: str | Path, *, allow_plaintext: bool = False, store_keys: bool = False
+    ) -> Flow[Imported]:
         """Read an export into this store, all of it or nothing; ids and versions stay the same.
 
         Everything is checked before anything is written. A session that exists is refused. An
-        export without encryption is refused by a store with a cipher, unless it is allowed.
+        export without encryption is refused by a store with a cipher, unless it is allowed. Work
+        that was not finished waits for review. What counts beyond the file's own sessions (`once`
+        and global keys, keys of unfinished items, effects of sessions that are not in it) is
+        refused, unless `store_keys` says that the file can be trusted with it.
         """
         require_own(self.driver, "import")
         place = _existing(path)
 
         def read() -> Source:
-            codec = self.codec.widened()
-            return ExportFile(place, codec, allow_plaintext=allow_plaintext)
+            return ExportFile(place, self.codec, allow_plaintext=allow_plaintext)
 
         mark = self.ledger.salts.mark
-        imported: Imported = yield from invoke(_import, self.driver, self.codec, mark, read)
+        arguments = (self.driver, self.codec, mark, read)
+        imported: Imported = yield from invoke(_import, *arguments, store_keys=store_keys)
         return imported
 
     @flow
@@ -91,7 +132,8 @@ class PortableOps:
             return LegacyDatabase(place, self.codec)
 
         mark = self.ledger.salts.mark
-        imported: Imported = yield from invoke(_import, self.driver, self.codec, mark, read)
+        arguments = (self.driver, self.codec, mark, read)
+        imported: Imported = yield from invoke(_import, *arguments, store_keys=True)
         return imported
 
 
@@ -118,7 +160,9 @@ def _existing(path: object) -> Path:
     return found
 
 
-def _export(driver: Any, codec: Codec, place: object, ids: list[str] | None) -> Exported:
+def _export(
+    driver: Any, codec: Codec, place: object, ids: list[str] | None
+) -> tuple[Exported, dict[str, int]]:
     """Write beside the wanted name first, so that it never names half an export."""
     if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
         raise InvalidArgument(f"path must name a new file, not {place!r}")
@@ -134,12 +178,13 @@ def _export(driver: Any, codec: Codec, place: object, ids: list[str] | None) -> 
         with open(descriptor, "w+b") as file:
             writer = ExportWriter(file, codec.widened(), os.urandom(16).hex())
             call = Call(Exporter.write, Exporter(codec), (writer, ids))
-            counts: dict[str, int] = driver.twin().run(call)
+            written: Written = driver.twin().run(call)
             writer.end()
             size = file.tell()
         os.replace(partial, path)
         sync_directory(path.parent)
-        return Exported(path=str(path), bytes=size, **counts)
+        counts: dict[str, Any] = dict(written.counts)
+        return Exported(path=str(path), bytes=size, **counts), written.positions
     except OSError as error:
         raise StoreUnavailable(f"cannot write {path}: {error.strerror}") from error
     finally:
@@ -147,13 +192,16 @@ def _export(driver: Any, codec: Codec, place: object, ids: list[str] | None) -> 
             partial.unlink(missing_ok=True)
 
 
-def _import(driver: Any, codec: Codec, mark: str, read: Any) -> Imported:
+def _import(driver: Any, codec: Codec, mark: str, read: Any, *, store_keys: bool) -> Imported:
     source: Source = read()
-    ids = check(codec, source)
+    ids = check(codec, source, takes_store_keys=store_keys)
     twin = driver.twin()
     importer = Importer(codec, mark)
     existing = twin.run(Call(Importer.existing, importer, (ids,)))
     if existing is not None:
         raise already_there(existing)
-    counts = twin.run(Call(Importer.write, importer, (source,)))
+    try:
+        counts = twin.run(Call(Importer.write, importer, (source,)))
+    except Refused as error:
+        raise CorruptRecord(f"{source.label} cannot be imported: {error}") from error
     return Imported(**counts, notes=source.notes())

@@ -1,0 +1,420 @@
+"""A file from elsewhere is imported whole or refused cleanly, and reaches no further."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast.codec import Codec, Limits
+from holdfast.errors import CorruptRecord, HoldfastError, InvalidArgument, LimitExceeded
+from holdfast.portable import frames as format
+from holdfast.store import check
+from tests.maintenance.stores import everything, sound
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+@holdfast.tool(effect="mutate")
+def charge(cents: int) -> dict[str, int]:
+    calls.append(cents)
+    return {"cents": cents}
+
+
+@holdfast.tool(effect="mutate", dedupe="global")
+def announce(text: str) -> str:
+    calls.append(text)
+    return text
+
+
+def make() -> str:
+    calls.append("made")
+    return "made"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.export"
+
+
+def open_at(place: dict[str, Any], **arguments: Any) -> holdfast.Store:
+    return holdfast.open(**place, durability="normal", **arguments)
+
+
+def fill(store: holdfast.Store) -> None:
+    """One of everything that an export can hold, and little of it."""
+    session = store.session("a", name="A", agent="x", metadata={"n": 2**70})
+    for number in range(66):
+        session.append("transcript", [{"n": number}])
+    session.save(plan={"x": "y" * 200}, small=1)
+    session.record("iteration_start", {"iteration": 1})
+    session.pin(1, "why")
+    session.attest(2, {"ok": True})
+    session.call(charge, cents=1, call_id="c1")
+    item = store.work.submit("job", {"n": 1}, session=session)
+    store.work.submit("job", {"n": 2}, session=session)
+    store.work.claim("w", queues=["job"])[0].complete({"done": item.id})
+    session.spend("m", usd="0.25", input_tokens=3, details={"d": 1})
+    session.fork(30, id="b").append("transcript", ["forked"])
+    child = store.session("c", parent=session)
+    child.save(v=[1, 2, 3])
+    child.rewind(1)
+    child.save(v=[9])
+
+
+def read(file: Path) -> list[Any]:
+    return list(format.ExportFile(file, Codec()).frames())
+
+
+def craft(file: Path, frames: list[Any], codec: Codec | None = None) -> None:
+    """Write an export whose digests are right, whatever it says; bytes stand as they are."""
+    with file.open("wb") as opened:
+        writer = format.ExportWriter(opened, codec or Codec(), "crafted")
+        writer.begin("nowhere")
+        for each in frames:
+            if isinstance(each, bytes):
+                writer.append(each)
+            else:
+                writer.write(each)
+        writer.end()
+
+
+@pytest.fixture
+def frames(file: Path) -> list[Any]:
+    with open_at({"url": "sqlite://"}) as store:
+        fill(store)
+        store.export(file)
+    return read(file)
+
+
+# Reach.
+
+
+def planted(file: Path, session_id: str, **changes: Any) -> None:
+    """Put effects of a session into the file as if they were those of another."""
+    found = read(file)
+    for index, each in enumerate(found):
+        if isinstance(each, format.EffectFrame):
+            found[index] = msgspec.structs.replace(each, session_id=session_id, **changes)
+    craft(file, found)
+
+
+def attack(file: Path, victim: str, *, as_session: str) -> None:
+    """Make a file whose effects are what `victim` would do, computed with a salt it brings."""
+    with open_at({"url": "sqlite://"}) as store:
+        session = store.session(victim)
+        session.call(charge, cents=7, call_id="call 7")
+        store.export(file)
+    found = read(file)
+    for index, each in enumerate(found):
+        if isinstance(each, format.TreeFrame):
+            found[index] = msgspec.structs.replace(each, root_id=as_session)
+        if isinstance(each, format.SessionFrame):
+            found[index] = msgspec.structs.replace(each, id=as_session, root_id=as_session)
+    craft(file, found)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_effects_reach_no_session_that_is_not_in_the_file(
+    place: Any, file: Path, is_there: bool
+) -> None:
+    attack(file, "victim", as_session="mallory")
+    with open_at(place) as store:
+        if is_there:
+            store.session("victim")
+        before = everything(store)
+        with pytest.raises(InvalidArgument, match="counts beyond the sessions that are in it"):
+            store.import_sessions(file)
+        assert everything(store) == before
+        assert store.effects() == []
+        assert not store.session("victim").call(charge, cents=7, call_id="call 7").replayed
+        assert calls == [7, 7]
+
+
+@pytest.mark.parametrize("field", ["scope", "key"])
+def test_an_effect_cannot_say_that_it_is_one_session_s_and_count_in_another(
+    place: Any, file: Path, field: str
+) -> None:
+    attack(file, "victim", as_session="mallory")
+    own = {"scope": "mallory", "key": "session:mallory:" + "0" * 32}
+    del own[field]
+    planted(file, "mallory", **own)
+    with open_at(place) as store:
+        with pytest.raises(InvalidArgument, match="store_keys=True"):
+            store.import_sessions(file)
+        assert store.effects() == []
+
+
+def test_an_undo_cannot_reach_an_effect_of_another_file(place: Any, file: Path) -> None:
+    with open_at(place) as store:
+        victim = store.session("victim")
+        victim.call(charge, cents=1)
+        (effect,) = store.effects()
+        with open_at({"url": "sqlite://"}) as other:
+            other.session("mallory").call(charge, cents=2)
+            other.export(file)
+        planted(file, "mallory", undoes=effect.id, key=f"undo:{effect.id}")
+        with pytest.raises(CorruptRecord, match="is named and does not exist"):
+            store.import_sessions(file)
+
+
+@pytest.mark.parametrize("what", ["once", "global", "item"])
+def test_keys_of_the_whole_store_come_only_if_they_are_asked_for(
+    place: Any, file: Path, what: str
+) -> None:
+    with open_at({"url": "sqlite://"}) as source:
+        session = source.session("s")
+        match what:
+            case "once":
+                source.once("invoice", make, session=session)
+            case "global":
+                session.call(announce, text="x")
+            case "item":
+                source.work.submit("job", 1, key="nightly", session=session)
+        source.export(file)
+    with open_at(place) as store:
+        before = everything(store)
+        with pytest.raises(InvalidArgument, match="counts beyond"):
+            store.import_sessions(file)
+        assert everything(store) == before
+        store.import_sessions(file, store_keys=True)
+        calls.clear()
+        match what:
+            case "once":
+                assert store.once("invoice", make).value == "made"
+            case "global":
+                assert store.session("other").call(announce, text="x").replayed
+            case "item":
+                assert store.work.submit("job", 2, key="nightly").input == 1
+        assert calls == []
+
+
+# Size and shape.
+
+
+def bomb() -> list[Any]:
+    """An item that is a list of empty lists, of which a megabyte packs into a few bytes."""
+    body = b"\xdd" + (200_000_000).to_bytes(4) + b"\x90" * 200_000_000
+    return [format.LineFrame(1, []), format.ItemsFrame(0, 1, msgspec.Raw(body))]
+
+
+MEMORY = """
+import resource, sys
+import holdfast
+store = holdfast.open("sqlite://", durability="normal")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    store.import_sessions(sys.argv[1])
+except holdfast.errors.HoldfastError as error:
+    print(type(error).__name__, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def growth_kb(file: Path) -> tuple[str, int]:
+    """Import in a process of its own; return the error's name and by how much memory grew."""
+    command = [sys.executable, "-c", MEMORY, str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    name, growth = ended.stdout.split()
+    return name, int(growth)
+
+
+def test_a_file_that_expands_to_gigabytes_costs_no_memory(file: Path) -> None:
+    wide = Limits(value_bytes=2**28, record_bytes=2**28)
+    craft(file, bomb(), Codec(wide, compression="zstd"))
+    assert file.stat().st_size < 100_000
+    name, growth = growth_kb(file)
+    assert name == "LimitExceeded"
+    assert growth < 60_000
+
+
+def test_a_sparse_file_is_not_read_into_memory(file: Path) -> None:
+    craft(file, [])
+    with file.open("r+b") as opened:
+        end = opened.read().index(b"\n") + 1
+        opened.seek(end)
+        opened.write((3 * 2**30).to_bytes(4))
+        opened.truncate(end + 4 + 3 * 2**30)
+    name, growth = growth_kb(file)
+    assert name == "LimitExceeded"
+    assert growth < 60_000
+
+
+@pytest.mark.parametrize("depth", [65, 1_000, 100_000])
+def test_deep_values_are_refused(file: Path, depth: int) -> None:
+    body = msgspec.Raw(b"\x91" * depth + b"\xc0")
+    craft(file, [format.LineFrame(1, []), format.ItemsFrame(0, 1, body)])
+    with open_at({"url": "sqlite://"}) as store:
+        with pytest.raises((CorruptRecord, LimitExceeded)):
+            store.import_sessions(file)
+        assert store.sessions() == []
+
+
+def test_a_deep_record_is_refused(file: Path) -> None:
+    craft(file, [b"\x91" * 100_000])
+    with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord):
+        store.import_sessions(file)
+
+
+@pytest.mark.parametrize("number", [b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00", b"\xcd\x00\x01"])
+def test_a_number_that_is_not_written_as_we_do_is_refused(file: Path, number: bytes) -> None:
+    tree = msgspec.msgpack.encode(format.TreeFrame("s", 0, 0))
+    assert tree.endswith(b"\x00\x00")
+    craft(file, [tree[:-1] + number])
+    with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord) as raised:
+        store.import_sessions(file)
+    assert str(raised.value).endswith(("not written as we write it", "got `float` - at `$[3]`"))
+
+
+def test_a_header_cannot_command_the_terminal(file: Path) -> None:
+    with file.open("wb") as opened:
+        writer = format.ExportWriter(opened, Codec(), "crafted")
+        writer.begin("\x1b[2J")
+        writer.end()
+    with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord, match="first line"):
+        store.import_sessions(file)
+
+
+def test_a_file_that_changes_between_two_readings_is_refused(file: Path, frames: Any) -> None:
+    craft(file, frames)
+    source = format.ExportFile(file, Codec())
+    assert len(list(source.frames())) == len(frames)
+    craft(file, frames[:-1])
+    with pytest.raises(CorruptRecord, match="changed while it was read"):
+        list(source.frames())
+
+
+# Whatever it holds.
+
+NASTY: list[Any] = [
+    None, 0, 1, -1, 2, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, "", "a", "s", "b", "\x1b[31m",
+    "x" * 300, "active", "issued", "completed", "review", "mutate", "item:1", "global", "once:x",
+    "session:a:" + "0" * 32, [], {}, [[1, 0, 1]], [[2, 2, 1]], [["a", 1, 0, 5]], {"input": 1},
+    msgspec.Raw(b"\xc0"), msgspec.Raw(b"\x80"), msgspec.Raw(b"\x90"), msgspec.Raw(b"\x01"),
+    msgspec.Raw(b"\xc1"), msgspec.Raw(b"\x91" * 90 + b"\x01"), msgspec.Raw(b"\xd9\x01a"),
+    msgspec.Raw(b"\x81\xa1a\x93\x02\x01\x01"), msgspec.Raw(b"\x81\xa1a\x92\x01\xcb" + b"\0" * 8),
+]  # fmt: skip
+
+
+def mutated(frames: list[Any], choice: random.Random) -> list[Any]:
+    """Return the frames with one to three things changed."""
+    found = list(frames)
+    for _ in range(choice.randint(1, 3)):
+        place = choice.randrange(len(found))
+        each = found[place]
+        match choice.randrange(6):
+            case 0:
+                del found[place]
+                found = found or [each]
+            case 1:
+                found.insert(choice.randrange(len(found)), each)
+            case 2:
+                other = choice.randrange(len(found))
+                found[place], found[other] = found[other], found[place]
+            case 3 if isinstance(each, msgspec.Struct):
+                body = bytearray(msgspec.msgpack.encode(each))
+                body[choice.randrange(len(body))] = choice.randrange(256)
+                found[place] = bytes(body)
+            case _ if isinstance(each, msgspec.Struct):
+                name = choice.choice(each.__struct_fields__)
+                found[place] = msgspec.structs.replace(each, **{name: choice.choice(NASTY)})
+    return found
+
+
+def survives(store: holdfast.Store, file: Path, where: str) -> bool:
+    """Import a file; it is refused with nothing written, or is whole and in order."""
+    problem = None
+    try:
+        store.import_sessions(file, store_keys=True)
+    except HoldfastError as error:
+        problem = str(error)
+    if problem is not None:
+        assert problem.isprintable(), where
+        return False
+    for finding in check(store.url):
+        assert finding.level != "problem", f"{where}: {finding}"
+    sound(store)
+    for info in store.sessions():
+        session = store.find_session(info.id)
+        session.latest()
+        session.resume_point()
+        session.spent()
+        store.work.list(session=session)
+        [effect.arguments for effect in store.effects(session=session)]
+    return True
+
+
+def fuzz(tmp_path: Path, frames: list[Any], seeds: range) -> dict[bool, int]:
+    file = tmp_path / "fuzzed.export"
+    counts = {True: 0, False: 0}
+    store: holdfast.Store | None = None
+    before: dict[str, list[Any]] = {}
+    try:
+        for seed in seeds:
+            if store is None:
+                store = open_at({"url": f"sqlite:///{tmp_path}/fuzzed{seed}.db"})
+                before = everything(store)
+            craft(file, mutated(frames, random.Random(seed)))
+            is_taken = survives(store, file, f"seed {seed}")
+            counts[is_taken] += 1
+            if is_taken:
+                store.close()
+                store = None
+            else:
+                assert everything(store) == before, f"seed {seed}"
+    finally:
+        if store is not None:
+            store.close()
+    return counts
+
+
+def test_a_thousand_changed_files_are_refused_or_whole(tmp_path: Path, frames: list[Any]) -> None:
+    counts = fuzz(tmp_path, frames, range(1_000))
+    assert counts[True] > 10
+    assert counts[False] > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_twenty_thousand_changed_files_are(tmp_path: Path, frames: list[Any], part: int) -> None:
+    fuzz(tmp_path, frames, range(1_000 + part * 2_000, 3_000 + part * 2_000))
+
+
+# More than fits.
+
+LIMITED = """
+import resource, sys
+import holdfast
+url, file = sys.argv[1:]
+with holdfast.open(url, durability="normal") as store:
+    store.session("warm").save(a=1)
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    most = used + 32 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    imported = store.import_sessions(file)
+print(imported.sessions, imported.checkpoints)
+"""
+
+
+def test_an_import_larger_than_memory_works(tmp_path: Path, file: Path) -> None:
+    text = "x" * 500_000
+    with open_at({"url": "sqlite://"}) as store:
+        for session in range(3):
+            handle = store.session(f"s{session}")
+            for turn in range(50):
+                handle.append("transcript", [f"{turn} {text}"])
+        store.export(file)
+    assert file.stat().st_size > 2 * 32 * 2**20
+    command = [sys.executable, "-c", LIMITED, f"sqlite:///{tmp_path}/target.db", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.split() == ["3", "150"], ended.stderr

@@ -1,0 +1,189 @@
+"""Work items and spend travel with their session; what a tree leaves behind is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast.kernel.operation import rows
+from holdfast.portable import frames as format
+
+
+@pytest.fixture
+def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """A second place, on the other database than `place`."""
+    if "sqlite" in request.node.name:
+        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
+    return {"url": f"sqlite:///{tmp_path}/other.db"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.export"
+
+
+def open_at(place: dict[str, Any], **arguments: Any) -> holdfast.Store:
+    return holdfast.open(**place, durability="normal", **arguments)
+
+
+def fill(store: holdfast.Store) -> dict[str, str]:
+    """Items in every state, and spend in every state; returns the ids of the items by state."""
+    session = store.session("s")
+    child = store.session("c", parent=session)
+    ids = {}
+    for name in ("completed", "failed", "cancelled", "in_progress", "pending"):
+        ids[name] = store.work.submit(name, {"name": name}, session=child).id
+    later = store.work.submit("later", 1, session=session, delay_seconds=3600)
+    ids["scheduled"] = later.id
+    for name in ("completed", "failed", "in_progress"):
+        (item,) = store.work.claim("w", queues=[name])
+        if name == "completed":
+            item.complete({"out": 1})
+        elif name == "failed":
+            item.fail("broken", retry=False)
+    store.work.cancel(ids["cancelled"])
+    session.spend("m", usd="1.5", input_tokens=10, output_tokens=5, details={"why": "x"})
+    child.spend("m", usd="0.25", state="open")
+    child.spend("n", source="tool", usd=None, state="uncertain")
+    return ids
+
+
+def spent(store: holdfast.Store) -> list[Any]:
+    found: list[Any] = []
+    for id in ("s", "c"):
+        session = store.find_session(id)
+        found += [session.spent(), session.spent(tree=True)]
+        found += [(each.id, each.state, each.details, each.usd) for each in session.spends()]
+    return found
+
+
+def test_a_moved_session_has_its_spend_and_its_work(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        ids = fill(store)
+        exported = store.export(file)
+        assert (exported.items, exported.spends) == (6, 3)
+        imported = target.import_sessions(file)
+        assert (imported.items, imported.spends) == (6, 3)
+        assert spent(target) == spent(store)
+        assert target.find_session("s").spent(tree=True).usd == Decimal("1.75")
+        for name in ("completed", "failed", "cancelled"):
+            there, here = store.work.get(ids[name]), target.work.get(ids[name])
+            left = dict.fromkeys(("fence", "number", "heartbeat_at", "lease_acquired_at"))
+            assert {**here.to_dict(), **left} == {**there.to_dict(), **left}
+        for name in ("in_progress", "pending", "scheduled"):
+            item = target.work.get(ids[name])
+            assert (item.status, item.waits_for, item.holder) == ("pending", "review", None)
+            assert item.session_id == store.work.get(ids[name]).session_id
+            assert item.fence > store.work.get(ids[name]).fence
+            assert "imported before it was finished" in target.work.why(item.id)
+        assert target.work.claim("w") == []
+        assert target.work.retry(ids["in_progress"]).waits_for is None
+        (claimed,) = target.work.claim("w")
+        assert claimed.input == {"name": "in_progress"}
+        claimed.complete()
+
+
+def test_moving_cancels_what_stays_behind(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        ids = fill(store)
+        (running,) = store.work.list(status="in_progress")
+        store.session("elsewhere").save(a=1)
+        assert store.export(file, ["c"], move=True).moved == ("s",)
+        for name in ("in_progress", "pending", "scheduled"):
+            assert store.work.get(ids[name]).status == "cancelled"
+        assert running.status == "in_progress"
+        assert {info.id: info.status for info in store.sessions()} == {
+            "s": "cancelled", "c": "cancelled", "elsewhere": "active",
+        }  # fmt: skip
+        target.import_sessions(file)
+        assert {info.status for info in target.sessions()} == {"active"}
+        assert target.work.get(ids["pending"]).waits_for == "review"
+
+
+def test_a_tree_that_was_written_to_meanwhile_stays(
+    place: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_at(place) as store:
+        fill(store)
+        ended = format.ExportWriter.end
+
+        def end(self: format.ExportWriter) -> None:
+            ended(self)
+            store.find_session("c").save(late=True)
+
+        monkeypatch.setattr(format.ExportWriter, "end", end)
+        with pytest.raises(holdfast.SessionBusy, match="written to while it was exported"):
+            store.export(file, move=True)
+        assert {info.status for info in store.sessions()} == {"active"}
+
+
+def test_the_async_store_moves_too(place: Any, other: Any, file: Path) -> None:
+    async def move() -> None:
+        async with await holdfast.aopen(**place) as store:
+            assert (await store.export(file, move=True)).moved == ("s",)
+        async with await holdfast.aopen(**other) as target:
+            assert (await target.import_sessions(file)).items == 6
+
+    with open_at(place) as store:
+        fill(store)
+    asyncio.run(move())
+
+
+def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, file: Path) -> None:
+    with open_at(place) as store:
+        store.session("s").spend("m", usd=2, id="paid")
+        store.export(file)
+        store.find_session("s").delete(force=True)
+        store.import_sessions(file)
+        assert store.find_session("s").spent().usd == 2
+        store.find_session("s").delete(force=True)
+        # The same id is another session's by now.
+        store.session("t").spend("m", usd=3, id="other")
+        found = list(format.ExportFile(file, store.codec).frames())
+        with file.open("wb") as opened:
+            writer = format.ExportWriter(opened, store.codec, "crafted")
+            writer.begin("nowhere")
+            for each in found:
+                is_spend = isinstance(each, format.SpendFrame)
+                writer.write(msgspec.structs.replace(each, id="other") if is_spend else each)
+            writer.end()
+        with pytest.raises(holdfast.InvalidArgument, match="is that of another session here"):
+            store.import_sessions(file)
+        assert store.find_session("t").spent().usd == 3
+
+
+LEFT_BEHIND = {
+    "hf_work": {"number", "session_number", "session_id", "root_id", "holder", "lease_acquired_at",
+                "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id"},
+    "hf_spend": {"number", "session_number", "session_id", "root_id"},
+    "hf_effects": {"number", "lease_expires_at"},
+    "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
+}  # fmt: skip
+FRAMES = {
+    "hf_work": (format.ItemFrame, format.ITEM_PARTS),
+    "hf_spend": (format.SpendFrame, ("details",)),
+    "hf_effects": (format.EffectFrame, format.EFFECT_PARTS),
+    "hf_sessions": (format.SessionFrame, ("user_id",)),
+}
+
+
+@pytest.mark.parametrize("table", FRAMES)
+def test_every_column_is_moved_or_left_behind_on_purpose(table: str) -> None:
+    def columns(tx: holdfast.Transaction) -> holdfast.Op[set[str]]:
+        found = yield from rows(f"SELECT name FROM pragma_table_info('{table}')")
+        return {row["name"] for row in found}
+
+    frame, parts = FRAMES[table]
+    with open_at({"url": "sqlite://"}) as store:
+        assert store.run(columns) == {
+            *(set(frame.__struct_fields__) - {"parts", "user", "epochs", "origin_id"}),
+            *parts,
+            *LEFT_BEHIND[table],
+        }
