@@ -1,4 +1,4 @@
-"""Databases of the two older formats are adopted whole, or refused with nothing written."""
+"""Databases of the three older formats are adopted whole, or refused with nothing written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -319,25 +320,155 @@ def test_checkpointer_storage_does_not_grow_with_the_square(make: Make, tmp_path
     assert store_file.stat().st_size < 400_000
 
 
-def test_checkpointer_tool_calls_are_kept_in_a_version_of_their_own(
-    make: Make, tmp_path: Path
-) -> None:
-    calls = [
-        ("tool_calls", ("a", "c1", "charge", '{"cents": 5}', "k1", "completed", "ok", NOON, NOON)),
-        ("tool_calls", ("a", "c2", "mail", "{}", "k2", "issued", None, NOON, None)),
-    ]
-    path = make(CHECKPOINTER, ("sessions", ("a", NOON, NOON, "active")), saved("a", 1, [1]), *calls)
-    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
-        store.import_legacy(path)
-        kept = store.find_session("a").at(2)
-        assert kept.kind == "manual_checkpoint"
-        assert kept.data == {"adopted": "tool_calls", "unfinished": ["c2"]}
-        assert kept["transcript"] == [1]
-        assert [call["args"] for call in kept["legacy_tool_calls"]] == [{"cents": 5}, {}]
-        assert kept["legacy_tool_calls"][0] == {
-            "call_id": "c1", "tool_name": "charge", "args": {"cents": 5}, "idempotency_key": "k1",
-            "status": "completed", "result_text": "ok", "started_at": NOON, "completed_at": NOON,
-        }  # fmt: skip
+ran: list[Any] = []
+
+
+@holdfast.tool(effect="mutate")
+def charge(cents: int, password: str = "") -> str:
+    ran.append(cents)
+    return "charged"
+
+
+@holdfast.tool(effect="mutate")
+def mail(to: str) -> None:
+    ran.append(to)
+
+
+def call(id: str, tool: str, args: object, status: str, result: str | None) -> tuple[str, Any]:
+    ended = NOON if status == "completed" else None
+    values = ("a", id, tool, json.dumps(args), f"key {id}", status, result, NOON, ended)
+    return "tool_calls", values
+
+
+@pytest.mark.parametrize("key", [None, "a key beside the database"])
+def test_checkpointer_tool_calls_are_known_again(place: Any, make: Make, key: str | None) -> None:
+    ran.clear()
+    path = make(
+        CHECKPOINTER,
+        ("sessions", ("a", NOON, NOON, "active")),
+        saved("a", 1, [1]),
+        call("c1", "charge", {"cents": 5}, "completed", "ok"),
+        call("c2", "mail", {"to": "x"}, "issued", None),
+        call("c3", "charge", {"cents": 6}, "failed", "no"),
+        call("c4", "charge", {"cents": 7}, "issued", None),
+        call("c5", "charge", {"cents": 7}, "completed", "the second time"),
+        call("c6", "charge", {"cents": 8, "password": "hunter22"}, "completed", "ok"),
+    )
+    redaction = holdfast.Redactor(key=None if key is None else key.encode().ljust(32, b"."))
+    with holdfast.open(**place, redaction=redaction) as store:
+        result = store.import_legacy(path)
+        assert (result.effects, result.spends, result.notes) == (6, 1, ())
+        session = store.session("a")
+        assert session.spent().usd == Decimal("0.25")
+        assert session.call(charge, cents=5).value == "ok"
+        assert session.call(charge, cents=5, call_id="c1").value == "ok"
+        assert session.call(charge, cents=7).value == "the second time"
+        assert session.call(charge, cents=8, password="hunter22").value == "ok"
+        with pytest.raises(holdfast.Unresolved):
+            session.call(mail, to="x")
+        (doubtful,) = [each for each in session.unresolved() if each.tool == "mail"]
+        assert (doubtful.call_id, doubtful.idempotency_key) == ("c2", "key c2")
+        assert ran == []
+        assert session.call(charge, cents=6).value == "charged"
+        assert ran == [6]
+        with pytest.raises(holdfast.RequestMismatch):
+            session.call(charge, cents=9, call_id="c1")
+        assert "hunter22" not in str([effect.arguments for effect in store.effects()])
+
+
+REGISTRY = """
+CREATE TABLE tasks (task_id TEXT PRIMARY KEY, title TEXT, status TEXT, updated_at TIMESTAMP);
+CREATE TABLE work_items (
+    work_item_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, work_type TEXT NOT NULL,
+    status TEXT NOT NULL DEFAULT 'pending', priority INTEGER DEFAULT 0, lease_holder TEXT,
+    lease_acquired_at TIMESTAMP, lease_expires_at TIMESTAMP, heartbeat_at TIMESTAMP,
+    retry_count INTEGER DEFAULT 0, max_retries INTEGER DEFAULT 3, input_data TEXT,
+    output_data TEXT, error_message TEXT, created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP,
+    started_at TIMESTAMP, completed_at TIMESTAMP, updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE checkpoints (
+    checkpoint_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, work_item_id TEXT,
+    checkpoint_type TEXT NOT NULL, sequence_number INTEGER NOT NULL, snapshot_data TEXT NOT NULL,
+    metadata TEXT, created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE idempotency_keys (
+    idempotency_key TEXT PRIMARY KEY, task_id TEXT, work_item_id TEXT, request_hash TEXT NOT NULL,
+    response_data TEXT, status TEXT NOT NULL DEFAULT 'pending',
+    created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP, completed_at TIMESTAMP, expires_at TIMESTAMP
+);
+"""
+
+
+def work_item(id: str, status: str, output: str | None = None) -> tuple[str, Any]:
+    lease = ("w", NOON, NOON, NOON) if status == "in_progress" else (None,) * 4
+    ended = NOON if status in {"completed", "failed"} else None
+    error = "broken" if status == "failed" else None
+    values = (id, "t", "tool_execution", status, 10, *lease, 1, 3, '{"n": 1}', output, error,
+              NOON, NOON, ended, NOON)  # fmt: skip
+    return "work_items", values
+
+
+def evidence(number: int, kind: str, data: object, item: str | None = None) -> tuple[str, Any]:
+    return "checkpoints", (f"k{number}", "t", item, kind, number, json.dumps(data), None, NOON)
+
+
+def test_a_registry_is_adopted_whole(place: Any, make: Make) -> None:
+    path = make(
+        REGISTRY,
+        ("tasks", ("t", "Process documents", "running", NOON)),
+        work_item("w1", "completed", '{"pages": 42}'),
+        work_item("w2", "failed"),
+        work_item("w3", "in_progress"),
+        work_item("w4", "pending"),
+        evidence(1, "iteration_start", {"iteration": 4}),
+        evidence(2, "tool_executed", {"pages": 42}, "w1"),
+        evidence(4, "iteration_end", {"state": "no number"}),
+        ("idempotency_keys", ("parsed", "t", "w1", "sha256:abc", '{"pages": 42}', "completed",
+                              NOON, NOON, None)),
+        ("idempotency_keys", ("sent", None, None, "sha256:def", None, "pending", NOON, None, None)),
+    )  # fmt: skip
+    with holdfast.open(**place) as store:
+        result = store.import_legacy(path)
+        assert (result.sessions, result.checkpoints, result.items, result.effects) == (1, 3, 4, 2)
+        assert result.notes == ("session 't' version 4 names no iteration; 1 is taken",)
+        session = store.session("t")
+        info = session.info()
+        assert (info.status, info.version) == ("active", 4)
+        assert info.metadata["title"] == "Process documents"
+        assert session.at(2).data == {"pages": 42}
+        assert (session.at(2).kind, session.at(2).item_id) == ("tool_executed", "w1")
+        assert session.resume_point().iteration == 2
+        done = store.work.get("w1")
+        assert (done.status, done.output, done.priority) == ("completed", {"pages": 42}, 10)
+        assert (store.work.get("w2").status, store.work.get("w2").error) == ("failed", "broken")
+        for id in ("w3", "w4"):
+            item = store.work.get(id)
+            assert (item.waits_for, item.input, item.session_id) == ("review", {"n": 1}, "t")
+        again = store.once("parsed", lambda: ran.append("again"))
+        assert (again.value, again.replayed) == ({"pages": 42}, True)
+        with pytest.raises(holdfast.Unresolved):
+            store.once("sent", lambda: ran.append("again"))
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (evidence(1, "guess", {}), "unknown type"),
+        (evidence(0, "turn", {}), "a whole number from 1 up"),
+        (("checkpoints", ("k", "t", None, "turn", 1, "{", None, NOON)), "is not JSON text"),
+        (("work_items", ("w", "t", b"5", "pending", 0, *(None,) * 4, 0, 3, None, None, None, NOON,
+                         None, None, NOON)), "cannot be adopted"),
+        (("idempotency_keys", ("k\x1b", None, None, "h", None, "pending", NOON, None, None)),
+         "cannot be printed"),
+    ],
+)  # fmt: skip
+def test_a_registry_that_is_not_in_order_is_refused(make: Make, row: Any, problem: str) -> None:
+    path = make(REGISTRY, ("tasks", ("t", None, "running", NOON)), row)
+    with holdfast.open("sqlite://") as store:
+        before = everything(store)
+        with pytest.raises(HoldfastError, match=problem):
+            store.import_legacy(path)
+        assert everything(store) == before
 
 
 def test_the_old_database_is_only_read(make: Make, tmp_path: Path) -> None:

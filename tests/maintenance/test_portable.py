@@ -536,8 +536,9 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
         [*first(), frame("checkpoint", manifest=manifest(a=[2, 1, 1, 1, 0]))],
         "checkpoint 1 of 's' lacks items"),
     "a list that begins before itself": (
-        [*first(), frame("line", line_id=2, pieces=[(1, 0, 1)]), frame("items"), frame("session",
-         id="t", parent_id="s"), frame("checkpoint", manifest=manifest(a=[2, 2, 2, 1, -1]))],
+        [*first(), frame("line", line_id=2, pieces=[(1, 0, 1)]), frame("items"),
+         frame("session", id="t", parent_id="s", number=2),
+         frame("checkpoint", manifest=manifest(a=[2, 2, 2, 1, -1]))],
         "checkpoint 1 of 't' lacks items"),
     "a value of no line": ([*first(), frame("checkpoint", manifest=manifest(a=[1, 7]))],
         "checkpoint 1 of 's' lacks items"),

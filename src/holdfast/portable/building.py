@@ -15,6 +15,8 @@ from ..codec import Codec
 from ..records import Kind
 from .frames import NIL, CheckpointFrame, Frame, ItemsFrame, LineFrame
 
+ITERATIONS = frozenset({"iteration_start", "iteration_end"})
+
 
 @dataclass(slots=True)
 class _Line:
@@ -57,6 +59,10 @@ class SessionBuilder:
         channels: Mapping[str, Any],
         data: Any = None,
         name: str = "channel",
+        *,
+        iteration: int | None = None,
+        item_id: str | None = None,
+        metadata: Any = None,
     ) -> None:
         """Add a version with all its channels; a refusal of a value begins with `name`."""
         manifest = {
@@ -67,13 +73,13 @@ class SessionBuilder:
             version=version,
             epoch=1,
             kind=kind,
-            iteration=None,
-            item_id=None,
+            iteration=iteration,
+            item_id=item_id,
             state_sequence=0,
             created_at=created_at,
             manifest=Raw(write(self._codec, manifest)),
             data=NIL if data is None else Raw(self._codec.encode(data, name=name)),
-            metadata=NIL,
+            metadata=NIL if metadata is None else Raw(self._codec.encode(metadata, name=name)),
         )
         self._checkpoints.append(frame)
 

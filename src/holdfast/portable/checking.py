@@ -18,6 +18,7 @@ from ..errors import CorruptRecord, InvalidArgument
 from ..plain import too_large
 from ..sessions.rows import require_id
 from ..work.items import FINAL, RETRIES_MAX, STATES
+from .building import ITERATIONS
 from .frames import (
     EFFECT_PARTS,
     FIELDS_BYTES_MAX,
@@ -114,6 +115,7 @@ class _Checker:
     _effects: set[str] = field(default_factory=set)
     _named: set[str] = field(default_factory=set)
     """Effects that others say they undo, or were undone by."""
+    _numbers: dict[int | None, str | None] = field(default_factory=lambda: {None: None})
     _owners: dict[str, str] = field(default_factory=dict)
     """The sessions that effects are of, which may come later, each with one of its effects."""
     _items: set[str] = field(default_factory=set)
@@ -218,6 +220,8 @@ class _Checker:
             return f"session {frame.id!r} has an origin that is not before it"
         if frame.salt is not None and frame.salt not in self._salts:
             return f"session {frame.id!r} has a salt that is not before it"
+        if self._numbers.setdefault(frame.number, frame.id) != frame.id:
+            return f"session {frame.id!r} has the number of another"
         self.sessions[frame.id] = _Session(frame.root_id, frame.version)
         self._session = frame
         self._version = 0
@@ -246,7 +250,7 @@ class _Checker:
         data = self._admit(frame.data, "data")
         if type(self._admit(frame.metadata, "metadata")) not in {dict, NoneType}:
             return f"checkpoint {frame.version} has metadata that is no object"
-        is_iteration = frame.kind in {"iteration_start", "iteration_end"}
+        is_iteration = frame.kind in ITERATIONS
         iteration = data.get("iteration") if is_iteration and type(data) is dict else None
         if is_iteration == (iteration is None) or iteration != frame.iteration:
             return f"checkpoint {frame.version} has the wrong iteration"
@@ -331,6 +335,9 @@ class _Checker:
             return f"effect {frame.id!r} comes twice"
         if (frame.status == "issued") != (frame.ended_at is None):
             return f"effect {frame.id!r} has the wrong end"
+        number = frame.session_number
+        if self._numbers.setdefault(number, frame.session_id) != frame.session_id:
+            return f"effect {frame.id!r} is of two sessions"
         is_undo = frame.undoes is not None
         if is_undo != frame.key.startswith(UNDO) or (
             is_undo and frame.key != f"{UNDO}{frame.undoes}"
@@ -339,14 +346,15 @@ class _Checker:
         self._named |= {id for id in (frame.undoes, frame.undone_by) if id is not None}
         self._effects.add(frame.id)
         what = f"effect {frame.id!r} with the key {frame.key!r}"
-        self._owners.setdefault(frame.session_id, what)
+        if frame.session_id is not None:
+            self._owners.setdefault(frame.session_id, what)
         if not self._is_own(frame):
             self._counts_beyond(what)
         return None
 
     def _is_own(self, frame: EffectFrame) -> bool:
         """Whether an effect counts in its own session, and nowhere else."""
-        wheres = {frame.session_id: f"{SESSION}{frame.session_id}:"}
+        wheres = {frame.session_id or "": f"{SESSION}{frame.session_id}:"}
         if frame.item_id in self._items:
             wheres[f"{ITEM}{frame.item_id}"] = f"{ITEM}{frame.item_id}:"
         where = wheres.get(frame.scope)

@@ -170,8 +170,8 @@ class AttestationFrame(_Frame, frozen=True, tag="attestation"):
 class EffectFrame(_Frame, frozen=True, tag="effect"):
     """One attempt of an effect: of the session of that number, which may be gone by now."""
 
-    session_number: Number
-    session_id: Name
+    session_number: Number | None
+    session_id: Name | None
     id: Name
     scope: Text
     key: Text
@@ -271,6 +271,11 @@ EFFECT_PARTS = ("arguments", "result", "error", "note", "late")
 ITEM_PARTS = ("input", "output", "error", "progress")
 _decoder: msgspec.msgpack.Decoder[Frame | EndFrame] = msgspec.msgpack.Decoder(Frame | EndFrame)
 _encoder = msgspec.msgpack.Encoder()
+
+
+def validated(frame: Frame) -> Frame:
+    """Return a frame that was made from a foreign row, or raise ValidationError as for a file's."""
+    return _decoder.decode(_encoder.encode(frame))  # type: ignore[return-value]
 
 
 class Source(Protocol):

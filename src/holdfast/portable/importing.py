@@ -461,17 +461,23 @@ class _Loader:
             if self.own_mark not in {"", self._mark}:
                 raise known_otherwise(self.own_mark, self._mark)
             yield from take_on(self._mark, known_otherwise)
+        fields = self._fields(frame, EFFECT_PARTS, effect_context)
+        fields["session_number"] = yield from self._owner(frame)
+        self._later(ADD_EFFECT, **fields)
+        self.counts["effects"] += 1
+
+    def _owner(self, frame: EffectFrame) -> Op[int | None]:
+        """Return the number of an effect's session here, which may be gone."""
         source = frame.session_number
+        if source is None:
+            return None
         number = yield from self._number_of(source)
         if source not in self._found:
             # Forks look back to where the effects lie, and those of this session may lie here.
             here = yield from one(HERE, id=frame.id)
             lies_at = None if here is None else here["session_number"]
             self._found[source] = number if lies_at is None else int(lies_at)
-        fields = self._fields(frame, EFFECT_PARTS, effect_context)
-        fields["session_number"] = self._found[source] if number < 0 else number
-        self._later(ADD_EFFECT, **fields)
-        self.counts["effects"] += 1
+        return self._found[source] if number < 0 else number
 
     def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
         return self.codec.seal(bytes(body), context=context)

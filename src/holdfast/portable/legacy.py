@@ -1,31 +1,43 @@
-"""Adopting SQLite databases of two older formats.
+"""Adopting SQLite databases of three older formats.
 
 *coordinator*: sessions that name their parent, and a state of keys per root. The state becomes the
 channel `legacy_state` of the root's first checkpoint, an item per key.
 
 *checkpointer*: sessions with numbered checkpoints of transcript, plan and spent budget. They become
 the channels `transcript`, `plan` and `budget` of the same versions. The log of tool calls becomes
-the channel `legacy_tool_calls` of one more version.
+effects: a completed call is replayed, one that was only issued is in doubt. What was spent becomes
+one entry of the ledger of spend.
+
+*registry*: tasks with evidence, work items and idempotency keys. Evidence becomes versions, work
+items that were not finished wait for review, and keys become those of `once` without a request.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
-from ..codec import Codec, Limits, from_json
+from ..codec import Limits, from_json
+from ..effects.pen import Pen
 from ..errors import InvalidArgument, InvalidValue
 from ..kernel.legacy import LegacyFile
 from ..kernel.operation import Row
-from ..records import Status
+from ..records import KINDS, Status
+from ..sessions.rows import require_id, require_text
+from ..spend import nanos
+from ..work.items import FINAL
 from .ancestry import Ancestry
-from .building import SessionBuilder
-from .frames import Frame, SessionFrame, TreeFrame
+from .building import ITERATIONS, SessionBuilder
+from .frames import NIL, Frame, ItemFrame, SessionFrame, SpendFrame, TreeFrame, validated
+from .ledgers import LegacyLedger
 
 COORDINATOR = {
     "sessions": {
@@ -41,6 +53,22 @@ CHECKPOINTER = {
     "tool_calls": {
         "session_id", "call_id", "tool_name", "args_json", "idempotency_key", "status",
         "result_text", "started_at", "completed_at",
+    },
+}  # fmt: skip
+REGISTRY = {
+    "tasks": {"task_id", "status"},
+    "work_items": {
+        "work_item_id", "task_id", "work_type", "status", "priority", "retry_count", "max_retries",
+        "input_data", "output_data", "error_message", "created_at", "started_at", "completed_at",
+        "updated_at",
+    },
+    "checkpoints": {
+        "checkpoint_id", "task_id", "work_item_id", "checkpoint_type", "sequence_number",
+        "snapshot_data", "metadata", "created_at",
+    },
+    "idempotency_keys": {
+        "idempotency_key", "task_id", "work_item_id", "request_hash", "response_data", "status",
+        "created_at", "completed_at", "expires_at",
     },
 }  # fmt: skip
 # A whole transcript may be larger than a value; its items are measured when they are stored.
@@ -81,8 +109,24 @@ FROM checkpoints WHERE session_id NOT IN (SELECT session_id FROM sessions)
 GROUP BY session_id ORDER BY 2, 1
 """
 CHECKPOINTS = "SELECT * FROM checkpoints WHERE session_id = :id ORDER BY version"
+TASKS = "SELECT *, task_id AS session_id FROM tasks ORDER BY task_id"
+EVIDENCE = """
+SELECT *, task_id AS session_id FROM checkpoints WHERE task_id = :id ORDER BY sequence_number
+"""
+WORK = """
+SELECT *, task_id AS session_id FROM work_items WHERE task_id = :id
+ORDER BY created_at, work_item_id
+"""
+KEYS_OF_TASK = """
+SELECT *, task_id AS session_id FROM idempotency_keys WHERE task_id = :id ORDER BY created_at, 1
+"""
+KEYS_OF_NONE = """
+SELECT *, NULL AS session_id FROM idempotency_keys
+WHERE task_id IS NULL OR task_id NOT IN (SELECT task_id FROM tasks) ORDER BY created_at, 1
+"""
 TOOL_CALLS = """
-SELECT call_id, tool_name, args_json, idempotency_key, status, result_text, started_at, completed_at
+SELECT session_id, call_id, tool_name, args_json, idempotency_key, status, result_text, started_at,
+    completed_at
 FROM tool_calls WHERE session_id = :id ORDER BY started_at, call_id
 """
 
@@ -90,9 +134,11 @@ FROM tool_calls WHERE session_id = :id ORDER BY started_at, call_id
 class LegacyDatabase:
     """A database of an older format, as the frames of an export."""
 
-    def __init__(self, path: Path, codec: Codec) -> None:
+    def __init__(self, path: Path, pen: Pen, key: bytes | None) -> None:
         self._path = path
-        self._codec = codec
+        self._codec = pen.codec
+        self._ledger = LegacyLedger(pen, key)
+        self._numbers = count(1)
         self._notes: list[str] = []
         with LegacyFile(path) as file:
             found = file.columns()
@@ -111,14 +157,22 @@ class LegacyDatabase:
     def frames(self) -> Iterator[Frame]:
         """Yield every session with what belongs to it, parents first."""
         self._notes = []
+        self._numbers = count(1)
         line_ids = count(1)
+        yield from self._ledger.frames()
         with LegacyFile(self._path) as file:
-            yield from self._read(file, lambda: next(line_ids))
+            for frame in self._read(file, lambda: next(line_ids)):
+                try:
+                    yield validated(frame)
+                except msgspec.ValidationError as error:
+                    problem = f"{self.label} has a row that cannot be adopted: {error}"
+                    raise InvalidArgument(problem) from error
 
     def _recognised(
         self, found: Mapping[str, set[str]]
     ) -> tuple[str, Callable[[LegacyFile, Callable[[], int]], Iterator[Frame]]]:
         for name, wanted, read in (
+            ("registry", REGISTRY, self._registry),
             ("coordinator", COORDINATOR, self._coordinator),
             ("checkpointer", CHECKPOINTER, self._checkpointer),
         ):
@@ -137,7 +191,7 @@ class LegacyDatabase:
             self._notes.append(f"the state of {owner!r} is left out: there is no such session")
         for row, parent_id, root_id in ancestry.ordered():
             if parent_id is None:
-                yield TreeFrame(root_id, 0, 0)
+                yield TreeFrame(require_id(root_id), 0, 0)
             builder = SessionBuilder(self._codec, new_line_id)
             created_at = moment(row, "created_at")
             resumed_at = max(created_at, moment(row, "last_resumed_at") or 0)
@@ -198,23 +252,17 @@ class LegacyDatabase:
             self._notes.append(f"{_where(row)} had checkpoints only; it is taken for active")
         for row in [*file.rows(SESSIONS), *unlisted]:
             id = row["session_id"]
-            yield TreeFrame(id, 0, 0)
+            yield TreeFrame(require_id(id), 0, 0)
             builder = SessionBuilder(self._codec, new_line_id)
-            channels: dict[str, Any] = {}
+            spent: Any = 0
             for saved in file.rows(CHECKPOINTS, id=id):
                 channels = _channels(saved)
+                spent = channels["budget"]["spent_usd"]
                 builder.add(
                     saved["version"], "turn", moment(saved, "created_at"), channels, None,
                     f"{_where(row)} version {saved['version']}",
                 )  # fmt: skip
             updated_at = moment(row, "updated_at")
-            calls = [_tool_call(call, _where(row)) for call in file.rows(TOOL_CALLS, id=id)]
-            if calls:
-                unfinished = [call["call_id"] for call in calls if call["status"] == "issued"]
-                data = {"adopted": "tool_calls", "unfinished": unfinished}
-                channels = {**channels, "legacy_tool_calls": calls}
-                version = builder.version + 1
-                builder.add(version, "manual_checkpoint", updated_at, channels, data, _where(row))
             fields = {
                 "name": None,
                 "parent_id": None,
@@ -224,16 +272,168 @@ class LegacyDatabase:
                 "updated_at": updated_at,
                 "last_resumed_at": updated_at,
             }
-            yield from self._session(row, builder, self._metadata(row), fields)
+            session = None
+            for frame in self._session(row, builder, self._metadata(row), fields):
+                yield frame
+                session = frame if isinstance(frame, SessionFrame) else session
+            assert session is not None
+            if spent:
+                yield _spend(session, spent, updated_at)
+            for call in file.rows(TOOL_CALLS, id=id):
+                yield self._call(session, call)
+
+    def _call(self, session: SessionFrame, call: Row) -> Frame:
+        """Return a logged tool call; one that was issued and never ended is in doubt."""
+        where = f"tool call {call['call_id']!r} of {_where(call)}"
+        issued_at = moment(call, "started_at")
+        ended_at = moment(call, "completed_at") or issued_at
+        if call["status"] not in {"issued", "completed", "failed"}:
+            self._notes.append(f"{where} was {call['status']!r}; it is taken for one in doubt")
+        return self._ledger.call(
+            session,
+            parsed(call, "args_json", where),
+            id=_derived("call", call["session_id"], call["call_id"]),
+            tool=call["tool_name"],
+            status=call["status"],
+            idempotency_key=call["idempotency_key"],
+            result=call["result_text"],
+            issued_at=issued_at,
+            ended_at=max(issued_at, ended_at),
+            call_id=call["call_id"],
+            issued_version=session.version,
+        )
+
+    def _registry(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Frame]:
+        for row in file.rows(TASKS):
+            id = row["task_id"]
+            yield TreeFrame(require_id(id), 0, 0)
+            builder = SessionBuilder(self._codec, new_line_id)
+            iterations, latest = 0, moment(row, "updated_at")
+            for saved in file.rows(EVIDENCE, id=id):
+                iterations += saved["checkpoint_type"] == "iteration_start"
+                self._evidence(builder, saved, iterations)
+                latest = max(latest, moment(saved, "created_at"))
+            created_at = moment(row, "created_at") or latest
+            title = {"title": row["title"]} if row.get("title") else {}
+            fields = {
+                "name": None,
+                "parent_id": None,
+                "root_id": id,
+                "agent": None,
+                "created_at": created_at,
+                "updated_at": max(created_at, latest),
+                "last_resumed_at": max(created_at, latest),
+            }
+            session = None
+            for frame in self._session(row, builder, {**title, **self._metadata(row)}, fields):
+                yield frame
+                session = frame if isinstance(frame, SessionFrame) else session
+            for item in file.rows(WORK, id=id):
+                yield self._item(item)
+            for key in file.rows(KEYS_OF_TASK, id=id):
+                yield self._once(session, key)
+        for key in file.rows(KEYS_OF_NONE):
+            yield self._once(None, key)
+
+    def _evidence(self, builder: SessionBuilder, saved: Row, iterations: int) -> None:
+        """Add a record; one of an iteration that does not say which is given its place's number."""
+        version, kind = saved["sequence_number"], saved["checkpoint_type"]
+        where = f"{_where(saved)} version {version}"
+        require_version_of(where, version)
+        if kind not in KINDS or version <= builder.version:
+            raise InvalidArgument(f"{where} has an unknown type, or comes twice")
+        data = parsed(saved, "snapshot_data", f"the snapshot of {where}")
+        metadata = None
+        if saved["metadata"] is not None:
+            metadata = parsed(saved, "metadata", f"the metadata of {where}")
+        iteration = None
+        if kind in ITERATIONS:
+            data = data if type(data) is dict else {"snapshot": data}
+            if type(data.get("iteration")) is not int or data["iteration"] < 0:
+                self._notes.append(f"{where} names no iteration; {max(iterations, 1)} is taken")
+                data = {**data, "iteration": max(iterations, 1)}
+            iteration = data["iteration"]
+        builder.add(
+            version, kind, moment(saved, "created_at"), {}, data, where,
+            iteration=iteration, item_id=saved["work_item_id"],
+            metadata=metadata if type(metadata) in {dict, NoneType} else {"metadata": metadata},
+        )  # fmt: skip
+
+    def _item(self, row: Row) -> Frame:
+        """Return a work item; what was not finished will wait for review."""
+        where = f"work item {row['work_item_id']!r}"
+        created_at, updated_at = moment(row, "created_at"), moment(row, "updated_at")
+        is_final = row["status"] in FINAL
+        parts: dict[str, Any] = {"input": None, "output": None}
+        for part, column in (("input", "input_data"), ("output", "output_data")):
+            if row[column] is not None:
+                parts[part] = parsed(row, column, f"the {part} of {where}")
+        if row["error_message"] is not None:
+            parts["error"] = str(row["error_message"])
+        retries = row["max_retries"] if type(row["max_retries"]) is int else 0
+        retry_count = row["retry_count"] if type(row["retry_count"]) is int else 0
+        return ItemFrame(
+            id=row["work_item_id"],
+            type=row["work_type"],
+            queue=row["work_type"],
+            state=row["status"] if is_final else "pending",
+            priority=row["priority"] or 0,
+            key=None,
+            on_crash="retry",
+            fence=0,
+            retry_count=min(retry_count, retries),
+            max_retries=retries,
+            attempts=retry_count + (row["started_at"] is not None),
+            failures=0,
+            rescues=0,
+            releases=0,
+            redriven_from=None,
+            available_at=created_at,
+            created_at=created_at,
+            started_at=moment(row, "started_at") or None,
+            completed_at=(moment(row, "completed_at") or updated_at) if is_final else None,
+            updated_at=updated_at,
+            parts={
+                part: Raw(self._codec.encode(value, name=f"{part} of {where}"))
+                for part, value in parts.items()
+                if value is not None or part == "input"
+            },
+        )
+
+    def _once(self, session: SessionFrame | None, row: Row) -> Frame:
+        """Return an idempotency key; one that was pending is in doubt."""
+        key = row["idempotency_key"]
+        response = None
+        if row["response_data"] is not None:
+            response = parsed(row, "response_data", f"the response of key {key!r}")
+        issued_at = moment(row, "created_at")
+        return self._ledger.once(
+            session,
+            key,
+            {"request_hash": row["request_hash"]},
+            id=_derived("key", key),
+            tool="adopted key",
+            status=row["status"],
+            idempotency_key=key,
+            result=response,
+            issued_at=issued_at,
+            ended_at=max(issued_at, moment(row, "completed_at")),
+            item_id=row["work_item_id"],
+            issued_version=0 if session is None else session.version,
+            expires_at=moment(row, "expires_at") or None,
+        )
 
     def _metadata(self, row: Row, *columns: str) -> dict[str, Any]:
-        kept = {name: row[name] for name in columns if row[name]}
+        kept = {name: row[name] for name in columns if row.get(name)}
         legacy = {"format": self._format, "status": row["status"]}
         return {**kept, "legacy": legacy}
 
     def _session(
         self, row: Row, builder: SessionBuilder, metadata: dict[str, Any], fields: dict[str, Any]
     ) -> Iterator[Frame]:
+        require_id(row["session_id"])
+        for label in ("name", "agent"):
+            require_text(label, fields[label])
         status = STATUSES.get(str(row["status"]).lower())
         if status is None:
             self._notes.append(f"{_where(row)} was {row['status']!r}; it is taken for active")
@@ -248,6 +448,8 @@ class LegacyDatabase:
             origin_id=None,
             origin_version=None,
             epochs=[],
+            number=next(self._numbers),
+            salt=self._ledger.salt,
             metadata=Raw(self._codec.encode(metadata, name=f"{_where(row)} metadata")),
             **fields,
         )
@@ -256,8 +458,7 @@ class LegacyDatabase:
 
 def _channels(saved: Row) -> dict[str, Any]:
     where = f"session {saved['session_id']!r} version {saved['version']}"
-    if type(saved["version"]) is not int or not 0 < saved["version"] < 2**32:
-        raise InvalidArgument(f"{where}: a version is a whole number from 1 up")
+    require_version_of(where, saved["version"])
     transcript = parsed(saved, "transcript_json", f"the transcript of {where}")
     if type(transcript) is not list:
         raise InvalidArgument(f"the transcript of {where} is no JSON list")
@@ -268,10 +469,32 @@ def _channels(saved: Row) -> dict[str, Any]:
     return {"transcript": transcript, "plan": plan, "budget": budget}
 
 
-def _tool_call(call: Row, where: str) -> dict[str, Any]:
-    kept = {name: value for name, value in call.items() if name != "args_json"}
-    args = parsed(call, "args_json", f"tool call {call['call_id']!r} of {where}")
-    return {**kept, "args": args}
+def require_version_of(where: str, version: object) -> None:
+    """Refuse what cannot number a checkpoint."""
+    if type(version) is not int or not 0 < version < 2**32:
+        raise InvalidArgument(f"{where}: a version is a whole number from 1 up")
+
+
+def _spend(session: SessionFrame, spent: Any, at: int) -> SpendFrame:
+    """Return all that a session spent as one entry: more was not written down."""
+    return SpendFrame(
+        id=_derived("spend", session.id),
+        model="unknown",
+        source="adopted",
+        state="settled",
+        input_tokens=0,
+        output_tokens=0,
+        nano_usd=nanos(spent),
+        created_at=at,
+        updated_at=at,
+        details=NIL,
+    )
+
+
+def _derived(*names: object) -> str:
+    """Return an id that is the same each time the same row is adopted."""
+    text = "\0".join(map(str, names))
+    return f"adopted-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _where(row: Row) -> str:
@@ -288,7 +511,7 @@ def parsed(row: Row, column: str, where: str) -> Any:
 
 def moment(row: Row, column: str) -> int:
     """Return a time in milliseconds; text is ISO-8601, taken for UTC if it names no zone."""
-    value = row[column]
+    value = row.get(column)
     if value is None:
         return 0
     try:

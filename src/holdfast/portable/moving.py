@@ -129,7 +129,7 @@ class PortableOps:
         place = _existing(path)
 
         def read() -> Source:
-            return LegacyDatabase(place, self.codec)
+            return LegacyDatabase(place, self.ledger.pen, self.ledger.salts.key)
 
         mark = self.ledger.salts.mark
         arguments = (self.driver, self.codec, mark, read)
