@@ -122,6 +122,8 @@ def attack(file: Path, victim: str, *, as_session: str) -> None:
             found[index] = msgspec.structs.replace(each, root_id=as_session)
         if isinstance(each, format.SessionFrame):
             found[index] = msgspec.structs.replace(each, id=as_session, root_id=as_session)
+        if isinstance(each, format.EffectFrame):
+            found[index] = msgspec.structs.replace(each, session_number=77)
     craft(file, found)
 
 

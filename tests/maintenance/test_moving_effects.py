@@ -210,7 +210,7 @@ def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
 def effect_frame(**changes: Any) -> format.EffectFrame:
     fields: dict[str, Any] = dict.fromkeys(format.EffectFrame.__struct_fields__)
     fields |= {"id": "e", "status": "completed", "ended_at": 1, "parts": {"arguments": format.NIL}}
-    fields |= {"session_id": "s", "scope": "s", "key": "session:s:1"}
+    fields |= {"session_number": 1, "session_id": "s", "scope": "s", "key": "session:s:1"}
     return format.EffectFrame(**{**fields, **changes})
 
 
