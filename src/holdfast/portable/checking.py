@@ -308,6 +308,8 @@ class _Checker:
             if part == "error" and type(value) is not str:
                 return f"work item {frame.id!r} has an error that is no text"
         self._items.add(frame.id)
+        if frame.first_id is not None and frame.first_id not in self._items:
+            self._counts_beyond(f"work item {frame.id!r}, first submitted as {frame.first_id!r}")
         if frame.key is not None and not is_final:
             if (frame.queue, frame.key) in self._keys:
                 return f"work item {frame.id!r} has a key that another has"
@@ -339,7 +341,7 @@ class _Checker:
         if self._numbers.setdefault(number, frame.session_id) != frame.session_id:
             return f"effect {frame.id!r} is of two sessions"
         is_undo = frame.undoes is not None
-        if is_undo != frame.key.startswith(UNDO) or (
+        if is_undo != (frame.replay_of is None and frame.key.startswith(UNDO)) or (
             is_undo and frame.key != f"{UNDO}{frame.undoes}"
         ):
             return f"effect {frame.id!r} undoes another than it says"
@@ -354,11 +356,13 @@ class _Checker:
 
     def _is_own(self, frame: EffectFrame) -> bool:
         """Whether an effect counts in its own session, and nowhere else."""
-        wheres = {frame.session_id or "": f"{SESSION}{frame.session_id}:"}
-        if frame.item_id in self._items:
-            wheres[f"{ITEM}{frame.item_id}"] = f"{ITEM}{frame.item_id}:"
-        where = wheres.get(frame.scope)
-        return where is not None and frame.key.startswith((where, UNDO))
+        where = f"{SESSION}{frame.session_id}:"
+        if frame.scope.startswith(ITEM) and frame.scope.removeprefix(ITEM) in self._items:
+            where = f"{frame.scope}:"
+        elif frame.scope != frame.session_id:
+            return False
+        # Only an attempt is found by its key; a replay has that of the attempt it names.
+        return frame.replay_of is not None or frame.key.startswith((where, UNDO))
 
     def _counts_beyond(self, what: str) -> None:
         self.beyond = self.beyond or what

@@ -133,8 +133,8 @@ INSERT INTO hf_work (
 ) VALUES (
     :id, :session_number, :session_id, :root_id, :type, :queue, :state, :priority, :key, :on_crash,
     :fence, :retry_count, :max_retries, :attempts, :failures, :rescues, :releases, :redriven_from,
-    :first_id, :input, CAST(:output AS BLOB), CAST(:error AS BLOB), CAST(:progress AS BLOB), :available_at,
-    :created_at, :started_at, :completed_at, :updated_at
+    :first_id, :input, CAST(:output AS BLOB), CAST(:error AS BLOB), CAST(:progress AS BLOB),
+    :available_at, :created_at, :started_at, :completed_at, :updated_at
 ) ON CONFLICT DO NOTHING RETURNING id
 """
 # Spend outlives its session, so what a deleted one paid may be here still: it is its own again.

@@ -113,6 +113,7 @@ class LegacyLedger:
             timeout_ms=0,
             settle_ms=0,
             ttl_ms=None if expires_at is None else max(0, expires_at - ended_at),
+            replay_of=None,
             undoes=None,
             undone_by=None,
             decided_by=None,

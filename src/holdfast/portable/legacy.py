@@ -388,6 +388,7 @@ class LegacyDatabase:
             rescues=0,
             releases=0,
             redriven_from=None,
+            first_id=None,
             available_at=created_at,
             created_at=created_at,
             started_at=moment(row, "started_at") or None,
