@@ -75,7 +75,8 @@ def test_a_moved_session_has_its_spend_and_its_work(place: Any, other: Any, file
         assert target.find_session("s").spent(tree=True).usd == Decimal("1.75")
         for name in ("completed", "failed", "cancelled"):
             there, here = store.work.get(ids[name]), target.work.get(ids[name])
-            left = dict.fromkeys(("fence", "number", "heartbeat_at", "lease_acquired_at"))
+            names = ("fence", "number", "heartbeat_at", "lease_acquired_at", "last_holder")
+            left = dict.fromkeys(names)
             assert {**here.to_dict(), **left} == {**there.to_dict(), **left}
         for name in ("in_progress", "pending", "scheduled"):
             item = target.work.get(ids[name])
@@ -161,7 +162,8 @@ def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, 
 
 LEFT_BEHIND = {
     "hf_work": {"number", "session_number", "session_id", "root_id", "holder", "lease_acquired_at",
-                "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id"},
+                "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id", "last_holder",
+                "driving_fence", "waits_for_effect"},
     "hf_spend": {"number", "session_number", "session_id", "root_id"},
     "hf_effects": {"number", "lease_expires_at"},
     "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
