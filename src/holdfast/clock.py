@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Protocol
 
 from .errors import InvalidArgument
 
 TIME_MAX = 2**53
+_UPTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def wall_ms() -> int:
+    """Return the machine's time of day as integer milliseconds UTC; it may step."""
+    return time.time_ns() // 1_000_000
+
+
+def uptime_ms() -> int:
+    """Return the milliseconds since the machine booted, its sleep included where it tells."""
+    nanoseconds = time.monotonic_ns() if _UPTIME is None else time.clock_gettime_ns(_UPTIME)
+    return nanoseconds // 1_000_000
+
+
+@functools.cache
+def boot_id() -> str | None:
+    """Return what names this boot of the machine; None where uptimes cannot be compared."""
+    try:
+        return None if _UPTIME is None else _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return None
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -25,7 +51,18 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return the machine's time."""
-        return time.time_ns() // 1_000_000
+        return wall_ms()
+
+
+class UptimeClock:
+    """A clock that runs with the machine's uptime: a step of the wall clock does not move it."""
+
+    def __init__(self, booted_at_ms: int) -> None:
+        self._booted_at_ms = booted_at_ms
+
+    def now_ms(self) -> int:
+        """Return the time of the boot, as the store knows it, and the uptime since."""
+        return self._booted_at_ms + uptime_ms()
 
 
 class VirtualClock:

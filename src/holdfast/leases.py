@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .clock import uptime_ms
 from .errors import (
     HoldfastError,
     InvalidArgument,
@@ -32,7 +33,6 @@ from .records import Lease
 LEASE_SECONDS_MAX = 7 * 24 * 3600
 HOLDER_CHARACTERS_MAX = 256
 SELF_FENCE_SHARE = 0.2
-_UPTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 log = logging.getLogger("holdfast.leases")
 
 ACQUIRE = """
@@ -310,7 +310,7 @@ class Keeper:
 
 def uptime_seconds() -> float:
     """Return the seconds since the machine booted, those spent asleep included where it tells."""
-    return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
+    return uptime_ms() / 1000
 
 
 def default_holder() -> str:

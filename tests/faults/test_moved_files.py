@@ -88,7 +88,7 @@ def test_no_write_is_acknowledged_and_the_store_stops(
 
 @acts
 def test_calls_that_share_a_commit_are_all_refused(path: Path, act: Callable[[Path], None]) -> None:
-    refused = []
+    refused: list[int] = []
 
     def add() -> None:
         with pytest.raises(StoreMoved):

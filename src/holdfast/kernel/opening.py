@@ -14,6 +14,7 @@ from .operation import Call, SyncDriver
 from .schema import SchemaOps, missing
 from .settings import Settings
 from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteLook
+from .sqlite.time import store_clock
 from .url import PostgresTarget, SqliteTarget, Target
 
 
@@ -57,6 +58,8 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
         engine.on_close = lambda: shutil.rmtree(directory, ignore_errors=True)
     try:
         bring_up_to_date(engine, None, str(path), settings, migrate=migrate)
+        if not settings.is_clock_virtual:
+            engine.writer.clock = store_clock(engine) or settings.clock
     except BaseException:
         engine.close()
         raise

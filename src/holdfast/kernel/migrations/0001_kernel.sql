@@ -1,6 +1,6 @@
 -- Holdfast, the ground every noun stands on.
 --
--- hf_meta        facts about this store: its id and when it was made
+-- hf_meta        facts about this store: its id, and on SQLite when the machine booted
 -- hf_migrations  which migrations were applied, in order
 -- hf_writers     one row per connection that writes; its batch number is raised in every write
 --                transaction, so that a COMMIT without an answer can be settled afterwards

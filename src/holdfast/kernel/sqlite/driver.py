@@ -313,7 +313,7 @@ class SqliteEngine:
         attempt = Attempt(call, self.settings.services)
         if not attempt.queries:
             return attempt.result
-        now_ms = self.settings.clock.now_ms()
+        now_ms = self.writer.clock.now_ms()
         connection.execute("BEGIN")
         while attempt.queries:
             attempt.reply(

@@ -18,6 +18,7 @@ from typing import Any
 
 import apsw
 
+from ...clock import Clock
 from ...errors import (
     CommitUnknown,
     HoldfastError,
@@ -121,6 +122,7 @@ class Writer:
     def __init__(self, path: Path, settings: Settings, dialect: Dialect, vfs: str | None) -> None:
         self.path = path
         self.mutex = threading.RLock()
+        self.clock: Clock = settings.clock
         self._settings = settings
         self._dialect = dialect
         self._vfs = vfs
@@ -273,7 +275,7 @@ class Writer:
         self._changes_before = self._open_connection().total_changes()
         self._runs_uncounted = False
         # The clock is read once the lock is held, and never goes back within a store.
-        self._now_ms = max(self._now_ms, self._settings.clock.now_ms())
+        self._now_ms = max(self._now_ms, self.clock.now_ms())
 
     def _has_changed(self) -> bool:
         """Tell whether there is anything to commit; a batch that only looked costs no sync."""

@@ -1,0 +1,59 @@
+"""The time of an SQLite store: wall time when the machine booted, and the uptime since.
+
+Processes of one boot share what the first of them wrote down, so that leases and deadlines stand
+still when the wall clock is stepped. The next boot begins with the wall time, but never before the
+last write: what had expired stays expired.
+"""
+
+from __future__ import annotations
+
+from ... import clock
+from ..operation import Call, Op, SyncDriver, one, operation, query, rows
+
+KNOWN = "SELECT value FROM hf_meta WHERE name = 'boot'"
+LAST_WRITE = "SELECT max(updated_at) AS at FROM hf_writers"
+REMEMBER = """
+INSERT INTO hf_meta (name, value) VALUES ('boot', :value)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+
+class TimeOps:
+    """Reads and writes when the machine booted, as the store knows it."""
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+
+    @query
+    def booted_at(self) -> Op[int | None]:
+        """Return what a process of this boot wrote down, or None."""
+        return (yield from self._booted_at())
+
+    @operation
+    def begin(self, wall: int, uptime: int) -> Op[int]:
+        """Write it down, unless another process was first."""
+        known = yield from self._booted_at()
+        if known is not None:
+            return known
+        row = yield from one(LAST_WRITE)
+        last_write = (row and row["at"]) or 0
+        booted_at: int = max(wall, last_write) - uptime
+        yield from rows(REMEMBER, value=f"{self._boot} {booted_at}")
+        return booted_at
+
+    def _booted_at(self) -> Op[int | None]:
+        row = yield from one(KNOWN)
+        boot, _, booted_at = str(row["value"]).partition(" ") if row else ("", "", "")
+        return int(booted_at) if boot == self._boot else None
+
+
+def store_clock(driver: SyncDriver) -> clock.UptimeClock | None:
+    """Return the clock that all processes of this boot share; None where there is no such thing."""
+    boot = clock.boot_id()
+    if boot is None:
+        return None
+    ops = TimeOps(boot)
+    booted_at = driver.run(Call(TimeOps.booted_at, ops))
+    if booted_at is None:
+        booted_at = driver.run(Call(TimeOps.begin, ops, (clock.wall_ms(), clock.uptime_ms())))
+    return clock.UptimeClock(booted_at)
