@@ -48,6 +48,7 @@ class Interrupt:
             yield
         finally:
             sys.settrace(before)
+            self._last.clear()
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is type(self).armed.__wrapped__.__code__:  # type: ignore[attr-defined]
@@ -142,6 +143,63 @@ def test_a_read_interrupted_at_any_place_costs_no_later_read(path: Path, report:
                     break
             assert nth > 50
             report(f"interrupted at {nth - 1} places of {read}")
+
+
+def test_an_interrupt_at_any_place_costs_no_connection(
+    direct: dict[str, Any], report: Report
+) -> None:
+    asked: list[str] = []
+    after: list[str] = []
+    with holdfast.open(**direct, busy_timeout_seconds=30) as store:
+        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        counter = Counter(store)
+        for call in (counter.add, counter.add_at_once, lambda *_, **__: counter.value_twice()):
+            after.append(f"after {len(asked)}")
+            counter.add_at_once(1, note=after[-1])
+            for nth in range(1, 5_000):
+                interrupt = Interrupt(nth)
+                asked.append(f"asked {len(asked)}")
+                with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
+                    call(1, note=asked[-1])
+                assert connections.lent == 0, f"place {nth} of {call}"
+                if interrupt.remaining > 0:
+                    break
+            assert nth > 50
+        whole = judge(store, asked, after)
+    report(f"interrupted at {len(asked)} places: {whole} whole")
+
+
+def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -> None:
+    """A prompt keeps the last error; a program may keep all of them."""
+    chance = random.Random(11)
+    kept: list[KeyboardInterrupt] = []
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with holdfast.open(**direct, busy_timeout_seconds=30) as store:
+            connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+            while len(kept) < 200:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 3e-3))
+                    while True:
+                        Counter(store).add_at_once()
+                except KeyboardInterrupt as error:
+                    kept.append(error)
+                assert connections.lent == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("hits", [3, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_an_interrupt_of_any_operation_on_a_server_costs_only_that_call(
+    postgres_dsn: str, namespace: str, beside: bool, hits: int, report: Report
+) -> None:
+    place = {"url": postgres_dsn, "namespace": namespace}
+    names = [name for name in OPERATIONS if hits <= 100 or name not in {"backup", "export"}]
+    asked = run(place=place, hits=hits, beside=beside, operations=names, limit_seconds=90 * hits)
+    report(f"{hits * len(asked)} interrupts of {len(asked)} operations")
+    assert asked.keys() == set(names)
 
 
 @pytest.mark.parametrize("hits", [10, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -80,7 +80,7 @@ class Doorbell:
         if thread is None or thread.ident is None:
             return
         self._nudge()
-        thread.join(self._limit_seconds)
+        thread.join(self._limit_seconds + 1.0)
         if not thread.is_alive():
             os.close(self._read_end)
             os.close(self._write_end)

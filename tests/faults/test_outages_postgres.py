@@ -1,0 +1,230 @@
+"""A PostgreSQL server that is away, silent or read-only: calls end in time and say why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import holdfast
+from holdfast.testing.nouns import AsyncCounter, Counter
+from holdfast.testing.proxy import PostgresProxy
+from tests.faults.workload import found_in, in_threads
+
+Place = dict[str, Any]
+
+BUSY_SECONDS = 0.5
+SILENT = "the server gave no answer for 2.5 s; nothing was written"
+
+
+def within_limits(function: Callable[[], object]) -> None:
+    """Run something that must return although the server does not answer."""
+    in_threads([function])
+
+
+@pytest.fixture
+def impatient(through: Place) -> Place:
+    return {**through, "busy_timeout_seconds": BUSY_SECONDS}
+
+
+def test_a_silent_server_ends_every_call_in_time(
+    proxy: PostgresProxy, impatient: Place, direct: Place
+) -> None:
+    def run() -> None:
+        store = holdfast.open(**impatient)
+        Counter(store).add(1, note="first")
+        proxy.freeze()
+        with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+            Counter(store).value()
+        with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
+            Counter(store).add(1, note="never")
+        with pytest.raises(holdfast.StoreUnavailable, match="reached: connection timeout"):
+            holdfast.open(**impatient)
+        proxy.thaw()
+        # The first call that can reach the server does.
+        Counter(store).add(1, note="second")
+        proxy.freeze()
+        store.close()
+
+    within_limits(run)
+    with holdfast.open(**direct) as other:
+        assert found_in(other) == ["first", "second"]
+
+
+def test_a_commit_that_a_silent_server_may_have_seen_is_unknown(
+    proxy: PostgresProxy, impatient: Place, direct: Place
+) -> None:
+    with holdfast.open(**impatient) as store, holdfast.open(**direct) as other:
+        Counter(store).add_at_once(1, note="first")
+
+        def run() -> None:
+            proxy.freeze()
+            with pytest.raises(holdfast.CommitUnknown) as caught:
+                Counter(store).add_at_once(1, note="unknown")
+            proxy.thaw()
+            is_made = other.settle(caught.value.id)
+            assert store.settle(caught.value.id) is is_made
+            assert found_in(other) == ["first", *(["unknown"] if is_made else [])]
+
+        within_limits(run)
+
+
+def test_a_silent_server_ends_every_async_call_in_time(
+    proxy: PostgresProxy, impatient: Place
+) -> None:
+    async def run() -> None:
+        store = await holdfast.aopen(**impatient)
+        counter = AsyncCounter(store)
+        await counter.add(1, note="first")
+        proxy.freeze()
+        with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+            await counter.value()
+        with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
+            await counter.add(1, note="never")
+        proxy.thaw()
+        assert await counter.add(1, note="second") == 2
+        proxy.freeze()
+        with pytest.raises(holdfast.CommitUnknown):
+            await counter.add_at_once(1, note="unknown")
+        await store.close()
+
+    within_limits(lambda: asyncio.run(run()))
+
+
+def test_one_silent_connection_is_the_end_of_all_that_were_idle(
+    proxy: PostgresProxy, impatient: Place
+) -> None:
+    """Else each call after an outage could find another one that leads nowhere."""
+    with holdfast.open(**impatient) as store:
+        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        taken = [connections.take(), connections.take(), connections.take()]
+        for place in taken[1:]:
+            connections.give(connections.connect(place, 10))
+        connections.give(taken[0])
+        assert len(connections.idle) == 3
+        proxy.freeze()
+        with pytest.raises(holdfast.StoreUnavailable):
+            Counter(store).value()
+        assert connections.idle == []
+        assert connections.lent == 0
+        proxy.thaw()
+
+
+def test_the_first_call_that_can_reach_the_server_succeeds(
+    proxy: PostgresProxy, impatient: Place
+) -> None:
+    with holdfast.open(**impatient) as store:
+        Counter(store).add(1, note="first")
+        proxy.refuse(600)
+        proxy.cut_all()
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            with pytest.raises(holdfast.StoreUnavailable, match="cannot be reached"):
+                Counter(store).value()
+        proxy.refuse(0)
+        assert Counter(store).value() == 1
+
+
+@contextlib.contextmanager
+def closing_server() -> Iterator[tuple[str, list[float]]]:
+    """Accept connections and close them at once; remember when."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[float] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+                accepted.append(time.monotonic())
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"postgresql://u@127.0.0.1:{listener.getsockname()[1]}/d?sslmode=disable", accepted
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_the_thread_that_listens_waits_between_its_attempts_however_often_it_is_rung(
+    direct: Place,
+) -> None:
+    with closing_server() as (dsn, accepted):
+        url = f"{direct['url']}&listen={quote(dsn, safe='')}"
+        with holdfast.open(**{**direct, "url": url}) as store:
+            began = time.monotonic()
+            while len(accepted) < 5:
+                store.driver.signals.ring("topic")
+                time.sleep(0.001)
+            # The pauses double, from half of 0.05 s on.
+            assert accepted[4] - began > 0.025 + 0.05 + 0.1 + 0.2
+
+
+def wait_for_connection(proxy: PostgresProxy) -> None:
+    while not proxy.connections:
+        time.sleep(0.01)
+
+
+def test_closing_an_async_store_leaves_the_event_loop_free(
+    proxy: PostgresProxy, direct: Place, postgres_dsn: str
+) -> None:
+    """A ring waits to be sent to a server that does not answer."""
+    url = f"{direct['url']}&listen={quote(proxy.dsn(postgres_dsn), safe='')}"
+
+    async def run() -> int:
+        arguments = {**direct, "url": url, "busy_timeout_seconds": BUSY_SECONDS}
+        store = await holdfast.aopen(**arguments)
+        store.driver.signals.ring("first")
+        await asyncio.to_thread(wait_for_connection, proxy)
+        proxy.freeze()
+        store.driver.signals.ring("second")
+        closing = asyncio.create_task(store.close())
+        turns = 0
+        while not closing.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        await closing
+        return turns
+
+    turns = []
+    within_limits(lambda: turns.append(asyncio.run(run())))
+    assert turns[0] > 5
+
+
+def read_only(place: Place) -> Place:
+    option = quote("-c default_transaction_read_only=on")
+    return {**place, "url": f"{place['url']}&options={option}"}
+
+
+def test_a_read_only_server_serves_reads(direct: Place) -> None:
+    with holdfast.open(**direct) as store:
+        store.session("s").append("log", ["a"])
+        Counter(store).add(1, note="first")
+    with holdfast.open(**read_only(direct)) as store:
+        assert Counter(store).value() == 1
+        assert [info.id for info in store.sessions()] == ["s"]
+        assert found_in(store) == ["first"]
+        with pytest.raises(holdfast.StoreUnavailable, match="PostgreSQL is read-only"):
+            Counter(store).add(1, note="refused")
+        with pytest.raises(holdfast.StoreUnavailable, match="PostgreSQL is read-only"):
+            Counter(store).add_at_once(1, note="refused")
+        assert Counter(store).value() == 1
+
+
+def test_a_read_only_server_serves_async_reads(direct: Place) -> None:
+    async def run() -> None:
+        async with holdfast.aopen(**read_only(direct)) as store:
+            assert await AsyncCounter(store).value() == 0
+            with pytest.raises(holdfast.StoreUnavailable, match="PostgreSQL is read-only"):
+                await AsyncCounter(store).add(1, note="refused")
+            assert await AsyncCounter(store).value() == 0
+
+    asyncio.run(run())
