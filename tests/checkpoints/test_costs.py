@@ -21,7 +21,7 @@ STATEMENTS = {
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "SessionOps.move_back": 11,
+    "SessionOps.move_back": 13,
     "SessionOps.fork": 12,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,

@@ -189,7 +189,7 @@ async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> 
         assert len(world.done) == points + 2
 
 
-@pytest.mark.parametrize("times", ["once"])
+@pytest.mark.parametrize("times", ["once", "again and again"])
 def test_tasks_that_are_cancelled_at_random_moments(place: dict[str, Any], times: str) -> None:
     asyncio.run(cancel_at_random(place, is_repeated=times != "once"))
 
