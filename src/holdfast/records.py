@@ -75,6 +75,7 @@ Kind = Literal[
     "manual_checkpoint",
     "error_boundary",
 ]
+Activity = Literal["running", "idle", "waiting", "completed", "failed", "cancelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -97,9 +98,17 @@ class SessionInfo:
     origin_version: int | None
     holder: str | None
     lease_expires_at: int | None
+    is_driven: bool
     created_at: int
     updated_at: int
     last_resumed_at: int
+
+    @property
+    def activity(self) -> Activity:
+        """The status; an active session is running while somebody's lease is alive, else idle."""
+        if self.status == "active":
+            return "running" if self.is_driven else "idle"
+        return self.status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

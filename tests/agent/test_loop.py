@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from holdfast.agent import (
     Budget,
     Called,
     Calling,
+    Plan,
     Price,
     ReasoningBlock,
     Request,
@@ -36,7 +38,9 @@ from holdfast.errors import (
     InvalidArgument,
     LimitExceeded,
     LoopDetected,
+    ModelFailed,
     SessionBusy,
+    SessionEnded,
     Unresolved,
 )
 from holdfast.testing.subject import Subject, done, raises
@@ -81,11 +85,86 @@ async def test_a_run_goes_turn_by_turn_to_the_answer(subject: Subject) -> None:
     assert await kinds(session) == [
         *turn, "tool_executed", "iteration_end", "turn",
         *turn, "tool_executed", "tool_executed", "iteration_end", "turn",
-        *turn, "iteration_end", "turn",
+        *turn, "iteration_end", "turn", "state_transition",
     ]  # fmt: skip
     assert (await done(session.resume_point())).iteration == 4
     info = await done(session.info())
-    assert (info.holder, info.status) == (None, "active")
+    assert (info.holder, info.status, info.activity) == (None, "completed", "completed")
+
+
+@both_colours
+async def test_a_session_that_an_agent_has_finished_ends_and_a_new_message_opens_it_again(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    seen: list[str] = []
+
+    def model(request: Any) -> str:
+        with holdfast.open(**subject.place) as other:
+            seen.append(other.find_session("s").info().activity)
+        return f"answer {len(seen)}"
+
+    agent = Agent(session, model, plan=Plan(goal="g", steps=()))
+    assert (await done(session.info())).activity == "idle"
+    await run(agent, "one", message_id="m-1")
+    error = await raises(SessionEnded, lambda: store.session("s"))
+    assert (error.status, "reopen=True" in str(error)) == ("completed", True)
+    version = (await done(session.info())).version
+    again = Agent(await done(store.find_session("s")), model)
+    for old in (await run(again), await run(again, "one", message_id="m-1")):
+        assert (old.text, old.is_old) == ("answer 1", True)
+    assert again.plan == agent.plan
+    assert (await done(session.info())).version == version, "an old answer writes nothing"
+    assert (await run(again, "two")).text == "answer 2"
+    assert seen == ["running", "running"]
+    changes = await done(session.history(kind="state_transition", oldest_first=True))
+    assert [each.data for each in changes] == [
+        {"from": "active", "to": "completed"},
+        {"from": "completed", "to": "active"},
+        {"from": "active", "to": "completed"},
+    ]
+    reopened = await done(store.session("s", reopen=True))
+    assert (await done(reopened.info())).activity == "idle"
+    assert (await run(Agent(reopened, model))).text == "answer 2"
+    assert (await done(session.info())).status == "completed"
+
+
+@both_colours
+async def test_an_agent_opens_no_session_again_that_was_cancelled_or_failed(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    for status in ("cancelled", "failed"):
+        session = await done(store.session(status))
+        await done(session.end(status))
+        await raises(SessionEnded, partial(run, Agent(session, ScriptedModel(["a"])), "hi"))
+        assert (await done(session.info())).status == status
+    empty = await done(store.session("ended by hand"))
+    await done(empty.end())
+    await raises(SessionEnded, lambda: run(Agent(empty, ScriptedModel(["a"]))))
+
+
+@both_colours
+async def test_whoever_drives_a_session_decides_when_it_ends(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    driven = await done(session.drive("me"))
+    assert (await run(Agent(driven, ScriptedModel(["a"])), "hi")).text == "a"
+    await done(driven.save(x=1))
+    assert (await done(session.info())).activity == "running"
+    await done(driven.close())
+    assert (await done(session.info())).activity == "idle"
+
+
+@both_colours
+async def test_a_run_that_stops_without_an_answer_leaves_its_session_open(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session())
+    await raises(ModelFailed, lambda: run(Agent(session, ScriptedModel([])), "hi"))
+    assert (await done(session.info())).activity == "idle"
 
 
 @both_colours
@@ -455,7 +534,7 @@ async def test_a_scratchpad_is_named_in_the_session_and_reopened(subject: Subjec
     await run(Agent(session, ScriptedModel(["a", "b", "c"]), scratchpad=path), "hi")
     assert path.is_dir()
     (path / "finding.txt").write_text("Oslo is cold")
-    again = await done(store.session("s"))
+    again = await done(store.session("s", reopen=True))
     agent = Agent(again, ScriptedModel(["a", "b", "c"]))
     await run(agent, "more")
     assert agent.scratchpad == path

@@ -180,7 +180,7 @@ def test_dying_at_every_place_repeats_nothing_and_forgets_no_money(
     def run_once(session_id: str, points: CrashPoints) -> tuple[Any, Any]:
         points.is_armed = False
         with holdfast.open(**place, hooks=points.hooks) as store:
-            session = store.session(session_id)
+            session = store.session(session_id, reopen=True)
             points.is_armed = True
             agent = Agent(session, world.model(script), tools=tools, instance="a")
             return agent.run("go", message_id="m"), session.latest()
@@ -275,7 +275,7 @@ def test_exercise_2_duplicate_write(place: dict[str, Any], tmp_path: Path) -> No
     script = [call("mail", to="ann"), "Sent.", call("mail", to="ann"), "Sent before."]
     for session_id in ("one", "one", "two"):
         with holdfast.open(**place) as store:
-            session = store.session(session_id)
+            session = store.session(session_id, reopen=True)
             Agent(session, world.model(script), tools=world.tools()).run("mail ann")
     assert world.count("mail") == 2
     with holdfast.open(**place) as store:
@@ -317,7 +317,7 @@ def test_exercise_3_corruption_audit(place: dict[str, Any], tmp_path: Path) -> N
 
         store.run(remove)
     with holdfast.open(**place) as store:
-        session = store.session("s")
+        session = store.session("s", reopen=True)
         with pytest.raises(CheckpointNotFound):
             session.at(middle)
         assert session.at(middle - 1)["transcript"] == whole[: lengths[middle - 2]]

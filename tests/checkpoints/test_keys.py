@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import LeaseLost, SessionEnded, VersionConflict
+from holdfast import LeaseLost, SessionBusy, SessionEnded, VersionConflict
 from holdfast.errors import InvalidArgument
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing.subject import Subject, done, raises
@@ -173,6 +173,27 @@ async def test_a_key_costs_no_statement(subject: Subject) -> None:
     await done(session.append("log", ["keyed"], key="k"))
     plain, keyed = traces
     assert (plain.statements, plain.attempts) == (keyed.statements, keyed.attempts)
+
+
+@both_colours
+async def test_a_handle_of_the_process_that_drives_is_told_which_handle_to_use(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    other = await subject.open()
+    session = await done(store.session("s"))
+    driven = await done(session.drive("me"))
+    for busy in (lambda: session.save(x=1), lambda: session.drive("me too"), session.end):
+        error = await raises(SessionBusy, busy)
+        assert "the handle that drive() returned" in str(error)
+    theirs = await done(other.session("s"))
+    error = await raises(SessionBusy, lambda: theirs.save(x=1))
+    assert "driven by 'me'" in str(error)
+    await done(driven.close())
+    again = await done(theirs.drive("they"))
+    error = await raises(SessionBusy, lambda: session.save(x=1))
+    assert "driven by 'they'" in str(error)
+    await done(again.close())
 
 
 @both_colours

@@ -23,6 +23,7 @@ import pytest
 
 import holdfast
 from holdfast.cli import app as app_module
+from holdfast.kernel.operation import rows
 from tests.maintenance.stores import contents, everything
 
 COMMAND = [sys.executable, "-m", "holdfast"]
@@ -99,8 +100,32 @@ def test_listing_pages_by_number(filled: Any, quick: Run) -> None:
         "updated",
     ]
     assert table[1].split()[:6] == [str(root["number"]), "root-session", "Root", "planner",
-                                    "active", "4"]  # fmt: skip
+                                    "idle", "4"]  # fmt: skip
     assert table[-1] == f"There may be more: --after {first['sessions'][1]['number']}"
+
+
+def test_listing_tells_running_waiting_and_idle_apart(place: dict[str, Any], quick: Run) -> None:
+    with holdfast.open(**place) as store:
+        store.session("idle")
+        driven = store.session("running").drive("me")
+        lost = store.session("lost").lease("dead", 0.001)
+        store.session("done").end()
+        waiting = store.session("waiting")
+        store.run(lambda tx: rows("UPDATE hf_sessions SET status = 'waiting' WHERE id = 'waiting'"))
+        while store.find_session(lost.id).info().is_driven:
+            pass
+        assert waiting.info().activity == "waiting"
+        found = data(quick("sessions", "list", "--json"))["sessions"]
+        shown = {each["id"]: (each["status"], each["activity"]) for each in found}
+        assert shown == {
+            "idle": ("active", "idle"),
+            "running": ("active", "running"),
+            "lost": ("active", "idle"),
+            "done": ("completed", "completed"),
+            "waiting": ("waiting", "waiting"),
+        }
+        assert "running" in lines(quick("sessions", "list"))[2].split()[2:]
+        driven.close()
 
 
 def test_listing_filters(filled: Any, quick: Run) -> None:
@@ -127,9 +152,9 @@ def test_show_and_tree(filled: Any, quick: Run) -> None:
     below = data(quick("sessions", "tree", "root-session", "--json"))
     assert [each["id"] for each in below] == ["root-session", "child-session", "grandchild"]
     assert lines(quick("sessions", "tree", "root-session")) == [
-        "root-session Root  active, version 4",
-        "└── child-session  active, version 1",
-        "    └── grandchild  active, version 0",
+        "root-session Root  idle, version 4",
+        "└── child-session  idle, version 1",
+        "    └── grandchild  idle, version 0",
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_trip_is_charged_once_however_often_its_agent_is_killed(tmp_path: Path
 
     assert {path.name for path in tmp_path.iterdir()} <= {"demo.db", "demo.db-lock"}
     with holdfast.open(f"sqlite:///{tmp_path}/demo.db") as store:
-        session = store.session(trip["id"])
+        session = store.find_session(trip["id"])
         assert session.spent().tokens == trip["tokens"]
         assert session.unresolved() == []
         charges = store.effects(session=trip["id"], tool="charge_card")
@@ -88,7 +88,7 @@ def test_the_timeline_fits_a_log_and_a_second_demo_plans_the_next_trip(tmp_path:
     directory.mkdir()
     url = f"sqlite:///{quote(str(directory))}/demo.db"
     with holdfast.open(url) as store:
-        store.session("trip-1").append("transcript", ["somebody else's"])
+        store.find_session("trip-1").append("transcript", ["somebody else's"])
     done = run(tmp_path, "demo", "--directory", directory.name)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
@@ -113,7 +113,7 @@ def test_the_timeline_fits_a_log_and_a_second_demo_plans_the_next_trip(tmp_path:
     with holdfast.open(url) as store:
         (fork,) = [each for each in store.sessions() if each.origin_version is not None]
         assert fork.id in timeline
-        latest = store.session("trip-1").latest()
+        latest = store.find_session("trip-1").latest()
         assert latest is not None
         assert latest["transcript"] == ["somebody else's"]
 

@@ -295,3 +295,18 @@ def test_both_colours_and_a_fork_compare(place: Any) -> None:
             assert await (await other.find_session("b")).diff(1, 3) == expected
 
     asyncio.run(body())
+
+
+def test_a_line_of_a_diff_shows_tool_calls() -> None:
+    blocks = [
+        {"kind": "text", "text": "I look."},
+        {"kind": "tool_call", "call_id": "c1", "name": "look", "arguments": {"city": "Oslo"}},
+    ]
+    ours = {"role": "assistant", "blocks": blocks}
+    assert brief(ours) == 'assistant: I look. look({"city": "Oslo"})'
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+    openai = {"role": "assistant", "content": None, "tool_calls": [called]}
+    assert brief(openai) == 'assistant: look({"a": 1})'
+    assert brief({**openai, "content": "Now."}) == 'assistant: Now. look({"a": 1})'
+    diff = compare({"t": []}, {"t": [openai]})
+    assert diff.lines()[1] == '+ [0] assistant: look({"a": 1})'

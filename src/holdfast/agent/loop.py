@@ -10,9 +10,10 @@ import msgspec
 
 from ..effects.tools import Tool
 from ..errors import InvalidArgument
-from ..kernel.flow import Flow, run_flow, run_flow_async
+from ..kernel.flow import Flow, perform, run_flow, run_flow_async
 from ..maintenance.recovery import RecoveryOps
-from ..sessions import AsyncSession, Session
+from ..sessions import AsyncSession, Session, SessionsOps
+from ..sessions.ops import SessionOps
 from .budget import Budget
 from .models import Model
 from .plan import Plan
@@ -37,7 +38,9 @@ class Agent:
     """A durable agent loop: killed at any instant, it goes on in another process.
 
     The model's message is stored before its tools run, with what it cost; tools run through the
-    ledger of effects. `run` drives a session of a sync store, `arun` one of an async store.
+    ledger of effects. `run` drives a session of a sync store, `arun` one of an async store. When
+    the model has answered, the session is completed; a new message opens it again. A session that
+    is driven already is left open to whoever drives it.
     """
 
     def __init__(
@@ -105,20 +108,24 @@ class Agent:
         """Finish the interrupted turn, then say the message and go on until the model answers.
 
         Without a message it only goes on. A message with an id is said once, however often the
-        process is restarted. Raises Unresolved when an effect is in doubt, BudgetExceeded,
-        LoopDetected, ApprovalNeeded or ModelFailed; what was done stays, and run goes on from it.
+        process is restarted. Raises SessionEnded if the session failed or was cancelled,
+        Unresolved when an effect is in doubt, BudgetExceeded, LoopDetected, ApprovalNeeded or
+        ModelFailed; what was done stays, and run goes on from it.
         """
         session = self.session
         if not isinstance(session, Session):
             raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
         _check(message, message_id)
-        if session.item is not None:
-            session = session.item.drive()
         if session.fence is not None:
             return run_flow(session.driver, self._flow(session, message, message_id))
-        run_flow(session.driver, self._recover())
+        old = run_flow(session.driver, self._prepare(message, message_id))
+        if old is not None:
+            return old
+        if session.item is not None:
+            driven = session.item.drive()
+            return run_flow(driven.driver, self._flow(driven, message, message_id, ends=True))
         with session.drive(**self._driver()) as driven:
-            return run_flow(driven.driver, self._flow(driven, message, message_id))
+            return run_flow(driven.driver, self._flow(driven, message, message_id, ends=True))
 
     async def arun(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
         """Do what `run` does, with a session of an async store."""
@@ -126,13 +133,18 @@ class Agent:
         if not isinstance(session, AsyncSession):
             raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
         _check(message, message_id)
-        if session.item is not None:
-            session = await session.item.drive()
         if session.fence is not None:
             return await run_flow_async(session.driver, self._flow(session, message, message_id))
-        await run_flow_async(session.driver, self._recover())
+        old = await run_flow_async(session.driver, self._prepare(message, message_id))
+        if old is not None:
+            return old
+        if session.item is not None:
+            driven = await session.item.drive()
+            flow = self._flow(driven, message, message_id, ends=True)
+            return await run_flow_async(driven.driver, flow)
         async with await session.drive(**self._driver()) as driven:
-            return await run_flow_async(driven.driver, self._flow(driven, message, message_id))
+            flow = self._flow(driven, message, message_id, ends=True)
+            return await run_flow_async(driven.driver, flow)
 
     def _driver(self) -> dict[str, Any]:
         return {
@@ -140,6 +152,21 @@ class Agent:
             "instance": self._rules.instance,
             "lease_seconds": self._lease_seconds,
         }
+
+    def _prepare(self, message: str | None, message_id: str | None) -> Flow[Outcome | None]:
+        """Return what a completed session has answered; a new message opens it again."""
+        if self.session.item is None:
+            yield from self._recover()
+        info = yield from perform(SessionOps.info, self.session)
+        if info.status != "completed":
+            return None
+        running = Running(self._rules, self.session, self._given_plan)
+        old = yield from running.stored_answer(message, message_id)
+        if old is not None:
+            self.plan = running.plan
+        elif message is not None:
+            yield from perform(SessionsOps.session, self.session.owner, info.id, reopen=True)
+        return old
 
     def _recover(self) -> Flow[None]:
         """Settle once what an earlier process left; who is given a driven session has done so."""
@@ -152,8 +179,10 @@ class Agent:
             )
             self._has_recovered = True
 
-    def _flow(self, session: Any, message: str | None, message_id: str | None) -> Flow[Outcome]:
-        running = Running(self._rules, session, self._given_plan)
+    def _flow(
+        self, session: Any, message: str | None, message_id: str | None, *, ends: bool = False
+    ) -> Flow[Outcome]:
+        running = Running(self._rules, session, self._given_plan, ends=ends)
         try:
             return (yield from running.run(message, message_id))
         finally:

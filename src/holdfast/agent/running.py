@@ -52,7 +52,9 @@ class Outcome:
 class Running:
     """The state of one run; everything in it can be lost and is found again in the store."""
 
-    def __init__(self, rules: Rules, session: Any, plan: Any = msgspec.UNSET) -> None:
+    def __init__(
+        self, rules: Rules, session: Any, plan: Any = msgspec.UNSET, *, ends: bool = False
+    ) -> None:
         self._rules = rules
         self._session = session
         self._commits = CommitOps(session)
@@ -64,6 +66,7 @@ class Running:
         self._turns_unsaved = 0
         self._saved_at = uptime_seconds()
         self._given_plan = plan
+        self._ends = ends
         self._stored_plan: Any = msgspec.UNSET
         self.plan: Plan | None = None
         self.scratchpad: Path | None = None
@@ -84,12 +87,32 @@ class Running:
             yield from self._stop(error)
             raise
 
+    def stored_answer(self, text: str | None, message_id: str | None) -> Flow[Outcome | None]:
+        """Return the answer that a session has already, if nothing new is said to it."""
+        yield from self._load()
+        last = self._messages[-1] if self._messages else None
+        if text is not None:
+            last = self._answer_to(message_id)
+        if last is None or last.role != "assistant" or last.calls:
+            return None
+        return (yield from self._outcome(last, is_old=True))
+
     def _open(self) -> Flow[None]:
         """Load the session, and count what a dead process left open as spent."""
-        session = self._session
-        info = yield from perform(SessionOps.info, session)
+        info = yield from perform(SessionOps.info, self._session)
         yield from self._open_scratchpad(info.metadata)
-        left_open = yield from perform(SpendOps.close_spend, session)
+        left_open = yield from perform(SpendOps.close_spend, self._session)
+        yield from self._load()
+        yield from self._tell(
+            Resumed(
+                messages=len(self._messages),
+                dangling_calls=len(dangling(self._messages)),
+                uncertain_attempts=len(left_open),
+            )
+        )
+
+    def _load(self) -> Flow[None]:
+        session = self._session
         latest = yield from perform(SpendOps.latest, session)
         point = yield from perform(SpendOps.resume_point, session)
         channels = {} if latest is None else latest.channels
@@ -102,13 +125,6 @@ class Running:
         is_inside = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
         if is_inside and self._messages and self._messages[-1].role != "user":
             self._iteration = point.iteration
-        yield from self._tell(
-            Resumed(
-                messages=len(self._messages),
-                dangling_calls=len(dangling(self._messages)),
-                uncertain_attempts=len(left_open),
-            )
-        )
 
     def _open_scratchpad(self, metadata: dict[str, Any]) -> Flow[None]:
         """Reopen the directory that the session names, or note the one that was given."""
@@ -312,6 +328,8 @@ class Running:
         )
 
     def _outcome(self, message: Message, *, is_old: bool) -> Flow[Outcome]:
+        if self._ends:
+            yield from perform(SessionOps.end, self._session)
         spent = yield from perform(SpendOps.spent, self._session, tree=self._rules.budget.tree)
         return Outcome(
             session_id=self._session.id,

@@ -230,7 +230,8 @@ def brief(value: Any, characters: int = CHARACTERS_SHOWN) -> str:
     text = _json(value)
     if isinstance(value, dict) and isinstance(value.get("role"), str):
         said = next((value[name] for name in ("content", "blocks", "parts") if name in value), None)
-        text = f"{value['role']}: {_said(said)}"
+        told = [_said(each) for each in (said, value.get("tool_calls")) if each]
+        text = f"{value['role']}: {' '.join(told)}"
     text = printable(" ".join(text.split()))
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
@@ -244,8 +245,14 @@ def _said(content: Any) -> str:
             return " ".join(map(_said, content))
         case {"text": str(text)}:
             return text
-        case {"name": str(name), "args": arguments} | {"name": str(name), "input": arguments}:
-            return f"{name}({_json(arguments)})"
+        case (
+            {"name": str(name), "arguments": arguments}
+            | {"name": str(name), "args": arguments}
+            | {"name": str(name), "input": arguments}
+        ):
+            return f"{name}({arguments if isinstance(arguments, str) else _json(arguments)})"
+        case {"function": {"name": str()} as called}:
+            return _said(called)
         case {"content": said}:
             return _said(said)
         case None:

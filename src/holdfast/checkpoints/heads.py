@@ -58,6 +58,8 @@ class Heads:
         self._heads: OrderedDict[int, Head] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._total_bytes = 0
+        self.driven: dict[int, int] = {}
+        """The sessions that handles of this store drive, by number, with their fences."""
 
     def get(self, session_number: int) -> Head | None:
         """Return what is remembered of a session."""

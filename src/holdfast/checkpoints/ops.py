@@ -247,7 +247,8 @@ class CheckpointOps:
         )
 
     def _place(self) -> Place:
-        return Place(self.id, self.number, self.root_id, self.fence, self.guard)
+        driven_fence = self.heads.driven.get(self.number)
+        return Place(self.id, self.number, self.root_id, self.fence, self.guard, driven_fence)
 
     def _lock(self) -> Op[None]:
         """Lock the tree; a driver that has lost its lease goes no further."""

@@ -87,6 +87,8 @@ class Place:
     root_id: str
     fence: int | None
     guard: Guard | None = None
+    driven_fence: int | None = None
+    """The fence under which another handle of the same store drives the session."""
 
     def guards(self) -> list[Query]:
         """Return the looks that must find something for this write to be allowed."""
@@ -254,9 +256,11 @@ def require_writable(place: Place, found: list[Row]) -> Row:
         require_fence(place, found[0])
     row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
+        why = f"is driven by {row['holder']!r}; only its driver may write while the lease lives"
+        if row["fence"] == place.driven_fence:
+            why = "is driven by this process; write through the handle that drive() returned"
         raise SessionBusy(
-            f"session {place.session_id} is driven by {row['holder']!r}; only its driver may "
-            "write while the lease lives",
+            f"session {place.session_id} {why}",
             session_id=place.session_id,
             holder=row["holder"],
             expires_at=row["lease_expires_at"],

@@ -66,7 +66,7 @@ def list_sessions(
 
 def _line(info: SessionInfo) -> tuple[object, ...]:
     updated = when(info.updated_at)
-    return (info.number, info.id, info.name, info.agent, info.status, info.version, updated)
+    return (info.number, info.id, info.name, info.agent, info.activity, info.version, updated)
 
 
 @app.command()
@@ -105,7 +105,7 @@ def tree(
     branches: dict[str | None, Tree] = {}
     for member in members:
         name = f" {member.name}" if member.name else ""
-        label = Text(f"{member.id}{name}  {member.status}, version {member.version}")
+        label = Text(f"{member.id}{name}  {member.activity}, version {member.version}")
         above = branches.get(member.parent_id)
         branches[member.id] = Tree(label) if above is None else above.add(label)
     console().print(branches[members[0].id])

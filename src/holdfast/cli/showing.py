@@ -25,7 +25,7 @@ WIDTH_MIN = 8
 
 def session_data(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON data."""
-    return with_iso_times(asdict(info))
+    return with_iso_times({**asdict(info), "activity": info.activity})
 
 
 def checkpoint_data(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -79,11 +79,13 @@ class DrivenSession(Session):
         self.guard = session.guard
         self.holder = lease.holder
         self._lease = lease
+        self.heads.driven[self.number] = lease.fence
         self.heartbeat = keep(self, session, lease, lease_seconds)
 
     def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
         self.heartbeat.stop()
+        self.heads.driven.pop(self.number, None)
         with contextlib.suppress(LeaseLost, NotFound):
             self.release(self._lease)
 
@@ -131,11 +133,13 @@ class AsyncDrivenSession(AsyncSession):
         self.guard = session.guard
         self.holder = lease.holder
         self._lease = lease
+        self.heads.driven[self.number] = lease.fence
         self.heartbeat = keep(self, session, lease, lease_seconds)
 
     async def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
         await finish(asyncio.to_thread(self.heartbeat.stop))
+        self.heads.driven.pop(self.number, None)
         with contextlib.suppress(LeaseLost, NotFound):
             await self.release(self._lease)
 

@@ -286,7 +286,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             )
         if self.guard is not None:
             yield from self.guard.check()
-        place = Place(self.id, self.number, self.root_id, None)
+        place = replace(self._place(), fence=None)
         require_writable(place, (yield from rows(LOOK, number=self.number)))
         return (yield from SESSIONS.acquire(self.id, holder, lease_seconds))
 

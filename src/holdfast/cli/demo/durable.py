@@ -68,7 +68,9 @@ def main(trip: str, number: str, port: str, directory: str, point: str) -> None:
     place = destination(int(number))
     with open(hooks=probe.hooks) as store:
         agent = Agent(
-            store.session(trip, agent="traveller", metadata={"title": f"A trip to {place}"}),
+            store.session(
+                trip, agent="traveller", metadata={"title": f"A trip to {place}"}, reopen=True
+            ),
             model(place),
             tools=make_tools(trip, Payments(int(port)), Path(directory), stand),
             system=SYSTEM,
