@@ -88,7 +88,7 @@ def test_the_timeline_fits_a_log_and_a_second_demo_plans_the_next_trip(tmp_path:
     directory.mkdir()
     url = f"sqlite:///{quote(str(directory))}/demo.db"
     with holdfast.open(url) as store:
-        store.find_session("trip-1").append("transcript", ["somebody else's"])
+        store.session("trip-1").append("transcript", ["somebody else's"])
     done = run(tmp_path, "demo", "--directory", directory.name)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
