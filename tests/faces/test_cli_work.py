@@ -168,6 +168,74 @@ def test_items_are_cancelled_retried_and_redriven(store: holdfast.Store, quick: 
     assert again[0]["redriven_from"] == ids[1]
 
 
+def test_items_are_named_by_number_and_by_the_beginning_of_their_id(
+    store: holdfast.Store, quick: Run
+) -> None:
+    for name in ("order-2026-11-a", "order-2026-11-b", "12345678"):
+        store.work.submit("t", name, id=name, delay_seconds=3600)
+    numbers = [item["number"] for item in data(quick("work", "list", "--json"))["items"]]
+    a, b = str(numbers[2]), str(numbers[1])
+    for named in (a, "order-2026-11-a"):
+        assert data(quick("work", "show", named, "--json"))["id"] == "order-2026-11-a"
+        assert data(quick("work", "why", named, "--json"))["id"] == "order-2026-11-a"
+    assert data(quick("work", "show", "12345678", "--json"))["id"] == "12345678"
+    assert data(quick("work", "show", "order-2026-11-a"[:-1] + "b", "--json"))["number"] == int(b)
+    ambiguous = quick("work", "show", "order-20")
+    assert ambiguous.returncode == 2
+    assert "more than one work item" in ambiguous.stderr
+    for unknown in ("99", "order-x", "order-9999", "ORDER-2026-11-A"):
+        assert quick("work", "show", unknown).returncode == 3
+    assert text(quick("work", "retry", a)) == "Work item order-2026-11-a is ready.\n"
+    cancelled = data(quick("work", "cancel", b, "--yes", "--json"))
+    assert cancelled == {"id": "order-2026-11-b", "status": "cancelled"}
+    [again] = data(quick("work", "redrive", b, "--json"))["items"]
+    assert again["redriven_from"] == "order-2026-11-b"
+    assert data(quick("work", "show", again["id"][:-1], "--json"))["id"] == again["id"]
+
+
+def test_one_item_that_cannot_be_redriven_does_not_stop_the_others(
+    store: holdfast.Store, quick: Run
+) -> None:
+    for key in ("taken", "free"):
+        store.work.submit("t", key, key=key)
+        [dead] = store.work.claim("w")
+        dead.fail("no", retry=False)
+    living = store.work.submit("t", "other", key="taken")
+    redriven = data(quick("work", "redrive", "--all", "--yes", "--json"))
+    assert [item["input"] for item in redriven["items"]] == ["free"]
+    assert [error["living"] for error in redriven["refused"]] == [living.id]
+    assert "Not submitted: " in text(quick("work", "redrive", "--all", "--yes"))
+
+
+def test_show_tells_the_last_errors(store: holdfast.Store, quick: Run) -> None:
+    item = store.work.submit("t")
+    for number in range(2):
+        [held] = store.work.claim(f"worker-{number}")
+        held.fail(f"no {number}", delay_seconds=0)
+    shown = data(quick("work", "show", item.id, "--json"))
+    assert shown["last_holder"] == "worker-1"
+    assert [(e["attempt"], e["holder"], e["error"]) for e in shown["errors"]] == [
+        (2, "worker-1", "no 1"),
+        (1, "worker-0", "no 0"),
+    ]
+    assert all(ISO.fullmatch(each["ended_at"]) for each in shown["errors"])
+    table = text(quick("work", "show", item.id))
+    assert "no 0" in table
+    assert "worker-0" in table
+
+
+def test_several_statuses_are_listed_at_once(store: holdfast.Store, quick: Run) -> None:
+    for number in range(3):
+        store.work.submit("t", number)
+    done, _ = store.work.claim("w", limit=2)
+    done.complete()
+    both = ("--status=pending", "--status=in_progress")
+    found = data(quick("work", "list", *both, "--json"))["items"]
+    assert [item["input"] for item in found] == [2, 1]
+    assert len(data(quick("work", "list", "--json"))["items"]) == 3
+    assert quick("work", "list", "--status=running").returncode == 2
+
+
 def test_a_sweep_takes_dead_leases(store: holdfast.Store, quick: Run) -> None:
     for max_retries in (0, 1):
         store.work.submit("t", max_retries=max_retries)
@@ -190,6 +258,9 @@ def test_top_shows_the_queue_once_or_as_json(store: holdfast.Store, quick: Run) 
     }
     assert [item["holder"] for item in seen["running"]] == ["worker-1"]
     picture = text(quick("work", "top", "--once"))
+    assert "completed" not in picture
+    counted = text(quick("work", "top", "--once", "--finished"))
+    assert "completed" in counted
     assert "1 running" in picture
     assert "worker-1" in picture
     assert quick("work", "top", "--every=0").returncode == 2

@@ -184,6 +184,41 @@ async def test_a_worker_waits_for_a_session_that_a_person_drives(subject: Subjec
     assert (found.output, found.retry_count, found.failures) == ("ok", 0, 0)
 
 
+# Lost
+
+
+@both_colours
+async def test_a_worker_that_runs_until_empty_waits_for_what_it_lost(subject: Subject) -> None:
+    store = await opened_now(subject)
+    runs: list[int] = []
+
+    async def handler(item: Any) -> int:
+        runs.append(item.fence)
+        if len(runs) == 1:
+            await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1"))
+            assert (await done(store.work.sweep())).requeued == 1
+        return len(runs)
+
+    item = await done(store.work.submit("t"))
+    worker = await work(store, {"t": handler})
+    assert worker.counts == {"lost": 1, "completed": 1}
+    assert (await done(store.work.get(item.id))).output == 2
+
+
+@both_colours
+async def test_a_lost_item_that_waits_for_a_person_is_not_waited_for(subject: Subject) -> None:
+    store = await opened_now(subject)
+
+    async def handler(item: Any) -> None:
+        await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1"))
+        await done(store.work.sweep())
+
+    item = await done(store.work.submit("t", on_crash="review"))
+    worker = await work(store, {"t": handler})
+    assert worker.counts == {"lost": 1}
+    assert (await done(store.work.get(item.id))).waits_for == "review"
+
+
 # Rewound
 
 

@@ -11,7 +11,7 @@ from .. import store
 from ..clock import SystemClock, iso
 from ..codec import from_json
 from ..effects import Landed, NotLanded
-from ..errors import InvalidArgument, NotFound, Unresolved
+from ..errors import InvalidArgument, Unresolved
 from ..records import EFFECT_STATUSES, Effect, EffectStatus
 from .completion import effect_ids, one_of
 from .groups import group
@@ -43,7 +43,7 @@ EffectId = Annotated[
     str,
     typer.Argument(
         metavar="EFFECT",
-        help="The effect's id, or its number in the list.",
+        help="The effect's id, its number in the list, or the beginning of its id.",
         autocompletion=effect_ids,
     ),
 ]
@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """Show what was asked, what is known of it, and what each choice about it means."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = _find(opened, effect)
+        found = opened.find_effect(effect)
         attempts = opened.attempts(found.id)
     in_doubt = _is_in_doubt(found, SystemClock().now_ms())
     if as_json:
@@ -255,7 +255,7 @@ def resolve(
     if landed:
         verdict = Landed(None if result is None else from_json(result, name="--result"))
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = _find(opened, effect)
+        found = opened.find_effect(effect)
         settled = opened.resolve(found.id, verdict, by=by, note=note)
     _tell(settled, as_json=as_json)
 
@@ -274,7 +274,7 @@ def verify(
     """
     known = named_tools(tools)
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = _find(opened, effect)
+        found = opened.find_effect(effect)
         settled = opened.verify(found.id, known)
     _tell(settled, as_json=as_json)
     if settled.status in {"issued", "unknown"}:
@@ -292,13 +292,3 @@ def _tell(effect: Effect, *, as_json: bool) -> None:
             say(f"{effect.tool} did not happen (effect {effect.id}): the next equal call runs it.")
         case _:
             say(f"{effect.tool} is still in doubt (effect {effect.id}); nothing was changed.")
-
-
-def _find(opened: store.Store, wanted: str) -> Effect:
-    """Return an effect by its id, or by the number that the list shows."""
-    if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 19):
-        return opened.effect(wanted)
-    found = opened.effects(after=max(0, int(wanted) - 1), limit=1)
-    if not found or found[0].number != int(wanted):
-        raise NotFound(f"there is no effect number {wanted}", id=wanted)
-    return found[0]

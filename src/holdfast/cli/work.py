@@ -10,14 +10,14 @@ import typer
 
 from .. import store
 from ..codec import from_json
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Refused
 from ..work import WORK_STATUSES, OnCrash, Swept, WorkItem, WorkStatus
 from . import worker, worktop
 from .completion import item_ids, one_of
 from .groups import confirm, group
 from .options import AsJson, Limit, Namespace, OfSession, Url, Yes
 from .output import print_json
-from .showing import item_data, say, show_fields, show_table, text_of, when
+from .showing import item_data, say, show_fields, show_table, text_of, when, with_iso_times
 
 app = group("Look at work items, submit and steer them, and run workers.")
 app.command("run")(worker.run)
@@ -27,7 +27,11 @@ REDRIVEN_PER_PAGE = 100
 
 ItemId = Annotated[
     str,
-    typer.Argument(metavar="ITEM", help="The work item's id.", autocompletion=item_ids),
+    typer.Argument(
+        metavar="ITEM",
+        help="The item's id, its number in the list, or the beginning of its id.",
+        autocompletion=item_ids,
+    ),
 ]
 
 
@@ -36,11 +40,11 @@ def list_items(
     url: Url = None,
     namespace: Namespace = None,
     status: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--status",
             metavar="STATUS",
-            help="Only those of a status.",
+            help="Only those of a status; repeatable.",
             autocompletion=one_of(WORK_STATUSES),
         ),
     ] = None,
@@ -64,7 +68,7 @@ def list_items(
     as_json: AsJson = False,
 ) -> None:
     """List work items, the newest first."""
-    narrowed = (status, type_, queue, session, holder)
+    narrowed = (status or None, type_, queue, session, holder)
     if dead and any(each is not None for each in narrowed):
         raise InvalidArgument("--dead lists all dead items and takes no other condition")
     with store.open(url, namespace=namespace, migrate=False) as opened:
@@ -72,7 +76,7 @@ def list_items(
             found = opened.work.dead(before=before, limit=limit)
         else:
             found = opened.work.list(
-                status=cast("WorkStatus | None", status),
+                status=cast("list[WorkStatus] | None", status or None),
                 type=type_,
                 queue=queue,
                 session=session,
@@ -107,11 +111,20 @@ def show(
 ) -> None:
     """Show one work item, with what it was given and what it came to."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.work.get(item)
+        found = opened.work.find(item)
+        errors = opened.work.errors(found.id)
     if as_json:
-        print_json(item_data(found))
-    else:
-        show_fields(item_data(found))
+        told = [with_iso_times(asdict(each)) for each in errors]
+        print_json({**item_data(found), "errors": told})
+        return
+    show_fields(item_data(found))
+    if errors:
+        say("\nThe last attempts that failed:\n")
+        show_table(
+            ("attempt", "ended", "by", "reason", "error"),
+            ((e.attempt, when(e.ended_at), e.holder, e.reason, e.error) for e in errors),
+            drop=("reason", "by"),
+        )
 
 
 @app.command()
@@ -120,9 +133,10 @@ def why(
 ) -> None:
     """Say in a sentence why a work item runs or does not."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        reason = opened.work.why(item)
+        found = opened.work.find(item)
+        reason = opened.work.why(found.id)
     if as_json:
-        print_json({"id": item, "why": reason})
+        print_json({"id": found.id, "why": reason})
     else:
         say(text_of(reason))
 
@@ -191,11 +205,11 @@ def retry(
 ) -> None:
     """Make a pending work item ready now that waits for its time or for review."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        ready = opened.work.retry(item)
+        ready = opened.work.retry(opened.work.find(item).id)
     if as_json:
         print_json(item_data(ready))
     else:
-        say(f"Work item {item} is ready.")
+        say(f"Work item {ready.id} is ready.")
 
 
 @app.command()
@@ -208,21 +222,21 @@ def cancel(
 ) -> None:
     """Cancel a work item. Whoever runs it is asked to stop."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.work.get(item)
+        found = opened.work.find(item)
         confirm(f"Cancel work item {found.id} ({found.type})?", yes=yes)
-        status = opened.work.cancel(item)
+        status = opened.work.cancel(found.id)
     if as_json:
-        print_json({"id": item, "status": status})
+        print_json({"id": found.id, "status": status})
     elif status == "in_progress":
-        say(f"Work item {item} is running; its worker was asked to stop.")
+        say(f"Work item {found.id} is running; its worker was asked to stop.")
     else:
-        say(f"Work item {item} is {status}.")
+        say(f"Work item {found.id} is {status}.")
 
 
 @app.command()
 def redrive(
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="[ITEM]...", help="The ids of dead items.")
+        list[str] | None, typer.Argument(metavar="[ITEM]...", help="Dead items, as in show.")
     ] = None,
     url: Url = None,
     namespace: Namespace = None,
@@ -233,22 +247,30 @@ def redrive(
     """Submit dead work items again, each as a new one that names it."""
     if all_dead == bool(items):
         raise InvalidArgument("name the items to redrive, or say --all")
-    made = []
+    made, refused = [], []
     with store.open(url, namespace=namespace, migrate=False) as opened:
         if all_dead:
             confirm("Redrive all dead work items?", yes=yes)
             before: int | None = None
             while found := opened.work.dead(before=before, limit=REDRIVEN_PER_PAGE):
-                made += [opened.work.redrive(item.id) for item in found]
+                for dead in found:
+                    try:
+                        made.append(opened.work.redrive(dead.id))
+                    except Refused as why_not:
+                        refused.append(why_not)
                 before = found[-1].number
         else:
-            made = [opened.work.redrive(item) for item in items or ()]
+            wanted = [opened.work.find(item).id for item in items or ()]
+            made = [opened.work.redrive(id) for id in wanted]
     if as_json:
-        print_json({"items": list(map(item_data, made))})
+        left = [error.to_dict() for error in refused]
+        print_json({"items": list(map(item_data, made)), "refused": left})
         return
     for item in made:
         say(f"Work item {item.redriven_from} is submitted again as {item.id}.")
-    if not made:
+    for error in refused:
+        say(f"Not submitted: {error}.")
+    if not made and not refused:
         say("No work item is dead.")
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RUNNING_MAX = 20
 SHOWN = ("id", "type", "holder", "fence", "retry_count", "lease_acquired_at", "heartbeat_at")
 EVERY_SECONDS_MIN = 0.1
+# What is finished is counted only when asked for; only then has it columns.
+LIVE_STATUSES = ("pending", "in_progress")
 
 
 def top(
@@ -56,6 +58,7 @@ def look(opened: store.Store, *, finished: bool) -> dict[str, Any]:
     running = opened.work.list(status="in_progress", limit=RUNNING_MAX)
     return {
         "at": iso(SystemClock().now_ms()),
+        "statuses": WORK_STATUSES if finished else LIVE_STATUSES,
         "counts": [asdict(count) for count in opened.work.counts(finished=finished)],
         "leases": asdict(opened.work.health()),
         "running": [{name: item_data(item).get(name) for name in SHOWN} for item in running],
@@ -104,11 +107,11 @@ def _counts(seen: dict[str, Any]) -> RenderableType:
     for count in seen["counts"]:
         by_type.setdefault(count["type"], {})[count["status"]] = count
     table = Table("type", box=None, pad_edge=False, header_style="bold")
-    for status in WORK_STATUSES:
+    for status in seen["statuses"]:
         table.add_column(status, justify="right")
     table.add_column("oldest pending", justify="right")
     for name, counts in sorted(by_type.items()):
-        numbers = [f"{counts[s]['items']:,}" if s in counts else "-" for s in WORK_STATUSES]
+        numbers = [f"{counts[s]['items']:,}" if s in counts else "-" for s in seen["statuses"]]
         age = counts.get("pending", {}).get("oldest_age_seconds")
         oldest = "-" if age is None else f"{age:,.0f} s"
         table.add_row(Text(text_of(name)), *numbers, oldest)

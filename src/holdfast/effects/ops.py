@@ -9,6 +9,7 @@ from ..checkpoints.ops import require_version
 from ..checkpoints.writing import Place
 from ..codec import Codec
 from ..errors import InProgress, InvalidArgument, NotFound, Refused
+from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import (
     Lock,
@@ -340,6 +341,15 @@ class StoreEffects(Generic[I_co]):
         """Return one row of the ledger, or raise NotFound."""
         found = yield from one(LOOK_AT, id=require_effect_id(id))
         return self.ledger.effect(found_effect(found, id))
+
+    @query
+    def find_effect(self, id: str) -> Op[Effect]:
+        """Return an effect by its id, its number, or the beginning of its id; or NotFound.
+
+        8 characters or more are enough if no other id begins with them.
+        """
+        row = yield from find_row("effect", SELECT, require_effect_id(id))
+        return self.ledger.effect(found_effect(row, id))
 
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:

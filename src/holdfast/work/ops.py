@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..errors import InvalidArgument
+from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow
 from ..kernel.operation import (
     Op,
@@ -51,7 +52,8 @@ Failures: TypeAlias = list[FailedAttempt]
 ITEMS_PER_PAGE_MAX = 1_000
 GROWTH_MAX = 1_000
 
-LIST = f"SELECT {COLUMNS} FROM hf_work WHERE number < :before"  # noqa: S608
+SELECT = f"SELECT {COLUMNS} FROM hf_work"  # noqa: S608
+LIST = f"{SELECT} WHERE number < :before"
 DEAD = f"""
 SELECT {COLUMNS} FROM hf_work d WHERE state = 'failed' AND number < :before
     AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
@@ -281,6 +283,17 @@ class WorkOps(StoreParts, Generic[I]):
         """Return the sessions with the most checkpoints."""
         require_number("limit", limit, 1, GROWTH_MAX)
         return (yield from insight.growth(limit))
+
+    @query
+    def find(self, id: str) -> Op[I]:
+        """Return an item by its id, its number, or the beginning of its id; or NotFound.
+
+        8 characters or more are enough if no other id begins with them.
+        """
+        row = yield from find_row("work item", SELECT, require_name("id", id))
+        if row is None:
+            raise finishing.not_found(id)
+        return self._item(row)
 
     @query
     def errors(self, id: str) -> Op[Failures]:

@@ -104,6 +104,7 @@ class Engine:
         self._attempts: dict[Kept, Attempt] = {}
         self._completed: list[Attempt] = []
         self._until_empty = False
+        self._lost: set[int] = set()
         self._is_rung = True
         self._has_more = False
         self._pause_seconds = 0.0
@@ -170,7 +171,17 @@ class Engine:
         return room if room > self._plan.prefetch // 2 else 0
 
     def _is_empty(self) -> bool:
-        return not (self._attempts or self._is_rung or self._has_more or self._pause_seconds)
+        if self._attempts or self._is_rung or self._has_more or self._pause_seconds:
+            return False
+        return not self._lost or not self._has_undone()
+
+    def _has_undone(self) -> bool:
+        """Tell whether an item whose lease was lost here is still to be done, by anybody."""
+        try:
+            self._lost = self._ask(Statements.undone, self._lost)
+        except PASSING as error:
+            self._back_off("a look at lost items", error)
+        return bool(self._lost)
 
     def _is_pausing(self) -> bool:
         return self._pause_seconds > 0 and time.monotonic() < self._look_at
@@ -329,6 +340,8 @@ class Engine:
         if self._attempts.pop(attempt.kept, None) is None:
             return
         self.counts[ended.outcome] += 1
+        if ended.outcome == "lost" and self._until_empty:
+            self._lost.add(attempt.number)
         if ended.outcome == "retried":
             self._upkeep.expect(attempt.delay_seconds)
         # What it submitted or gave back may ring late; only a look says that nothing is left.

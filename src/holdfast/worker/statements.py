@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..kernel.operation import Op, Row, deciding, fresh_id, one, operation, query
+from ..kernel.operation import Op, Query, Row, batch, deciding, fresh_id, one, operation, query
 from ..work.claiming import Claim, heartbeat, in_order
 from ..work.finishing import COMPLETE_UNREAD, Ending, Endings
 from ..work.items import Item
@@ -15,6 +15,12 @@ READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queu
 LOOK = """
 SELECT {ready} AS is_ready, :now AS now,
     (SELECT min(available_at) FROM hf_work WHERE state = 'scheduled') AS due_at
+"""
+
+
+UNDONE = """
+SELECT number FROM hf_work
+WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
 
 
@@ -32,6 +38,12 @@ class Statements:
         assert found is not None
         due_at = found["due_at"]
         return bool(found["is_ready"]), None if due_at is None else (due_at - found["now"]) / 1000
+
+    @query
+    def undone(self, numbers: Iterable[int]) -> Op[set[int]]:
+        """Return those of some items that have not ended and wait for no person."""
+        found = yield from batch(*(Query(UNDONE, {"number": number}) for number in numbers))
+        return {row["number"] for answer in found for row in answer}
 
     @operation
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
