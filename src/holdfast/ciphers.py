@@ -10,6 +10,9 @@ records or 256 GB: add it, make it `current`, and keep the old one for as long a
 
 from __future__ import annotations
 
+import base64
+import hmac
+import json
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -47,10 +50,16 @@ class AesGcm:
             )
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._current = current
+        self._fingerprints = {key_id: _fingerprint(key_id, key) for key_id, key in keys.items()}
         self._invalid_tag = InvalidTag
 
     def __repr__(self) -> str:
         return f"AesGcm(keys={sorted(self._ciphers)}, current={self._current!r})"
+
+    def fingerprints(self) -> list[str]:
+        """Return what the keys are known by, the current one last; it tells nothing of them."""
+        others = [mark for id, mark in self._fingerprints.items() if id != self._current]
+        return [*others, self._fingerprints[self._current]]
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Return the sealed bytes under the current key; equal plaintexts never look equal."""
@@ -91,3 +100,38 @@ class AesGcm:
 def _label(key_id: str) -> bytes:
     text = key_id.encode()
     return bytes((len(text),)) + text
+
+
+def _fingerprint(key_id: str, key: bytes) -> str:
+    return hmac.digest(key, b"holdfast cipher key 1 " + key_id.encode(), "sha256").hex()[:32]
+
+
+KEYS_FILE = "HOLDFAST_KEYS_FILE"
+
+
+def keys_of_environment() -> tuple[AesGcm | None, bytes | None]:
+    """Return the cipher and the redactor's key that `$HOLDFAST_KEYS_FILE` names, if it is set.
+
+    The file is JSON, for its owner alone: {"cipher": {"current": ID, "keys": {ID: BASE64}},
+    "redactor": BASE64}, both optional. Raises InvalidArgument, without a word of what is in it.
+    """
+    path = os.environ.get(KEYS_FILE, "")
+    if not path:
+        return None, None
+    try:
+        if os.stat(path).st_mode & 0o077:
+            raise InvalidArgument(f"{path} can be read by others; run `chmod 600 {path}`")
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        cipher, redactor = found.get("cipher"), found.get("redactor")
+        key = None if redactor is None else base64.b64decode(redactor, validate=True)
+        if cipher is None:
+            return None, key
+        keys = {id: base64.b64decode(text, validate=True) for id, text in cipher["keys"].items()}
+        return AesGcm(keys, cipher["current"]), key
+    except InvalidArgument:
+        raise
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path} (${KEYS_FILE}): {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InvalidArgument(f"{path} (${KEYS_FILE}) is not a file of keys") from None

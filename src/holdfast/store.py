@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .checkpoints import Heads
+from .ciphers import keys_of_environment
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
 from .effects import AsyncIssued, Issued, Ledger, StoreEffects, Ticket
@@ -18,6 +19,7 @@ from .feed import event_statements, events_if_done, lock_statement, read_events
 from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.backup import back_up
+from .kernel.fingerprints import CipherKeys
 from .kernel.flow import finish
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
@@ -352,13 +354,21 @@ def open(
     the process, not a power loss. `compression="zstd"` needs `holdfast-agents[compress]`; records
     of both kinds can be read whatever it is. `redaction` takes secrets out of what tools are given
     and return before it is stored; common shapes are known by default. With `migrate=False` an
-    older or missing store is refused.
+    older or missing store is refused. So is one whose keys are not given, by `cipher` and
+    `redaction` or in the file that `$HOLDFAST_KEYS_FILE` names.
     """
     target = parse(url, namespace)
     settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+    cipher, redaction = _keys(cipher, redaction)
     codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
     driver = open_driver(target, settings, migrate=migrate)
-    return Store(driver, target, settings, codec, redaction)
+    store = Store(driver, target, settings, codec, redaction)
+    try:
+        _require_keys(driver.run, store.ledger, cipher)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
@@ -409,9 +419,16 @@ def aopen(
     async def opening() -> AsyncStore:
         target = parse(url, namespace)
         settings = _settings(durability, clock, busy_timeout_seconds, hooks)
-        codec, chosen = _codec(limits, cipher, compression), _redaction(redaction)
+        used, hider = _keys(cipher, redaction)
+        codec, chosen = _codec(limits, used, compression), _redaction(hider)
         driver = await open_async_driver(target, settings, migrate=migrate)
-        return AsyncStore(driver, target, settings, codec, chosen)
+        store = AsyncStore(driver, target, settings, codec, chosen)
+        try:
+            await asyncio.to_thread(_require_keys, driver.twin().run, store.ledger, used)
+        except BaseException:
+            await store.close()
+            raise
+        return store
 
     return Opening(opening())
 
@@ -481,6 +498,23 @@ def _codec(limits: Limits | None, cipher: Cipher | None, compression: Compressio
         if cipher is not None and not callable(getattr(cipher, method, None)):
             raise InvalidArgument(f"cipher must have {method}(), {type(cipher).__name__} has not")
     return Codec(limits, compression=compression, cipher=cipher)
+
+
+def _keys(
+    cipher: Cipher | None, redaction: Redaction | None
+) -> tuple[Cipher | None, Redaction | None]:
+    """Return what was given, or what the environment names instead."""
+    known, key = keys_of_environment()
+    return cipher or known, Redactor(key=key) if redaction is None and key else redaction
+
+
+def _require_keys(run: Callable[[Call[Any]], Any], ledger: Ledger, cipher: Cipher | None) -> None:
+    """Refuse a store whose keys this process does not have; note a new one."""
+    fingerprints: Callable[[], list[str]] = getattr(cipher, "fingerprints", list)
+    keys = CipherKeys(fingerprints())
+    if not run(Call(CipherKeys.are_noted, keys)):
+        run(Call(CipherKeys.note, keys))
+    run(Call(Ledger.require_key, ledger))
 
 
 def _redaction(redaction: Redaction | None) -> Redaction:

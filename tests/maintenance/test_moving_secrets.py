@@ -272,13 +272,15 @@ def test_effects_do_not_come_beside_those_of_another_key(
     with open_at(place, redaction=holdfast.Redactor(key=there)) as store:
         do_all(store)
         store.export(file)
-    with open_at(others[0], redaction=holdfast.Redactor(key=here)) as target:
+    with (
+        open_at(others[0], redaction=holdfast.Redactor(key=here)) as target,
+        open_at(others[0]) as importing,
+    ):
         do_all(target, "a session of its own", OTHER_CARD)
         # It is the store that counts, not how who imports has opened it.
-        with open_at(others[0]) as importing:
-            for each in (target, importing):
-                with pytest.raises(holdfast.InvalidArgument, match=says):
-                    each.import_sessions(file, store_keys=True)
+        for each in (target, importing):
+            with pytest.raises(holdfast.InvalidArgument, match=says):
+                each.import_sessions(file, store_keys=True)
         assert [session.id for session in target.sessions()] == ["a session of its own"]
         assert all(do_all(target, "a session of its own", OTHER_CARD))
 

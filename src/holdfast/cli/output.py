@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Output that goes to a file or a pipe is not wrapped, so that it can be searched line by line.
 WIDTH_UNWRAPPED = 10_000
+# Controls beyond ASCII, which JSON does not escape, and what turns the direction of text.
+_COMMANDING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 # A command in backticks is one word: a suggestion that is wrapped cannot be copied.
 SUGGESTED = re.compile(r"(?:`|^  )holdfast [a-z][^`\n]*", re.MULTILINE)
 WORDS = re.compile(r"`[^`]*`\S*|\S+")
@@ -31,13 +33,19 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(_json(value, indent=2))
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """Return JSON that a terminal can show: control and direction characters stand escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return _COMMANDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def fail(error: Mapping[str, object], *, as_json: bool) -> None:
     """Print an error on stderr: its sentence, or all of it as one line of JSON."""
     if as_json:
-        print(json.dumps(error, ensure_ascii=False, default=str), file=sys.stderr)
+        print(_json(error), file=sys.stderr)
         return
     from rich.text import Text
 

@@ -100,6 +100,11 @@ class Ledger:
         self.salts = Salts(getattr(self.redactor, "key", None))
         self.keeper = Keeper(lambda kept: self.run(Call(Ledger.renew, self, (kept,))))
 
+    @query
+    def require_key(self) -> Op[None]:
+        """Refuse a store whose effects are known by another key than ours."""
+        yield from self.salts.learn()
+
     @deciding
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""

@@ -1,0 +1,56 @@
+"""Which cipher keys a store is written with, known by fingerprints that tell nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import StoreError
+from .operation import Op, one, operation, query, rows
+
+NAME = "cipher_keys"
+READ = "SELECT value FROM hf_meta WHERE name = :name"
+WRITE = """
+INSERT INTO hf_meta (name, value) VALUES (:name, :value)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+IS_WRITTEN = """
+SELECT 1 AS found WHERE EXISTS (SELECT 1 FROM hf_trees) OR EXISTS (SELECT 1 FROM hf_work)
+    OR EXISTS (SELECT 1 FROM hf_effects)
+"""
+
+
+class CipherKeys:
+    """The keys of the process that opens a store, the current one last; none without a cipher."""
+
+    def __init__(self, fingerprints: Sequence[str]) -> None:
+        self._ours = list(fingerprints)
+
+    @query
+    def are_noted(self) -> Op[bool]:
+        """Whether the store knows our current key already. Raises StoreError if we lack its own."""
+        return (yield from self._known()) is None
+
+    @operation
+    def note(self) -> Op[None]:
+        """Write our current key down as the store's."""
+        value = yield from self._known()
+        if value is not None:
+            yield from rows(WRITE, name=NAME, value=value)
+
+    def _known(self) -> Op[str | None]:
+        """Return what the store is to know from now on, or None if it does."""
+        row = yield from one(READ, name=NAME)
+        noted = [] if row is None else str(row["value"]).split()
+        if noted and noted[-1] not in self._ours:
+            raise StoreError(
+                "this store is encrypted, and its current key is not among those it was opened "
+                "with (none, others, or another key of the same id); open it with its cipher"
+            )
+        if not self._ours or self._ours[-1] in noted:
+            return None
+        if not noted and (yield from one(IS_WRITTEN)) is not None:
+            raise StoreError(
+                "this store is not encrypted and was opened with a cipher; export its sessions and "
+                "import them into a new store that has the cipher"
+            )
+        return " ".join([*noted, self._ours[-1]])

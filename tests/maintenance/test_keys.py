@@ -1,0 +1,135 @@
+"""A store knows its keys and is refused to who lacks them; JSON does not command a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.ciphers import AesGcm
+from holdfast.errors import InvalidArgument, StoreError
+
+OLD, NEW, WRONG = bytes(range(32)), bytes(range(1, 33)), bytes(32)
+
+
+def aes(current: str, **keys: bytes) -> AesGcm:
+    return AesGcm(keys, current)
+
+
+def open_at(place: dict[str, Any], **arguments: Any) -> holdfast.Store:
+    return holdfast.open(**place, durability="normal", **arguments)
+
+
+@pytest.mark.parametrize("cipher", [None, aes("old", old=WRONG), aes("new", new=NEW)])
+def test_an_encrypted_store_is_refused_without_its_key(place: Any, cipher: AesGcm | None) -> None:
+    with open_at(place, cipher=aes("old", old=OLD)) as store:
+        store.session("s").save(a=1)
+    with pytest.raises(StoreError, match="its current key is not among those"):
+        open_at(place, cipher=cipher)
+    with pytest.raises(StoreError, match="its current key is not among those"):
+        asyncio.run(_open_async(place, cipher))
+    with open_at(place, cipher=aes("old", old=OLD)) as store:
+        assert store.find_session("s").at(1)["a"] == 1
+
+
+async def _open_async(place: Any, cipher: AesGcm | None) -> None:
+    await holdfast.aopen(**place, cipher=cipher)
+
+
+def test_rotation_adds_a_key_and_then_the_old_one_alone_is_not_enough(place: Any) -> None:
+    with open_at(place, cipher=aes("old", old=OLD)) as store:
+        store.session("s").save(a=1)
+    with open_at(place, cipher=aes("new", old=OLD, new=NEW)) as store:
+        store.find_session("s").save(a=2)
+    with pytest.raises(StoreError, match="its current key"):
+        open_at(place, cipher=aes("old", old=OLD))
+    with open_at(place, cipher=aes("old", old=OLD, new=NEW)) as store:
+        assert store.find_session("s").at(2)["a"] == 2
+
+
+def test_a_plain_store_is_not_given_a_cipher_later(place: Any) -> None:
+    with open_at(place):
+        pass
+    with open_at(place, cipher=aes("k", k=OLD)):
+        pass
+    with pytest.raises(StoreError, match="this store is encrypted"):
+        open_at(place)
+
+
+def test_a_plain_store_with_records_refuses_a_cipher(place: Any) -> None:
+    with open_at(place) as store:
+        store.session("s")
+    with pytest.raises(StoreError, match="is not encrypted and was opened with a cipher"):
+        open_at(place, cipher=aes("k", k=OLD))
+
+
+def test_a_store_with_effects_is_refused_with_another_redactor_key(place: Any) -> None:
+    key = b"a key of thirty-two bytes at least"
+    with open_at(place, redaction=holdfast.Redactor(key=key)) as store:
+        store.once("k", lambda: 1)
+    for redaction in (None, holdfast.Redactor(key=key[::-1])):
+        with pytest.raises(InvalidArgument, match="the effects of this store are known with"):
+            open_at(place, redaction=redaction)
+    with open_at(place, redaction=holdfast.Redactor(key=key)) as store:
+        assert store.once("k", lambda: 2).value == 1
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "keys.json"
+    keys = {"k": base64.b64encode(OLD).decode()}
+    redactor = base64.b64encode(NEW).decode()
+    path.write_text(json.dumps({"cipher": {"current": "k", "keys": keys}, "redactor": redactor}))
+    path.chmod(0o600)
+    monkeypatch.setenv("HOLDFAST_KEYS_FILE", str(path))
+    return path
+
+
+def test_the_command_line_takes_keys_from_a_file(tmp_path: Path, keys_file: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    redaction = holdfast.Redactor(key=NEW)
+    with holdfast.open(url, cipher=aes("k", k=OLD), redaction=redaction) as store:
+        store.session("secret session").save(a="hidden")
+        store.once("k", lambda: 1)
+    command = [sys.executable, "-m", "holdfast", "sessions", "list", "--json", "--url", url]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "secret session" in listed.stdout, listed.stderr
+    keys_file.unlink()
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert listed.returncode == InvalidArgument.exit_code
+    assert "No such file" in listed.stderr
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cipher": 5}', '{"cipher": {"keys": {}}}',
+                                     '{"redactor": "?"}'])  # fmt: skip
+def test_a_file_of_keys_that_is_none_is_refused_without_its_content(
+    keys_file: Path, content: str
+) -> None:
+    keys_file.write_text(content)
+    with pytest.raises(InvalidArgument, match="is not a file of keys"):
+        holdfast.open("sqlite://")
+
+
+def test_a_file_of_keys_that_others_can_read_is_refused(keys_file: Path) -> None:
+    keys_file.chmod(0o640)
+    with pytest.raises(InvalidArgument, match="can be read by others"):
+        holdfast.open("sqlite://")
+
+
+def test_json_cannot_command_a_terminal(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    commanding = "a\x9b31m\x7f\u202eb\u2066\u200f\u2028ü"
+    with holdfast.open(url) as store:
+        store.session("s", metadata={"m": commanding})
+    command = [sys.executable, "-m", "holdfast", "sessions", "list", "--json", "--url", url]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert all(line.isprintable() for line in listed.stdout.split("\n"))
+    assert repr(commanding) in repr(json.loads(listed.stdout))
+    assert "ü" in listed.stdout
