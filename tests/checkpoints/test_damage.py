@@ -19,6 +19,13 @@ COLUMNS = "key, epoch, kind, iteration, item_id, state_sequence, manifest, data,
 @pytest.fixture
 def store(place: dict[str, Any]) -> Iterator[holdfast.Store]:
     with holdfast.open(**place, durability="normal") as opened:
+        is_sqlite = opened.driver.dialect == "sqlite"
+        for table in ("hf_items", "hf_lines"):
+            for name in ("no_update", "no_delete"):
+                sql(
+                    opened,
+                    f"DROP TRIGGER {f'{table}_{name}' if is_sqlite else f'{name} ON {table}'}",
+                )
         yield opened
 
 

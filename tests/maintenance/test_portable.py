@@ -664,6 +664,7 @@ def test_a_damaged_session_is_not_exported(file: Path, tmp_path: Path) -> None:
         for number in range(10):
             session.append("transcript", [number])
         connection = apsw.Connection(str(database))
+        connection.execute("DROP TRIGGER hf_items_no_delete")
         connection.execute("DELETE FROM hf_items WHERE key = (SELECT max(key) FROM hf_items) - 3")
         connection.close()
         with pytest.raises(CorruptRecord) as raised:

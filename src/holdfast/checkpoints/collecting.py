@@ -104,7 +104,12 @@ def prunable(number: int, keep: int, key_ms: int, limit: int) -> Op[list[int]]:
 def release(number: int, line_ids: Sequence[int]) -> Op[None]:
     """Take back a session's uses of lines; what nobody uses any more is removed."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
-        yield from batch(*_releases(number, line_ids[start : start + LINES_PER_BATCH]))
+        door = {"name": f"release {number}"}
+        yield from batch(
+            Query(OPEN_DOOR, door),
+            *_releases(number, line_ids[start : start + LINES_PER_BATCH]),
+            Query(CLOSE_DOOR, door),
+        )
 
 
 def _releases(number: int, line_ids: Iterable[int]) -> list[Query]:

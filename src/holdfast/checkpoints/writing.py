@@ -43,6 +43,11 @@ WHERE number = :number AND head = :old_head AND status IN ('active', 'waiting')
 RETURNING version
 """
 # What follows the head is written only if the head was moved: by then it has the new id.
+OPEN_PACKING = """
+INSERT INTO hf_doors (name) SELECT 'pack ' || number FROM hf_sessions
+WHERE number = :number AND head = :head
+"""
+CLOSE_PACKING = "DELETE FROM hf_doors WHERE name = 'pack ' || CAST(:number AS TEXT)"
 UNPACK = """
 DELETE FROM hf_items WHERE key >= :low AND key < :high
     AND EXISTS (SELECT 1 FROM hf_sessions WHERE number = :number AND head = :head)
@@ -335,7 +340,11 @@ def write_after(
     for written in plan.writes:
         if written.replaced is not None:
             low, high = written.replaced
-            queries.append(Query(UNPACK, {**here, "low": low, "high": high}))
+            queries += [
+                Query(OPEN_PACKING, here),
+                Query(UNPACK, {**here, "low": low, "high": high}),
+                Query(CLOSE_PACKING, here),
+            ]
         queries += [
             Query(ADD_ITEM, {**here, "key": key, "count": count, "data": data})
             for key, count, data in written.rows

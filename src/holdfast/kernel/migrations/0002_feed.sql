@@ -3,8 +3,8 @@
 --            operations cannot deadlock. It also counts the tree's positions and sequences.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
--- hf_doors   empty but inside the two operations that may remove history: they open their door,
---            delete, and close it again before COMMIT, so that nobody else ever sees it open.
+-- hf_doors   empty but inside the operations that may remove history or pack items: they open their
+--            door, delete, and close it again before COMMIT, so that nobody else ever sees it open.
 
 --[both]
 CREATE TABLE hf_trees (
@@ -35,6 +35,10 @@ CREATE TRIGGER hf_events_no_delete BEFORE DELETE ON hf_events
 WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
 BEGIN SELECT RAISE(ABORT, 'hf_events is append-only'); END;
 
+CREATE TRIGGER hf_events_no_replace BEFORE INSERT ON hf_events
+WHEN EXISTS (SELECT 1 FROM hf_events WHERE root_id = NEW.root_id AND position = NEW.position)
+BEGIN SELECT RAISE(ABORT, 'hf_events is append-only'); END;
+
 --[postgres]
 CREATE FUNCTION hf_refuse_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -58,5 +62,8 @@ FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_events
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_events
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
 
 ALTER TABLE hf_trees SET (fillfactor = 50);

@@ -128,12 +128,75 @@ CREATE TRIGGER hf_checkpoints_no_delete BEFORE DELETE ON hf_checkpoints
 WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
 BEGIN SELECT RAISE(ABORT, 'hf_checkpoints is append-only'); END;
 
+CREATE TRIGGER hf_checkpoints_no_replace BEFORE INSERT ON hf_checkpoints
+WHEN EXISTS (SELECT 1 FROM hf_checkpoints WHERE key = NEW.key)
+BEGIN SELECT RAISE(ABORT, 'hf_checkpoints is append-only'); END;
+
+CREATE TRIGGER hf_lines_no_update BEFORE UPDATE ON hf_lines
+BEGIN SELECT RAISE(ABORT, 'hf_lines is append-only'); END;
+
+CREATE TRIGGER hf_lines_no_delete BEFORE DELETE ON hf_lines
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
+BEGIN SELECT RAISE(ABORT, 'hf_lines is append-only'); END;
+
+CREATE TRIGGER hf_lines_no_replace BEFORE INSERT ON hf_lines
+WHEN EXISTS (SELECT 1 FROM hf_lines WHERE id = NEW.id)
+BEGIN SELECT RAISE(ABORT, 'hf_lines is append-only'); END;
+
+CREATE TRIGGER hf_items_no_update BEFORE UPDATE ON hf_items
+BEGIN SELECT RAISE(ABORT, 'hf_items is append-only'); END;
+
+CREATE TRIGGER hf_items_no_delete BEFORE DELETE ON hf_items
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
+BEGIN SELECT RAISE(ABORT, 'hf_items is append-only'); END;
+
+CREATE TRIGGER hf_items_no_replace BEFORE INSERT ON hf_items
+WHEN EXISTS (SELECT 1 FROM hf_items WHERE key = NEW.key)
+BEGIN SELECT RAISE(ABORT, 'hf_items is append-only'); END;
+
+CREATE TRIGGER hf_uses_no_update BEFORE UPDATE ON hf_uses
+BEGIN SELECT RAISE(ABORT, 'hf_uses is append-only'); END;
+
+CREATE TRIGGER hf_uses_no_delete BEFORE DELETE ON hf_uses
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
+BEGIN SELECT RAISE(ABORT, 'hf_uses is append-only'); END;
+
 --[postgres]
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_checkpoints
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_checkpoints
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_update BEFORE UPDATE ON hf_lines
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_delete BEFORE DELETE ON hf_lines
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_update BEFORE UPDATE ON hf_items
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_delete BEFORE DELETE ON hf_items
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_update BEFORE UPDATE ON hf_uses
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_delete BEFORE DELETE ON hf_uses
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_checkpoints
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_lines
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_items
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_uses
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
 
 -- Items are MessagePack, often compressed already: PostgreSQL need not try again.
 ALTER TABLE hf_items ALTER COLUMN data SET STORAGE EXTERNAL;

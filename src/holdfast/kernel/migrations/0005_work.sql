@@ -107,6 +107,10 @@ CREATE TRIGGER hf_work_no_delete BEFORE DELETE ON hf_work
 WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
 BEGIN SELECT RAISE(ABORT, 'hf_work is append-only'); END;
 
+CREATE TRIGGER hf_work_no_replace BEFORE INSERT ON hf_work
+WHEN EXISTS (SELECT 1 FROM hf_work WHERE number = NEW.number)
+BEGIN SELECT RAISE(ABORT, 'hf_work is append-only'); END;
+
 --[postgres]
 CREATE FUNCTION hf_refuse_finished() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -121,6 +125,9 @@ EXECUTE FUNCTION hf_refuse_finished();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_work
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_work
+FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
 
 -- Heartbeats change no indexed column: room on the page keeps them in place.
 ALTER TABLE hf_work SET (

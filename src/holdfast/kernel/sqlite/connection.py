@@ -165,6 +165,8 @@ def configure(connection: apsw.Connection, *, durability: Durability, read_only:
         "fullfsync": 1,
         "foreign_keys": 1,
         "trusted_schema": 0,
+        # What REPLACE removes is a deletion to the triggers that forbid it.
+        "recursive_triggers": 1,
         "cell_size_check": 1,
         "mmap_size": 0,
         "temp_store": 2,
