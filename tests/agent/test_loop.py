@@ -440,6 +440,33 @@ async def test_equal_mails_are_sent_once_and_say_so(subject: Subject) -> None:
 
 
 @both_colours
+async def test_a_loop_is_seen_in_the_ledger_when_the_transcript_was_compacted(
+    subject: Subject,
+) -> None:
+    world = World(subject.directory)
+    store = await subject.open()
+    session = await done(store.session())
+
+    def stubborn(_: Any) -> Any:
+        return call("look", city="Oslo")
+
+    agent = Agent(session, world.model(stubborn), tools=world.tools(), repeats_max=2, turns_max=1)
+    whole: list[Any] = []
+    for _ in range(3):
+        await raises(LimitExceeded, lambda: run(agent, "go"))
+        whole = (await done(session.latest()))["transcript"]
+        await done(session.save(transcript=whole[:1]))
+    assert world.count("look") == 2
+    result = read_transcript(whole)[-1].results[0]
+    assert (result.is_error, "2 times in a row" in result.content) == (True, True)
+    calls = await done(session.recent_calls())
+    assert [each.tool for each in calls] == ["look", "look"]
+    await done(session.rewind(1))
+    await raises(LimitExceeded, lambda: run(agent, "go"))
+    assert world.count("look") == 3, "what a rewind left behind does not count"
+
+
+@both_colours
 async def test_a_run_ends_after_its_turns_and_goes_on(subject: Subject) -> None:
     world = World(subject.directory)
     script = [*(call("look", city=str(number)) for number in range(5)), "ok"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..checkpoints.diffing import same
 from ..codec import Codec
 from ..effects.calls import Result
 from ..effects.ops import SessionEffects
@@ -144,8 +145,7 @@ def _evidence(call: ToolCall, result: ToolResult, done: Result[Any] | None) -> d
 def equal_calls_before(messages: Sequence[Message], call: ToolCall, codec: Codec) -> int:
     """Return how many equal calls stand directly before this one in the stored transcript.
 
-    The transcript holds every call before it is run, also one that the ledger of effects answers
-    with an older result or that was refused; so nothing that repeats escapes it.
+    It holds also calls that were refused, of which the ledger of effects knows nothing.
     """
     wanted = _identity(codec, call)
     count = 0
@@ -157,6 +157,29 @@ def equal_calls_before(messages: Sequence[Message], call: ToolCall, codec: Codec
             break
         count += 1
     return count
+
+
+def equal_calls_in_ledger(rules: Rules, session: Any, call: ToolCall) -> Flow[int]:
+    """Return how many calls directly before this one in the ledger of effects are equal to it.
+
+    The ledger remembers them also when the transcript was compacted.
+    """
+    if rules.repeats_max is None or call.name not in rules.tools:
+        return 0
+    try:
+        _, arguments = _checked(rules, call)
+    except Told:
+        return 0
+    wanted = session.ledger.redactor.redact(arguments)
+    found = yield from perform(SessionEffects.recent_calls, session, rules.repeats_max + 2)
+    equal: set[str] = set()
+    for effect in found:
+        if effect.call_id == call.id or effect.call_id is None:
+            continue
+        if effect.tool != call.name or not same(effect.arguments, wanted):
+            break
+        equal.add(effect.call_id)
+    return len(equal)
 
 
 def _identity(codec: Codec, call: ToolCall) -> tuple[str, bytes]:

@@ -18,7 +18,7 @@ from ..sessions.ops import SessionOps
 from ..spend import Spend, SpendOps, Spent
 from .asking import Asker
 from .commits import Attempt, CommitOps, Executed
-from .dispatch import FATAL, dispatch, equal_calls_before, specs_of
+from .dispatch import FATAL, dispatch, equal_calls_before, equal_calls_in_ledger, specs_of
 from .models import Request
 from .plan import CHANNEL as PLAN
 from .plan import Plan, read_plan, write_plan
@@ -242,7 +242,8 @@ class Running:
         for call in calls:
             yield from self._tell(Calling(iteration=self._iteration, call=call))
             codec = self._session.codec
-            repeats = equal_calls_before(self._messages, call, codec)
+            known = yield from equal_calls_in_ledger(self._rules, self._session, call)
+            repeats = max(known, equal_calls_before(self._messages, call, codec))
             executed, plan = yield from dispatch(self._rules, self._session, codec, call, repeats)
             self._executed.append(executed)
             self.plan = self.plan if plan is None else plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from ..checkpoints.ops import require_version
+from ..checkpoints.ops import require_limit, require_version
+from ..checkpoints.reading import spans
 from ..checkpoints.writing import Place
 from ..codec import Codec
 from ..errors import InProgress, InvalidArgument, NotFound, Refused
@@ -70,6 +71,9 @@ IN_DOUBT = f"""{SELECT} WHERE {OF_SESSION}
     AND (status = 'unknown' OR {ABANDONED})
 ORDER BY number"""
 PENDING = f"{SELECT} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
+RECENT = f"""{SELECT} WHERE session_number = :session_number AND call_id IS NOT NULL
+    AND issued_version >= :low AND issued_version <= :high
+ORDER BY number DESC LIMIT :limit"""
 NUMBER = "SELECT number FROM hf_sessions WHERE id = :id"
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
@@ -196,6 +200,18 @@ class SessionEffects(Generic[I_co]):
     def unresolved(self) -> Op[list[Effect]]:
         """Return the effects of the session that nobody knows the outcome of, oldest first."""
         found = yield from rows(IN_DOUBT, session_number=self.number, session_id=self.id)
+        return [self.ledger.effect(row) for row in found]
+
+    @query
+    def recent_calls(self, limit: int = 10) -> Op[list[Effect]]:
+        """Return the newest calls with an id on the session's path, newest first."""
+        require_limit(limit, EFFECTS_PER_PAGE_MAX)
+        found: list[Row] = []
+        for owner, low, high in (yield from spans(self.number, on_path=True)):
+            # Before its first checkpoint a session's calls are issued at version 0.
+            span = {"session_number": owner, "low": 0 if low == 1 else low, "high": high}
+            if len(found) < limit:
+                found += yield from rows(RECENT, **span, limit=limit - len(found))
         return [self.ledger.effect(row) for row in found]
 
     def _calling(
