@@ -425,7 +425,7 @@ class AsyncSqliteDriver:
         await finish(asyncio.to_thread(self.engine.close))
         if self._timer is not None:
             self._timer.cancel()
-        self._readers.shutdown()
+        await finish(asyncio.to_thread(self._readers.shutdown))
 
     def _wake(self, jobs: Sequence[Job]) -> None:
         """Tell the loop that a batch is done; called by the writer, once for all of it."""
