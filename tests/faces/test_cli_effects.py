@@ -195,7 +195,7 @@ def test_an_effect_in_doubt_is_shown_with_what_each_choice_means(
         "It is done twice if it had happened after all",
     ):
         assert part in text
-    assert "4111" not in text
+    assert "4111 1111" not in text
 
 
 def test_an_effect_of_a_dead_owner_is_in_doubt(effects: dict[str, str], quick: Run) -> None:
