@@ -1,7 +1,8 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES = $(wildcard src tests benchmarks)
 PYTEST_ARGS ?= -n logical
@@ -12,11 +13,12 @@ QUICK = $(addprefix tests/,test_project.py docs/test_reference.py docs/test_link
 
 # Peers have an environment of their own; only the kernel is measured without it.
 BENCH_KERNEL = $(if $(filter checkpoints effects work,$(BENCH_ARGS)),,$(filter kernel,$(BENCH_ARGS)))
-BENCH_VENV = $(if $(BENCH_KERNEL),.venv/dev,.venv-peers/ready)
+BENCH_VENV = $(if $(BENCH_KERNEL),$(VENV)/dev,.venv-peers/ready)
 
 # A name on the path is not enough: it may be a launcher without a Python behind it.
-SUPPORTED := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+PYTHON ?= $(shell for python in $(PYTHONS) python3 python; do \
 	$$python -c '$(SUPPORTED)' 2>/dev/null && command -v $$python && break; done)
 
 .PHONY: help
@@ -24,7 +26,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: .venv/core ## Show the main job on SQLite
+demo: $(VENV)/core ## Show the main job on SQLite
 	$(BIN)/holdfast demo
 
 .PHONY: test
@@ -35,12 +37,20 @@ test: lint pooler ## Check the code and run every test against real databases
 check: style ## Check style and types, and run a quick part of the tests on SQLite
 	$(BIN)/pytest $(PYTEST_ARGS) -k "not postgres" $(QUICK)
 
+.PHONY: pythons
+pythons: ## Run every test on each Python that is installed
+	@for python in $(PYTHONS); do \
+		$$python -c '$(SUPPORTED)' 2>/dev/null || { echo "$$python is not installed"; continue; }; \
+		$(MAKE) VENV=.venv-$$python PYTHON=$$python .venv-$$python/dev && \
+		.venv-$$python/bin/pytest $(PYTEST_ARGS) || exit 1; \
+	done
+
 .PHONY: lint
 lint: style ## Check style, types and layers
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 .PHONY: style
-style: .venv/dev
+style: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
@@ -53,7 +63,7 @@ pooler:
 		{ apt-get update -qq && apt-get install -y -qq pgbouncer; } >/dev/null 2>&1 || true
 
 .PHONY: faults
-faults: .venv/dev ## Run the long fault tests
+faults: $(VENV)/dev ## Run the long fault tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 .PHONY: bench
@@ -61,7 +71,7 @@ bench: $(BENCH_VENV) ## Measure side by side with peers
 	$(dir $<)bin/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: docs
-docs: .venv/dev ## Check the links of the documentation and run its examples
+docs: $(VENV)/dev ## Check the links of the documentation and run its examples
 	$(BIN)/pytest tests/docs
 
 .PHONY: lock
@@ -70,23 +80,23 @@ lock: ## Write the locked versions in requirements/ (LOCK_ARGS=--upgrade renews 
 
 .PHONY: clean
 clean: ## Remove everything that was built
-	rm -rf .venv .venv-peers build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/core: requirements/core.txt pyproject.toml
+$(VENV)/core: requirements/core.txt pyproject.toml
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { \
-		echo "Holdfast needs Python 3.11, 3.12 or 3.13 with its venv module; none is on the path." >&2; \
+		echo "Holdfast needs Python 3.11 or newer with its venv module; none is on the path." >&2; \
 		echo "Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(PIP) install --require-hashes -r requirements/core.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-.venv/dev: .venv/core requirements/dev.txt
+$(VENV)/dev: $(VENV)/core requirements/dev.txt
 	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.venv-peers/ready: requirements/peers.txt .venv/core
+.venv-peers/ready: requirements/peers.txt $(VENV)/core
 	test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r $<
 	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation -e .
