@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -562,3 +563,20 @@ async def test_hostile_names_are_only_names(subject: Subject) -> None:
         found = await done(session.history(item=name))
         assert [checkpoint.item_id for checkpoint in found] == [name]
     assert len(await done(store.sessions(limit=1000))) == len(names)
+
+
+class Role(enum.Enum):
+    USER = "user"
+
+
+@pytest.mark.parametrize("odd", [("a", 1), {"deep": [("a", 1)]}, Role.USER, {"r": Role.USER}])
+def test_what_is_no_plain_data_is_refused_in_an_unchanged_prefix_too(
+    place: dict[str, Any], odd: Any
+) -> None:
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(odd))
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.save(transcript=[1, plain])
+        with pytest.raises(holdfast.InvalidValue, match=r"^transcript\[1\]"):
+            session.save(transcript=[1, odd, 2])
+        assert session.save(transcript=[1, plain, 2]).version == 2

@@ -133,3 +133,14 @@ def test_json_cannot_command_a_terminal(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in listed.stdout.split("\n"))
     assert repr(commanding) in repr(json.loads(listed.stdout))
     assert "ü" in listed.stdout
+
+
+def test_a_file_that_others_can_open_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store.db"
+    holdfast.open(f"sqlite:///{path}").close()
+    assert caplog.text == ""
+    path.chmod(0o644)
+    holdfast.open(f"sqlite:///{path}").close()
+    assert f"{path} is open to other users (mode 0644); run `chmod 600 {path}`" in caplog.text

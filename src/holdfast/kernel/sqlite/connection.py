@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ STATEMENTS_CACHED = 256
 PAGES_PER_STEP = 1_000
 # SQLite locks a shared or remote file by rules that these file systems do not keep.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
+
+log = logging.getLogger("holdfast.kernel")
 
 _creating = threading.Lock()
 
@@ -74,7 +77,10 @@ def require_place(path: Path, vfs: str | None) -> None:
 
 
 def prepare_file(path: Path, vfs: str | None) -> None:
-    """Create the database file, for its owner alone; an existing one is left as it is."""
+    """Create the database file, for its owner alone; an existing one is left as it is.
+
+    One that another user owns is refused, one that other users can open is warned of.
+    """
     require_place(path, vfs)
     # The file must never be opened and closed while SQLite has it open in this process, because
     # that would drop SQLite's locks: O_EXCL and the lock make sure that nobody has.
@@ -82,9 +88,19 @@ def prepare_file(path: Path, vfs: str | None) -> None:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            return
+            require_private(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+
+
+def require_private(path: Path) -> None:
+    """Refuse a file of another user; warn of one that other users can open."""
+    found = os.stat(path)
+    if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
+        raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
+    if found.st_mode & 0o077:
+        log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`",
+                    path, found.st_mode & 0o777, path)  # fmt: skip
 
 
 def look(path: Path, vfs: str | None) -> apsw.Connection:
