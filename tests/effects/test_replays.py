@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-import holdfast
 from holdfast import EffectFailed, Landed, NotDone, RequestMismatch, VirtualClock
-from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.effects.world import World
 
 DAY = 24 * 3600.0
-STATEMENTS = {"sqlite": 8, "postgresql": 4}
-"""Of an ordinary call, locks included; on PostgreSQL the events travel with the rest."""
 TURN = [("c1", "v1"), ("c2", "v1"), ("c3", "v2")]
 
 
@@ -218,7 +212,10 @@ async def test_a_moved_session_brings_its_replays(subject: Subject) -> None:
     for _ in range(2):
         await done((await done(store.session("s"))).delete())
         await done(store.import_sessions(file))
-        assert await done(store.effects()) == rows
+        again = await done(store.effects())
+        assert [(row.id, row.key, row.replay_of) for row in again] == [
+            (row.id, row.key, row.replay_of) for row in rows
+        ]
     target = await subject.open(**elsewhere(subject))
     await done(target.import_sessions(file))
     session = await done(target.session("s"))
@@ -331,35 +328,3 @@ async def test_a_fork_knows_its_origins_last_write(subject: Subject) -> None:
     await done(fork.rewind(1))
     # Of what was written since, nothing is known to be gone: it is written again.
     assert not (await write_all(fork, write, [("f6", "v1")]))[0].replayed
-
-
-# Costs
-
-
-@pytest.mark.parametrize("call_id", [None, "c"])
-def test_an_ordinary_call_costs_no_more_than_its_intent_and_its_outcome(
-    place: dict[str, Any], call_id: str | None
-) -> None:
-    traces: list[Trace] = []
-    world = World()
-    write = world.tool(effect="write")
-    with holdfast.open(**place, hooks=Hooks(trace=traces.append)) as store:
-        session = store.session("s")
-
-        def cost(number: int, text: str) -> list[tuple[str, int]]:
-            traces.clear()
-            named = None if call_id is None else f"{call_id}{number}"
-            session.call(write, to="f", text=text, call_id=named)
-            return [(trace.call, trace.statements) for trace in traces]
-
-        cost(0, "first")
-        ordinary = [cost(number, f"v{number}") for number in (1, 2)]
-        assert ordinary[0] == ordinary[1]
-        assert [call for call, _ in ordinary[0]] == ["Ledger.take", "Ledger.finish"]
-        assert sum(count for _, count in ordinary[0]) == STATEMENTS[place["url"].partition(":")[0]]
-        replays = [cost(number, "v2")[0][1] for number in (3, 3, 3)]
-        if call_id is not None:
-            # The row of its own is written once; later replays cost less.
-            assert replays[0] > replays[2]
-        cost(9, "v3")
-        assert cost(10, "v4") == ordinary[0]
