@@ -74,6 +74,7 @@ async def test_a_rewind_forgets_keys_of_what_it_left_and_a_fork_knows_its_histor
     assert (await done(fork.append("log", [3], key="k3"))).version == 3
     assert (await done(fork.append("log", ["own"], key="k4"))).version == 4
     assert (await done(fork.append("log", ["own"], key="k4"))).version == 4
+    assert (await done(fork.append("log", [1], key="k1"))).version == 1
     assert (await done(fork.latest()))["log"] == [1, 2, 3, "own"]
     await done(session.rewind(2))
     assert (await done(session.append("log", [2], key="k2"))).version == 2
