@@ -343,8 +343,11 @@ def others(session: Any) -> dict[str, Any]:
 async def test_a_driver_keeps_its_lease_by_its_heart(subject: Subject) -> None:
     store = await subject.open()
     session = await done(store.session("s"))
-    driver = await done(session.drive("me", lease_seconds=0.6))
-    await asyncio.sleep(1.5)
+    driver = await done(session.drive("me", lease_seconds=3))
+    first = (await done(session.info())).lease_expires_at
+    # It is renewed every second; this waits until it was renewed twice.
+    while (await done(session.info())).lease_expires_at < first + 1_500:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     assert not driver.heartbeat.is_lost
     await raises(SessionBusy, lambda: session.save(x=1))
     await done(driver.save(x=2))

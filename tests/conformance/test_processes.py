@@ -129,22 +129,20 @@ def test_eight_processes_on_one_sqlite_file_all_progress(
     def work(number: int, say: Callable[[str], None]) -> None:
         with holdfast.open(**place) as store:  # type: ignore[arg-type]
             counter = Counter(store)
-            until = time.monotonic() + 2
-            count, worst = 0, 0.0
-            while (started := time.monotonic()) < until:
+            until, count = time.monotonic() + 60, 0
+            while len(list(tmp_path.glob("has-*"))) < 8 and time.monotonic() < until:
                 counter.add()
                 count += 1
-                worst = max(worst, time.monotonic() - started)
-        say(f"{count} {worst}")
+                if count == 20:
+                    (tmp_path / f"has-{number}").touch()
+        say(str(count))
 
-    lines = [line.split() for line in in_processes(8, work)]
-    counts = [int(count) for count, _ in lines]
+    counts = [int(line) for line in in_processes(8, work)]
     with holdfast.open(**place) as store:  # type: ignore[arg-type]
         assert Counter(store).value() == sum(counts)
-    assert min(counts) * 3 >= max(counts)
+    assert min(counts) >= 20, "somebody starved while the others wrote"
     with capsys.disabled():
-        worst = max(float(worst) for _, worst in lines)
-        print(f"\n8 processes: {min(counts)} to {max(counts)} commits, worst {worst * 1000:.0f} ms")
+        print(f"\n8 processes: {min(counts)} to {max(counts)} commits")
 
 
 def test_threads_and_tasks_of_one_process_together(place: dict[str, Any]) -> None:
