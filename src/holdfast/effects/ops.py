@@ -27,6 +27,7 @@ from .calls import Calling, Result, known_result, prepare, require_call_id
 from .doubt import ask_about, landed
 from .issued import Replay
 from .ledger import Ledger
+from .once import ONCE_SECONDS, once_of, require_key, tool_of
 from .rows import (
     ABANDONED,
     BY_CALL,
@@ -42,7 +43,6 @@ from .rows import (
     ticket_of,
 )
 from .tools import (
-    TTL_SECONDS_MAX,
     Landed,
     NotLanded,
     OnUnknown,
@@ -50,7 +50,6 @@ from .tools import (
     Unknown,
     Verify,
     by_name,
-    require_seconds,
     require_tool,
     tool,
 )
@@ -60,8 +59,6 @@ I = TypeVar("I")  # noqa: E741
 I_co = TypeVar("I_co", covariant=True)
 
 EFFECTS_PER_PAGE_MAX = 1_000
-ONCE_SECONDS = 24 * 3600.0
-KEY_CHARACTERS_MAX = 200
 WHO_CHARACTERS_MAX = 256
 
 LOOK_AT = f"{SELECT} WHERE id = :id"
@@ -484,23 +481,6 @@ def named(name: str, effect: EffectKind) -> Tool[..., Any]:
     return tool(effect=effect, name=name)(function)
 
 
-def require_key(key: object) -> None:
-    """Refuse what cannot be a key."""
-    is_text = isinstance(key, str) and 0 < len(key) <= KEY_CHARACTERS_MAX
-    if not is_text or not str(key).isprintable():
-        raise InvalidArgument(
-            f"a key is text of 1 to {KEY_CHARACTERS_MAX} printable characters, not {key!r}"
-        )
-
-
-def once_of(calling: Calling, key: str, request: Any, ttl_seconds: float | None) -> Calling:
-    """Return a call that counts by a key of the caller's, and for some time only."""
-    require_key(key)
-    require_seconds("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
-    ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
-    return calling.asking(policy="once", distinct=key, arguments=request, ttl_ms=ttl_ms)
-
-
 def place_of(session: Any) -> Place | None:
     """Return where a session stands, or refuse what is none."""
     if session is None:
@@ -517,28 +497,3 @@ def _condition(name: str) -> str:
         case "key":
             return " AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"
     return f" AND {name} = :{name}"
-
-
-def tool_of(
-    function: Callable[..., Any],
-    request: Any,
-    effect: EffectKind,
-    verify: Verify | None,
-    on_unknown: OnUnknown,
-    cache_failures: bool,
-) -> tuple[Tool[..., Any], Mapping[str, Any]]:
-    """Return what `once` is to run, and with which arguments: a tool has its own rules."""
-    if isinstance(function, Tool):
-        return function, {} if request is None else request
-    if not callable(function):
-        raise InvalidArgument(f"once takes a function, not {type(function).__name__}")
-    made = Tool(
-        function=function,
-        name=getattr(function, "__name__", type(function).__name__),
-        effect=effect,
-        verify=verify,
-        on_unknown=on_unknown,
-        cache_failures=cache_failures,
-        dedupe="global",
-    )
-    return made, {}

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoints.writing import Place
 from ..effects import Ledger, Result, Tool
 from ..effects.calls import Calling, prepare
-from ..effects.ops import ONCE_SECONDS, once_of, tool_of
+from ..effects.once import ONCE_SECONDS, once_of, tool_of
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..kernel.flow import Flow, flow
 from ..leases import Guard
