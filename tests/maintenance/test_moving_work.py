@@ -165,7 +165,7 @@ LEFT_BEHIND = {
                 "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id", "last_holder",
                 "driving_fence", "waits_for_effect"},
     "hf_spend": {"number", "session_number", "session_id", "root_id"},
-    "hf_effects": {"number", "lease_expires_at"},
+    "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
     "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
 }  # fmt: skip
 FRAMES = {
