@@ -323,7 +323,7 @@ class WorkOps(StoreParts, Generic[I]):
 
 
 def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
-    given = tuple(status) if isinstance(status, list | tuple) else (status,)
+    given: tuple[Any, ...] = tuple(status) if isinstance(status, list | tuple) else (status,)
     for each in given or (None,):
         if each not in WORK_STATUSES:
             raise InvalidArgument(
