@@ -141,13 +141,14 @@ async def with_version(session: Any) -> Any:
 
 def test_a_child_process_finds_the_session_that_started_it(place: dict[str, Any]) -> None:
     with holdfast.open(**place) as store:
-        parent = store.session("parent")
+        parent = store.session("parent", name="planner")
         session = store.session("child", name="helper", parent=parent)
         environment = session.environment()
         assert environment == {
             "AGENT_SESSION_ID": "child",
             "AGENT_SESSION_NAME": "helper",
             "AGENT_ROOT_SESSION_ID": "parent",
+            "AGENT_ROOT_SESSION_NAME": "planner",
             "HOLDFAST_URL": store.url,
         }
         program = (
@@ -167,10 +168,31 @@ def test_a_child_process_finds_the_session_that_started_it(place: dict[str, Any]
         assert latest["log"] == ["helper", "parent", True]
         text = "${AGENT_SESSION_ID} ${AGENT_SESSION_NAME} ${HOLDFAST_URL} ${AGENT_X} $HOME ${}"
         assert session.expand(text) == f"child helper {store.url} ${{AGENT_X}} $HOME ${{}}"
-        assert parent.environment()["AGENT_SESSION_NAME"] == ""
+        assert session.expand("${AGENT_ROOT_SESSION_NAME}") == "planner"
         assert holdfast.current_session(environment) == Identity(
-            "child", "helper", "parent", store.url
+            "child", "helper", "parent", "planner", store.url
         )
+
+
+@both_colours
+async def test_the_environment_names_the_session_and_its_root_as_they_are_stored(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    root = await done(store.session("root"))
+    child = await done(store.session("child", parent=root))
+    environment = await done(child.environment())
+    assert environment["AGENT_SESSION_NAME"] == environment["AGENT_ROOT_SESSION_NAME"] == ""
+    await done(store.session("root", name="planner"))
+    await done(store.session("child", name="helper"))
+    environment = await done(child.environment())
+    assert environment["AGENT_SESSION_NAME"] == "helper"
+    assert environment["AGENT_ROOT_SESSION_NAME"] == "planner"
+    assert environment["AGENT_ROOT_SESSION_ID"] == "root"
+    text = "${AGENT_ROOT_SESSION_NAME}/${AGENT_SESSION_NAME}"
+    assert await done(child.expand(text)) == "planner/helper"
+    with pytest.raises(holdfast.InvalidArgument, match="text must be text, not int"):
+        await done(child.expand(1))
 
 
 def test_a_process_is_who_the_store_says_it_is(place: dict[str, Any]) -> None:
@@ -180,7 +202,7 @@ def test_a_process_is_who_the_store_says_it_is(place: dict[str, Any]) -> None:
         environment = session.environment()
     found = holdfast.current_session(environment)
     assert found is not None
-    assert (found.id, found.name, found.root_id) == ("mine", None, "mine")
+    assert (found.id, found.name, found.root_id, found.root_name) == ("mine", None, "mine", None)
     with pytest.raises(holdfast.Forbidden, match="'foreign' is not the root of session 'mine'"):
         holdfast.current_session({**environment, "AGENT_ROOT_SESSION_ID": "foreign"})
     with pytest.raises(holdfast.SessionNotFound, match="'nobody'"):

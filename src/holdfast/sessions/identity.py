@@ -16,6 +16,7 @@ class Identity:
     id: str
     name: str | None
     root_id: str
+    root_name: str | None
     url: str
 
 
@@ -32,4 +33,11 @@ class IdentityOps:
             raise Forbidden(
                 f"AGENT_ROOT_SESSION_ID {root_id!r} is not the root of session {id!r}", id=id
             )
-        return Identity(id=id, name=row["name"], root_id=row["root_id"], url=url)
+        root = yield from one(READ, id=row["root_id"])
+        return Identity(
+            id=id,
+            name=row["name"],
+            root_id=row["root_id"],
+            root_name=None if root is None else root["name"],
+            url=url,
+        )

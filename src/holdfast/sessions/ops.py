@@ -300,20 +300,29 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         """Give the lease back, or raise LeaseLost."""
         yield from SESSIONS.release(lease)
 
-    def environment(self) -> dict[str, str]:
+    @query
+    def environment(self) -> Op[dict[str, str]]:
         """Return what a child process needs to find this session; a temporary store refuses."""
-        return {**self._names(), "HOLDFAST_URL": self.url}
+        url = self.url
+        return {**(yield from self._names()), "HOLDFAST_URL": url}
 
-    def expand(self, text: str) -> str:
+    @query
+    def expand(self, text: str) -> Op[str]:
         """Fill `${AGENT_SESSION_NAME}`-style placeholders; unknown ones are left alone."""
-        values = self.environment() if "${HOLDFAST_URL}" in text else self._names()
+        if not isinstance(text, str):
+            raise InvalidArgument(f"text must be text, not {type(text).__name__}")
+        values = {"HOLDFAST_URL": self.url} if "${HOLDFAST_URL}" in text else {}
+        values |= yield from self._names()
         return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
-    def _names(self) -> dict[str, str]:
+    def _names(self) -> Op[dict[str, str]]:
+        row = yield from self._row()
+        root = yield from one(READ, id=self.root_id)
         return {
             "AGENT_SESSION_ID": self.id,
-            "AGENT_SESSION_NAME": self.name or "",
+            "AGENT_SESSION_NAME": row["name"] or "",
             "AGENT_ROOT_SESSION_ID": self.root_id,
+            "AGENT_ROOT_SESSION_NAME": (root and root["name"]) or "",
         }
 
     def _row(self) -> Op[Row]:
