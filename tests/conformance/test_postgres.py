@@ -179,6 +179,29 @@ def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
         ringer.join()
 
 
+def test_a_ring_is_sent_although_the_one_before_it_returned_late(
+    where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that rings may be held up just after it has woken the doorbell."""
+    write = os.write
+
+    def late(descriptor: int, data: bytes) -> int:
+        written = write(descriptor, data)
+        assert signals.wait("first", seen, 30), "it is sent before the write returns"
+        return written
+
+    with holdfast.open(**where) as here, holdfast.open(**where) as there:
+        signals = there.driver.signals
+        signals.wait("listening", signals.count("listening"), 0.5)
+        seen = signals.count("first")
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.kernel.postgres.doorbell.os.write", late)
+            here.driver.signals.ring("first")
+        seen = signals.count("second")
+        here.driver.signals.ring("second")
+        assert signals.wait("second", seen, 20) is True
+
+
 @pytest.fixture(scope="module")
 def pooler(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pgbouncer in transaction mode before the server."""

@@ -26,6 +26,7 @@ COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 5.0
 TOPIC_BYTES_MAX = 4_000
+PIPE_BYTES = 65_536
 
 
 class Doorbell:
@@ -42,7 +43,6 @@ class Doorbell:
         self._stopping = threading.Event()
         self._topics: set[str] = set()
         self._topics_lock = threading.RLock()
-        self._is_nudged = False
         self._read_end, self._write_end = -1, -1
         if target.listen_dsn is not None:
             signals.on_ring = self.ring
@@ -57,6 +57,8 @@ class Doorbell:
                 return
             if self._thread is None:
                 self._read_end, self._write_end = os.pipe()
+                # A full pipe wakes the thread as well as one more byte would.
+                os.set_blocking(self._write_end, False)
                 self._thread = threading.Thread(
                     target=self._serve, name="holdfast-doorbell", daemon=True
                 )
@@ -69,8 +71,7 @@ class Doorbell:
         with self._topics_lock:
             self._topics.add(topic[:TOPIC_BYTES_MAX])
         self.start()
-        if not self._is_nudged:
-            self._nudge()
+        self._nudge()
 
     def close(self) -> None:
         """Send what is waiting and stop, within a limit."""
@@ -89,7 +90,6 @@ class Doorbell:
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._write_end, b"!")
-            self._is_nudged = True
 
     def _serve(self) -> None:
         pause = RECONNECT_SECONDS_MIN
@@ -117,24 +117,24 @@ class Doorbell:
         return link
 
     def _forward(self, link: Link) -> None:
-        is_asked, quiet_at = False, 0.0
-        poll = select.poll()
-        poll.register(link.descriptor, select.POLLIN)
-        poll.register(self._read_end, select.POLLIN)
+        quiet_at = 0.0
+        arrivals, either = select.poll(), select.poll()
+        arrivals.register(link.descriptor, select.POLLIN)
+        either.register(link.descriptor, select.POLLIN)
+        either.register(self._read_end, select.POLLIN)
         while True:
-            wait = max(0.0, quiet_at - time.monotonic()) * 1000 if is_asked else None
-            if self._read_end in dict(poll.poll(wait)):
-                os.read(self._read_end, 4096)
-                is_asked = True
-            if is_asked and (self._stopping.is_set() or time.monotonic() >= quiet_at):
+            if self._read_end in dict(either.poll()):
+                while (early := quiet_at - time.monotonic()) > 0 and not self._stopping.is_set():
+                    arrivals.poll(early * 1000)
+                    link.read_notifications()
+                os.read(self._read_end, PIPE_BYTES)
                 self._send(link)
                 if self._stopping.is_set():
                     return
-                is_asked, quiet_at = False, time.monotonic() + COALESCE_SECONDS
+                quiet_at = time.monotonic() + COALESCE_SECONDS
             link.read_notifications()
 
     def _send(self, link: Link) -> None:
-        self._is_nudged = False
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
