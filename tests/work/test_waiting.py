@@ -15,6 +15,7 @@ from holdfast import (
     NotLanded,
     SessionBusy,
     StoreBusy,
+    Unknown,
     Unresolved,
 )
 from holdfast.testing.subject import Subject, done, raises
@@ -116,6 +117,23 @@ async def test_resolving_makes_the_item_ready_in_the_same_transaction(subject: S
     [again] = await done(store.work.claim("w"))
     assert again.id == item.id
     assert (await kinds(store, "other"))[-2:] == ["work_parked", "work_requeued"]
+
+
+@both_colours
+async def test_an_equal_call_that_settles_the_effect_makes_the_item_ready(subject: Subject) -> None:
+    """A verify hook that could not tell at first parks the item; later it can."""
+    store, _ = await opened(subject)
+    session = await done(store.session("s"))
+    verdicts = [Unknown("no connection"), Unknown("no connection"), Landed("charged before")]
+    charge = charging([], verify=lambda *_: verdicts.pop(0), settle_seconds=0)
+    item = await claimed(store, session=session)
+    error = await raises(Unresolved, partial(session.call, charge, cents=5))
+    await done(item.fail(error))
+    await raises(Unresolved, partial(session.call, charge, cents=5))
+    assert (await done(store.work.get(item.id))).waits_for == "review"
+    assert (await done(session.call(charge, cents=5))).value == "charged before"
+    [again] = await done(store.work.claim("w"))
+    assert (again.id, again.waits_for_effect) == (item.id, None)
 
 
 @both_colours

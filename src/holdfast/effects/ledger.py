@@ -207,7 +207,7 @@ class Ledger:
     def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
         """Record what became of an attempt; False when it is no longer the ticket's to say."""
         place = ticket.place
-        if ticket.undoes is None:
+        if ticket.undoes is None and ticket.fence == FIRST_FENCE:
             emits = []
             if place is not None:
                 emits = [self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)]
@@ -231,7 +231,9 @@ class Ledger:
         # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
         if place is not None and answers[0]:
             yield self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)
-        if old_status == "unknown":
+        # One that was taken over may have been in doubt, and items may wait for it.
+        was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
+        if was_in_doubt and outcome.status != "unknown":
             yield from self.settled(ticket.id)
         yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
         return True
