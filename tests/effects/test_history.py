@@ -10,6 +10,7 @@ from holdfast import (
     LeaseLost,
     NotDone,
     Replay,
+    RequestMismatch,
     SessionBusy,
     SessionEnded,
     Unresolved,
@@ -365,3 +366,60 @@ async def test_a_fork_sees_what_came_before_it_and_nothing_after(subject: Subjec
         assert (await done(each.call(mail, to="1", call_id="c1"))).replayed
         assert not (await done(each.call(mail, to="2", call_id="c2"))).replayed
     assert len(world.done) == 5
+
+
+@both_colours
+async def test_a_fork_of_a_rewound_session_repeats_nothing_that_stands(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    mail = world.tool()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    sent = await done(session.call(mail, to="ann", call_id="c1"))
+    await done(session.save(n=2))
+    await done(session.rewind(1))
+    assert (await done(session.call(mail, to="ann", call_id="c2"))).replayed
+    await done(session.save(n=3))
+    fork = await done(session.fork(4))
+    deeper = await done(fork.fork(4))
+    for each in (fork, deeper):
+        for call_id in ("c2", "c3", None):
+            again = await done(each.call(mail, to="ann", call_id=call_id))
+            assert again.replay_of == sent.effect_id
+    # A fork of the point before it has done nothing.
+    before = await done(session.fork(1))
+    assert not (await done(before.call(mail, to="ann"))).replayed
+    assert len(world.done) == 2
+
+
+@both_colours
+async def test_a_call_that_failed_before_the_fork_finds_what_the_fork_did(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    fails = [NotDone("no answer")]
+
+    @holdfast.tool(effect="mutate")
+    def mail(to: str) -> None:
+        if fails:
+            raise fails.pop()
+        world.done.append((to, ""))
+
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    await raises(NotDone, lambda: session.call(mail, to="ann", call_id="c1"))
+    await done(session.save(n=2))
+    fork = await done(session.fork(2))
+    sent = await done(fork.call(mail, to="ann", call_id="c2"))
+    assert (await done(fork.call(mail, to="ann", call_id="c1"))).replay_of == sent.effect_id
+    assert len(world.done) == 1
+
+
+@both_colours
+async def test_a_fork_knows_its_origins_call_ids_for_every_policy(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    mail, post = world.tool(), world.tool(name="post", dedupe="global")
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    await done(session.call(mail, to="ann", call_id="c1"))
+    await done(session.save(n=2))
+    fork = await done(session.fork(2))
+    await raises(RequestMismatch, lambda: fork.call(post, to="ann", call_id="c1"))
+    assert len(world.done) == 1

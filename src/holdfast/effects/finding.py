@@ -67,9 +67,10 @@ def find(
         past = yield from read_past(session["number"])
         own, equal = yield from _in_the_past(salts, limits, past, wanted, newest)
     own, equal = [row for row in own if _counts(row)], [row for row in equal if _counts(row)]
-    row = counting([*own, *equal])
-    if row is not None and not salts.is_of(limits, row, wanted):
-        raise mismatch(row, wanted.request)
+    row = None
+    for row in counting(own, equal):
+        if not salts.is_of(limits, row, wanted):
+            raise mismatch(row, wanted.request)
     is_own = any(row is each for each in own)
     return Found(row, newest, bool(own), is_own, past)
 
@@ -99,20 +100,19 @@ def _in_the_past(
 ) -> Op[tuple[list[Row], list[Row]]]:
     """Return a call's own rows and those of equal calls in a history of several parts."""
     request = wanted.request
-    is_of_session = request.policy in {"session", "latest", "call"} and not request.chain_id
-    key = None if newest is None else newest["key"]
-    places = [(wanted.identity.scope, key, past.holds)]
-    for origin in past.origins if is_of_session else ():
-        holds = functools.partial(past.holds_of_origin, origin)
-        for salt in salts.of(wanted.belief, request):
-            there = key_within(salt, limits, origin[0], request)
-            places.append((origin[0], there, holds))
+    is_of_session = request.policy in {"session", "latest", "call"}
+    keys = [] if newest is None else [newest["key"]]
+    places = [(wanted.identity.scope, keys, past.holds)]
+    for origin in () if request.chain_id else past.origins:
+        known = salts.of(wanted.belief, request) if is_of_session else ()
+        there = [key_within(salt, limits, origin[0], request) for salt in known]
+        places.append((origin[0], there, functools.partial(past.holds_of_origin, origin)))
     own: list[Row] = []
     equal: list[Row] = []
-    for scope, key, is_held in places:
+    for scope, keys, is_held in places:
         if request.call_id is not None:
             call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
             own += filter(is_held, (yield from rows(BY_CALL, **call)))
-        if key is not None:
+        for key in keys:
             equal += filter(is_held, (yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)))
     return own, equal

@@ -127,9 +127,16 @@ class Past:
     ) -> None:
         self._number = number
         self._own = own
-        self.origins: list[tuple[str, int, int, int]] = [tuple(entry) for entry in lineage]
+        self._parts: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for id, origin, low, high in lineage:
+            self._parts.setdefault((id, origin), []).append((low, high))
         self.ends = ends
         """The version of each origin where this session left it; a rewind changes nothing of it."""
+
+    @property
+    def origins(self) -> list[tuple[str, int]]:
+        """The id and number of each session that this one was forked from, the nearest first."""
+        return list(self._parts)
 
     def holds(self, row: Row) -> bool:
         """Whether a row of this session's is part of its history.
@@ -139,34 +146,37 @@ class Past:
         """
         if row["session_number"] != self._number:
             return True
-        if row["effect"] == "mutate" and row["status"] != "failed" and row["undone_by"] is None:
-            return True
-        return self.is_on_path(row)
+        return _stands(row) or self.is_on_path(row)
 
     def is_on_path(self, row: Row) -> bool:
         """Whether a row of this session's was issued in the history that it has now."""
         return any(low <= row["issued_version"] <= high for low, high in self._own)
 
-    @staticmethod
-    def holds_of_origin(origin: tuple[str, int, int, int], row: Row) -> bool:
-        """Whether a row of an origin came before this session was forked from it."""
-        _, number, low, high = origin
-        is_before = low <= row["issued_version"] < high
-        return is_before and bool(row["session_number"] == number)
+    def holds_of_origin(self, origin: tuple[str, int], row: Row) -> bool:
+        """Whether a row of an origin came before this session was forked from it.
+
+        What stands of a history that the origin had left behind by then counts as it does there.
+        """
+        version, parts = row["issued_version"], self._parts[origin]
+        if row["session_number"] != origin[1] or version >= max(high for _, high in parts):
+            return False
+        return _stands(row) or any(low <= version < high for low, high in parts)
 
 
-def counting(found: Sequence[Row]) -> Row | None:
-    """Return the first row, or the one that came after it if that attempt failed."""
-    first = found[0] if found else None
-    if first is not None and first["status"] == "failed":
-        later = (
-            row
-            for row in found
-            if (row["key"], row["request_digest"]) == (first["key"], first["request_digest"])
-            and row["generation"] > first["generation"]
-        )
-        return next(later, first)
-    return first
+def _stands(row: Row) -> bool:
+    """Whether a row is of an effect that must not be repeated and was not undone."""
+    is_done = row["status"] != "failed" and row["undone_by"] is None
+    return bool(row["effect"] == "mutate" and is_done)
+
+
+def counting(own: Sequence[Row], equal: Sequence[Row]) -> list[Row]:
+    """Return the first row, and the one that came after it if that attempt failed."""
+    found = [*own, *equal][:1]
+    if found and found[0]["status"] == "failed":
+        # In a fork it may have another key: that of the session where it was issued.
+        later = (row for row in equal if row["number"] > found[0]["number"])
+        found += sorted(later, key=lambda row: row["number"])[-1:]
+    return found
 
 
 def lineage_at(number: int, id: str, version: int) -> Op[str]:
