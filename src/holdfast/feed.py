@@ -7,12 +7,13 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from itertools import groupby
 
 from .codec import Codec
 from .errors import InvalidArgument, NotFound
-from .kernel.operation import Emit, Lock, Op, Query, rows
+from .kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
 from .records import Event
 
 PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
@@ -48,6 +49,13 @@ READ = """
 SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
+OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
+CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
+EMPTY = """
+UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
+    SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
+)
+"""
 EVENTS_PER_READ_MAX = 10_000
 
 
@@ -75,6 +83,23 @@ def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -
 def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Emit:
     """Return one event of a tree, to be emitted."""
     return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
+
+
+def through_door(name: str, *removals: Query) -> Op[list[list[Row]]]:
+    """Run statements that the append-only triggers refuse; the door is closed again behind them."""
+    door = {"name": name}
+    _, *answers, _ = yield from batch(Query(OPEN_DOOR, door), *removals, Query(CLOSE_DOOR, door))
+    return answers
+
+
+def empty_events(codec: Codec, root_id: str, session_ids: Sequence[str]) -> Op[None]:
+    """Take out what the events of deleted sessions say; they keep their positions and kinds."""
+    empty = {
+        "root_id": root_id,
+        "session_ids": json.dumps(dict.fromkeys(session_ids)),
+        "data": codec.pack({}, context=("hf_events", root_id)),
+    }
+    yield from through_door(f"empty {root_id}", Query(EMPTY, empty))
 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:

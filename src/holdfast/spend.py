@@ -67,6 +67,7 @@ TOTALS = f"""
 SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
 WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
+FORGET_DETAILS = "UPDATE hf_spend SET details = NULL WHERE session_number = :number"
 FORGET_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
 RECOUNT = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})

@@ -174,5 +174,5 @@ def test_many_go_in_small_transactions(
 
 @pytest.mark.parametrize("name", ["key_days", "effect_days"])
 def test_an_age_that_is_none_is_refused(store: holdfast.Store, name: str) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="work_days must be"):
+    with pytest.raises(holdfast.InvalidArgument, match=f"{name} must be"):
         store.prune(**{name: -1})  # type: ignore[arg-type]

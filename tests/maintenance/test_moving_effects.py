@@ -232,14 +232,13 @@ class Frames:
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
-        ([effect_frame(parts={})], "lacks its arguments"),
         ([effect_frame(), effect_frame()], "comes twice"),
         ([effect_frame(status="issued")], "wrong end"),
         ([effect_frame(ended_at=None)], "wrong end"),
         ([effect_frame(undoes="f", key="undo:g")], "undoes another than it says"),
         ([effect_frame(undoes="f")], "undoes another than it says"),
         ([effect_frame(undone_by="f")], "effect 'f' is named and does not exist"),
-        ([effect_frame(parts={"arguments": format.NIL, "odd": format.NIL})], "lacks its"),
+        ([effect_frame(parts={"arguments": format.NIL, "odd": format.NIL})], "no effect has"),
     ],
 )
 def test_effects_that_are_not_in_order_are_refused(

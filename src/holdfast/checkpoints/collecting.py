@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..codec import Codec
-from ..kernel.operation import Op, Query, batch, rows
+from ..feed import through_door
+from ..kernel.operation import Op, Query, rows
 from . import manifest as manifests
 from .branching import lines_of
 from .lines import SHIFT
 from .manifest import checkpoint_context
 
-OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
-CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
 REMOVE_ALL = (
     "DELETE FROM hf_checkpoints WHERE key >= :low AND key < :high",
     "DELETE FROM hf_pins WHERE key >= :low AND key < :high",
@@ -69,24 +68,16 @@ def _bounds(number: int) -> dict[str, int]:
 
 def remove_all(number: int) -> Op[None]:
     """Remove every checkpoint of a session, what was said of them, and the lines they used."""
-    door = {"name": f"delete {number}"}
-    yield from batch(
-        Query(OPEN_DOOR, door),
-        *(Query(statement, _bounds(number)) for statement in REMOVE_ALL),
-        Query(CLOSE_DOOR, door),
-    )
+    removals = (Query(statement, _bounds(number)) for statement in REMOVE_ALL)
+    yield from through_door(f"delete {number}", *removals)
     used = yield from rows(USES, number=number)
     yield from release(number, [row["line_id"] for row in used])
 
 
 def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
     """Remove some checkpoints of a session, and the lines that only they used."""
-    door = {"name": f"prune {number}"}
-    yield from batch(
-        Query(OPEN_DOOR, door),
-        *(Query(REMOVE_ONE, {"key": key}) for key in keys),
-        Query(CLOSE_DOOR, door),
-    )
+    removals = (Query(REMOVE_ONE, {"key": key}) for key in keys)
+    yield from through_door(f"prune {number}", *removals)
     needed: set[int] = set()
     for row in (yield from rows(MANIFESTS, **_bounds(number))):
         context = checkpoint_context(number, row["key"] % SHIFT, "manifest")
@@ -104,12 +95,8 @@ def prunable(number: int, keep: int, key_ms: int, limit: int) -> Op[list[int]]:
 def release(number: int, line_ids: Sequence[int]) -> Op[None]:
     """Take back a session's uses of lines; what nobody uses any more is removed."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
-        door = {"name": f"release {number}"}
-        yield from batch(
-            Query(OPEN_DOOR, door),
-            *_releases(number, line_ids[start : start + LINES_PER_BATCH]),
-            Query(CLOSE_DOOR, door),
-        )
+        removals = _releases(number, line_ids[start : start + LINES_PER_BATCH])
+        yield from through_door(f"release {number}", *removals)
 
 
 def _releases(number: int, line_ids: Iterable[int]) -> list[Query]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from ..checkpoints.writing import LOOK, Place, require_writable
 from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost, NotFound, RequestMismatch
-from ..kernel.operation import Lock, Op, Query, Row, batch, rows
+from ..kernel.operation import Lock, Op, Query, Row, batch
 from ..leases import Guard
 from ..records import Effect, EffectKind, EffectStatus
 
@@ -122,6 +122,8 @@ RETURNING fence
 FINISH = """
 UPDATE hf_effects SET status = :status, reason = :reason, result = :result, error = :error,
     decided_by = :decided_by, note = :note, ended_at = :now, lease_expires_at = NULL,
+    arguments = CASE
+        WHEN unlinked_at IS NULL OR CAST(:status AS TEXT) = 'unknown' THEN arguments END,
     expires_at = CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + ttl_ms END
 WHERE number = :number AND fence = :fence AND status = :old_status
     AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
@@ -137,6 +139,11 @@ UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
 WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
 """
 UNLINK = "UPDATE hf_effects SET unlinked_at = :now WHERE session_number = :number"
+# A late retry needs the key, the digest, the status and the result; a person in doubt needs all.
+EMPTY = """
+UPDATE hf_effects SET arguments = NULL, error = NULL, note = NULL, late = NULL, decided_by = NULL
+WHERE session_number = :number AND status IN ('completed', 'failed')
+"""
 # Those of an earlier session of the same id too, which its calls find.
 OF_SESSION = """(session_number = :session_number
     OR (session_id = :session_id AND unlinked_at IS NOT NULL))"""
@@ -339,8 +346,8 @@ def effect_of(codec: Codec, row: Row) -> Effect:
 
 
 def unlink(session_number: int) -> Op[None]:
-    """Note that the session of effects is gone; retries that come late still find them."""
-    yield from rows(UNLINK, number=session_number)
+    """Note that the session of effects is gone, and forget what no late retry needs of them."""
+    yield from batch(*(Query(text, {"number": session_number}) for text in (UNLINK, EMPTY)))
 
 
 def topic(id: str) -> str:

@@ -331,8 +331,8 @@ class _Checker:
     def _check_effect(self, frame: EffectFrame) -> str | None:
         for part, body in frame.parts.items():
             self._admit(body, part)
-        if not {"arguments"} <= frame.parts.keys() <= set(EFFECT_PARTS):
-            return f"effect {frame.id!r} lacks its arguments"
+        if not frame.parts.keys() <= set(EFFECT_PARTS):
+            return f"effect {frame.id!r} has parts that no effect has"
         if frame.id in self._effects:
             return f"effect {frame.id!r} comes twice"
         if (frame.status == "issued") != (frame.ended_at is None):

@@ -30,7 +30,7 @@ from ..errors import (
     SessionBusy,
     SessionNotFound,
 )
-from ..feed import emit, plant_tree
+from ..feed import emit, empty_events, plant_tree
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import (
     AfterCommit,
@@ -45,7 +45,7 @@ from ..kernel.operation import (
 )
 from ..leases import LeasedTable
 from ..records import Checkpoint, Lease, SessionInfo, Status
-from ..spend import SpendOps
+from ..spend import FORGET_DETAILS, SpendOps
 from .rows import COLUMNS, READ, info, require_id, require_text
 
 H = TypeVar("H")
@@ -185,6 +185,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
     def delete(self, *, force: bool = False) -> Op[list[str]]:
         """Delete the session and everything below it, with their checkpoints. Returns their ids.
 
+        Events stay, empty; of settled effects what a late retry needs, of spend the sums.
         Refused while one of them is leased, or active below this one, unless forced.
         """
         yield from self._lock()
@@ -204,9 +205,11 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             for attached in self.attached:
                 yield from attached.remove(row["number"])
             yield from unlink(row["number"])
+            yield from rows(FORGET_DETAILS, number=row["number"])
             yield from remove_all(row["number"])
             yield from rows(DELETE, number=row["number"])
         ids = [row["id"] for row in doomed]
+        yield from empty_events(self.codec, self.root_id, ids)
         yield from emit(self.codec, self.root_id, self.id, "session_deleted", {"sessions": ids})
         yield AfterCommit(lambda: self.heads.forget(*(row["number"] for row in doomed)))
         return ids

@@ -6,15 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from ..checkpoints import Heads
-from ..checkpoints.collecting import CLOSE_DOOR, OPEN_DOOR
 from ..codec import Codec
 from ..errors import CorruptRecord, StoreBusy
-from ..feed import emit
+from ..feed import emit, through_door
 from ..kernel.flow import Flow, perform
-from ..kernel.operation import Lock, Op, Query, Row, batch, one, operation, query, rows
+from ..kernel.operation import Lock, Op, Query, Row, one, operation, query, rows
 from ..kernel.signals import Signals
 from .finishing import EXPIRED, HELD, IDLE, LIVE, RESOLVED, Ending, Endings, expiring
 from .items import COLUMNS, Item
@@ -133,12 +131,8 @@ class Watchdog:
         if root_id is not None:
             yield Lock(root_id)
         numbers = [row["number"] for row in found]
-        door = {"name": f"work {numbers[0]}"}
-        _, *answers, _ = yield from batch(
-            Query(OPEN_DOOR, door),
-            *(Query(REMOVE, {"number": number}) for number in numbers),
-            Query(CLOSE_DOOR, door),
-        )
+        removals = (Query(REMOVE, {"number": number}) for number in numbers)
+        answers = yield from through_door(f"work {numbers[0]}", *removals)
         count = sum(map(len, answers))
         if count and root_id is not None:
             data = {"count": count}
@@ -231,9 +225,4 @@ class AttachedItems:
 
     def remove(self, number: int) -> Op[None]:
         """Remove a session's items."""
-        door: dict[str, Any] = {"name": f"work of {number}"}
-        yield from batch(
-            Query(OPEN_DOOR, door),
-            Query(REMOVE_OF_SESSION, {"number": number}),
-            Query(CLOSE_DOOR, door),
-        )
+        yield from through_door(f"work of {number}", Query(REMOVE_OF_SESSION, {"number": number}))

@@ -3,6 +3,7 @@
 --            operations cannot deadlock. It also counts the tree's positions and sequences.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
+--            Events of a deleted session stay, with empty data.
 -- hf_doors   empty but inside the operations that may remove history or pack items: they open their
 --            door, delete, and close it again before COMMIT, so that nobody else ever sees it open.
 
@@ -29,6 +30,7 @@ CREATE TABLE hf_doors (
 
 --[sqlite]
 CREATE TRIGGER hf_events_no_update BEFORE UPDATE ON hf_events
+WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
 BEGIN SELECT RAISE(ABORT, 'hf_events is append-only'); END;
 
 CREATE TRIGGER hf_events_no_delete BEFORE DELETE ON hf_events
@@ -47,10 +49,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION hf_refuse_delete() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION hf_refuse_outside() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM hf_doors) THEN
-        RETURN OLD;
+        RETURN coalesce(NEW, OLD);
     END IF;
     RAISE EXCEPTION '% is append-only', TG_TABLE_NAME
     USING ERRCODE = 'integrity_constraint_violation';
@@ -58,10 +60,10 @@ END
 $$;
 
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_events
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_events
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_events
 FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();

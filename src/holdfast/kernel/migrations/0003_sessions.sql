@@ -166,25 +166,25 @@ CREATE TRIGGER no_update BEFORE UPDATE ON hf_checkpoints
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_checkpoints
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_lines
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_lines
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_items
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_items
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_uses
 FOR EACH ROW EXECUTE FUNCTION hf_refuse_update();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_uses
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_checkpoints
 FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();

@@ -7,7 +7,8 @@
 -- generation and outcome of that one, so that the same call id is never run later. It is no attempt.
 --
 -- An effect outlives its session: a retry that comes late must still find it, and a new session of
--- the same id lists it. unlinked_at says when its session was deleted. A fork finds what
+-- the same id lists it. unlinked_at says when its session was deleted; what was settled then has
+-- kept what decides a retry, and lost what was said of it: arguments, error, note, late. A fork finds what
 -- came before it through its lineage: [session id, number, first version, last version], newest
 -- first, as it was when the fork was made.
 --
@@ -31,7 +32,7 @@ CREATE TABLE hf_effects (
     is_irreversible INTEGER NOT NULL CHECK (is_irreversible IN (0, 1)),
     request_digest TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
-    arguments BLOB NOT NULL,
+    arguments BLOB,
     status TEXT NOT NULL CHECK (status IN ('issued', 'completed', 'failed', 'unknown')),
     reason TEXT CHECK (reason IN (
         'raised', 'not_landed', 'abandoned', 'given_up', 'timed_out', 'cancelled', 'owner_died',

@@ -124,7 +124,7 @@ FOR EACH ROW WHEN (OLD.state IN ('completed', 'failed', 'cancelled'))
 EXECUTE FUNCTION hf_refuse_finished();
 
 CREATE TRIGGER no_delete BEFORE DELETE ON hf_work
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_delete();
+FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
 
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_work
 FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();

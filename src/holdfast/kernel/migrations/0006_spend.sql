@@ -5,7 +5,7 @@
 --                  and its root's id), changed in the transaction that changes an attempt
 --
 -- Money is in billionths of a US dollar, whole numbers, so that sums are exact; NULL where no price
--- is known. Spend outlives its session: it was paid.
+-- is known. Spend outlives its session, without its details: it was paid.
 
 --[both]
 CREATE TABLE hf_spend (
@@ -26,6 +26,8 @@ CREATE TABLE hf_spend (
 );
 
 CREATE INDEX ix_spend_session ON hf_spend (session_number, number);
+
+CREATE INDEX ix_spend_session_id ON hf_spend (session_id, number);
 
 CREATE INDEX ix_spend_root ON hf_spend (root_id, number);
 

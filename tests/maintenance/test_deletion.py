@@ -1,0 +1,159 @@
+"""Deleting a session leaves nothing of what it held, but what a late retry must not miss."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Landed
+from holdfast.kernel.operation import rows
+from holdfast.testing.subject import Subject, done, raises
+from tests.checkpoints.colours import both_colours
+from tests.maintenance.stores import sound
+
+BLOBS = (bytes, memoryview)
+TABLES = (
+    "hf_trees", "hf_events", "hf_sessions", "hf_epochs", "hf_checkpoints", "hf_lines", "hf_items",
+    "hf_uses", "hf_pins", "hf_attestations", "hf_effects", "hf_work", "hf_attempts", "hf_spend",
+    "hf_spend_totals", "hf_meta",
+)  # fmt: skip
+CANARY = re.compile(rb"canary (\w+)")
+PUT = {
+    "name", "agent", "user", "metadata", "item", "single", "large", "small", "data", "about",
+    "edited", "pin", "evidence", "argument", "result", "error", "refused", "lost", "landed", "ann",
+    "note", "type", "input", "progress", "failure", "spend", "holder",
+}  # fmt: skip
+
+
+@holdfast.tool(effect="mutate")
+def pay(to: str) -> str:
+    return "canary result"
+
+
+@holdfast.tool(effect="mutate", atomic=True)
+def refuse(to: str) -> None:
+    raise ValueError("canary error")
+
+
+@holdfast.tool(effect="mutate")
+def lose(to: str) -> None:
+    raise ConnectionError("canary doubt")
+
+
+async def fill(store: Any, session: Any) -> None:
+    """Put a canary into every text that a session can hold."""
+    await done(session.append("list", ["canary item"] * 70))
+    await done(session.append("list", ["canary single"]))
+    await done(session.save(large="canary large" + "." * 2_000, small="canary small"))
+    await done(session.record("turn", "canary data", metadata={"m": "canary about"}))
+    await done(session.save(large="", small="", list=["canary edited"]))
+    await done(session.rewind(3))
+    await done(session.pin(2, "canary pin"))
+    await done(session.attest(2, {"e": "canary evidence"}))
+    await done(session.call(pay, to="canary argument", call_id="c1"))
+    await raises(ValueError, lambda: session.call(refuse, to="canary refused"))
+    await raises(holdfast.Unresolved, lambda: session.call(lose, to="canary lost"))
+    (effect,) = await done(session.unresolved())
+    await done(
+        store.resolve(effect.id, Landed("canary landed"), by="canary ann", note="canary note")
+    )
+    await done(
+        store.work.submit("canary type", "canary input", session=session, queue="q", max_retries=1)
+    )
+    (item,) = await done(store.work.claim("canary holder"))
+    await done(item.progress("canary progress"))
+    await done(item.fail("canary failure", delay_seconds=0))
+    await done(session.spend("model", usd="0.1", details={"d": "canary spend"}))
+
+
+async def canaries(store: Any) -> set[str]:
+    """The canaries that can be read in any table."""
+
+    def read(tx: Any) -> Any:
+        found = []
+        for table in TABLES:
+            for row in (yield from rows(f"SELECT * FROM {table}")):
+                found += [value.encode() for value in row.values() if isinstance(value, str)]
+                found += [bytes(value) for value in row.values() if isinstance(value, BLOBS)]
+        return b"\n".join(found)
+
+    return {name.decode() for name in CANARY.findall(await done(store.run(read)))}
+
+
+@both_colours
+async def test_nothing_of_a_deleted_session_can_be_read(subject: Subject) -> None:
+    store = await subject.open(durability="normal")
+    parent = await done(store.session("parent"))
+    given = {"name": "canary name", "agent": "canary agent", "user": "canary user"}
+    metadata = {"title": "canary metadata"}
+    session = await done(store.session("doomed", parent=parent, metadata=metadata, **given))
+    await fill(store, session)
+    assert await canaries(store) == PUT
+    positions = [(e.position, e.kind) for e in await done(store.events("parent", limit=1000))]
+    await done(session.delete())
+    # What a retry that comes late must be answered with.
+    assert await canaries(store) == {"result", "landed"}
+    events = await done(store.events("parent", limit=1000))
+    assert [(event.position, event.kind) for event in events[:-1]] == positions
+    assert all(event.data == {} for event in events[:-1] if event.session_id == "doomed")
+    assert any(event.data for event in events if event.session_id == "parent")
+    assert events[-1].data == {"sessions": ["doomed"]}
+    again = await done(store.session("doomed"))
+    assert (await done(again.call(pay, to="canary argument", call_id="c1"))).replayed
+    assert (await done(again.call(lose, to="canary lost"))).value == "canary landed"
+    await done(again.delete())
+    assert (await done(store.spending()))[0].attempts == 1
+    await done(store.prune(effect_days=0, vacuum=True))
+    assert await canaries(store) == set()
+    assert await done(store.effects()) == []
+    for file in subject.directory.iterdir():
+        assert CANARY.findall(file.read_bytes()) == [], file
+    if subject.colour == "sync":
+        sound(store)
+
+
+def test_a_call_in_doubt_keeps_its_arguments_until_it_is_resolved(place: Any) -> None:
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("s")
+        with pytest.raises(holdfast.Unresolved):
+            session.call(lose, to="canary lost")
+        session.delete()
+        (effect,) = store.effects()
+        assert effect.arguments == {"to": "canary lost"}
+        store.resolve(effect.id, Landed("sent"), by="ann")
+        (effect,) = store.effects()
+        assert (effect.arguments, effect.result) == (None, "sent")
+        assert store.session("s").call(lose, to="canary lost").value == "sent"
+
+
+def test_a_cached_failure_is_still_one_after_its_session_is_gone(place: Any) -> None:
+    @holdfast.tool(effect="mutate", atomic=True, cache_failures=True)
+    def refuse_once(to: str) -> None:
+        raise ValueError("canary error")
+
+    with holdfast.open(**place, durability="normal") as store:
+        with pytest.raises(ValueError, match="canary error"):
+            store.session("s").call(refuse_once, to="x")
+        store.session("s").delete()
+        with pytest.raises(holdfast.EffectFailed):
+            store.session("s").call(refuse_once, to="x")
+
+
+def test_effects_of_a_deleted_session_still_move(place: Any, tmp_path: Path) -> None:
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("s")
+        session.save(a=1)
+        session.call(pay, to="x")
+        session.fork(1, id="fork")
+        session.delete()
+        store.export(tmp_path / "file")
+        store.find_session("fork").delete()
+    with holdfast.open(f"sqlite:///{tmp_path}/other.db") as other:
+        other.import_sessions(tmp_path / "file", store_keys=True)
+        (effect,) = other.effects()
+        assert (effect.arguments, effect.result) == (None, "canary result")
+        assert effect.unlinked_at is not None
