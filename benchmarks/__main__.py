@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--quick] [--json FILE]`."""
+"""`python -m benchmarks [NAME …] [--quick] [--json FILE] [--picture FILE]`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import checkpoints, effects, kernel, work
+from . import checkpoints, effects, kernel, killed, work
 from .measure import Report
 
-TABLE_WIDTH = 110
+TABLE_WIDTH = 124
 BENCHMARKS: dict[str, Callable[..., Report]] = {
     "kernel": kernel.run,
     "checkpoints": checkpoints.run,
     "effects": effects.run,
     "work": work.run,
+    "killed": killed.run,
 }
 
 
@@ -26,9 +27,12 @@ def main() -> None:
     """Run the chosen benchmarks, all by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="few short rounds: a first look")
+    parser.add_argument("--quick", action="store_true", help="a first look, not to publish")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round here")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the kills as an SVG")
     arguments = parser.parse_args()
+    if arguments.quick and arguments.picture:
+        parser.error("a picture is for publishing; draw it from a full run, without --quick")
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
@@ -37,8 +41,11 @@ def main() -> None:
     reports = []
     for name in arguments.names or BENCHMARKS:
         report = BENCHMARKS[name](console, quick=arguments.quick)
+        report.is_quick = arguments.quick
         report.show(console)
         reports.append(report.data())
+        if arguments.picture and report.picture:
+            arguments.picture.write_text(report.picture)
     if arguments.json:
         arguments.json.write_text(json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
 

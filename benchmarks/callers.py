@@ -30,6 +30,7 @@ Crowd: TypeAlias = Callable[[int, float], Figures]
 
 SESSIONS_MAX = 64
 HOLDFAST, HOLDFAST_ASYNC = "Holdfast call", "Holdfast call, async"
+BY_HAND = "two commits by hand"
 REPLAY, READ, BEGIN = "replayed call", "read call", "begin and complete"
 
 numbers = itertools.count()
@@ -193,11 +194,6 @@ OUTCOME = "UPDATE calls SET status = 'c', result = '{{\"charged\": 1}}' WHERE id
 class ByHandProduct(LoopProduct):
     """An INSERT and an UPDATE, each with a commit of its own: the least that is as durable."""
 
-    @property
-    def name(self) -> str:
-        """What it is written with."""
-        return "two commits by hand"
-
     def open(self) -> None:
         """Open connections as one opens them by hand."""
         if self.place.path is not None:
@@ -226,7 +222,7 @@ class ByHandProduct(LoopProduct):
             connection.execute(intent, (id,))
             connection.execute(outcome, (id,))
 
-        return {self.name: call}
+        return {BY_HAND: call}
 
     def sessions(self) -> dict[str, Sequence[Async]]:
         """Write with aiosqlite, or with a pool of psycopg."""
@@ -245,7 +241,7 @@ class ByHandProduct(LoopProduct):
                     await connection.execute(text, (id,))
 
         call = on_postgres if self.place.path is None else on_sqlite
-        return {f"{self.name}, async": [call] * SESSIONS_MAX}
+        return {f"{BY_HAND}, async": [call] * SESSIONS_MAX}
 
 
 @contextlib.contextmanager

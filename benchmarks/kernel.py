@@ -29,6 +29,7 @@ from .measure import RATE, TIME, Contestant, Figures, Report, Table, Target, com
 from .peers import Sync
 from .sides import (
     HOLDFAST,
+    PIPELINED,
     ROOTS,
     PostgresSide,
     SqliteSide,
@@ -96,7 +97,8 @@ def run(console: Console, *, quick: bool) -> Report:
         SqliteSide(runner, Path(directory)) as sqlite,
         PostgresSide(runner, dsn, *names) as postgres,
     ):
-        report = Report("kernel", environment() | peers.versions() | servers.settings(dsn))
+        found = environment() | peers.versions() | servers.settings(dsn)
+        report = Report("kernel", found)
         bench = Bench(QUICK if quick else FULL, console, report, runner, sqlite, postgres)
         bench.one_caller()
         bench.sessions()
@@ -163,7 +165,7 @@ class Bench:
                 )
         many = max(SESSIONS)
         times = found["SQLite", many].times_slower("aiosqlite + lock", HOLDFAST)
-        self._target(f"SQLite, {many} sessions: rate against aiosqlite + lock", times, at_least=10)
+        self._target(f"SQLite, {many} sessions: rate against aiosqlite + lock", times, at_least=15)
         times = found["PostgreSQL", many].times_slower("psycopg pool", HOLDFAST)
         self._target(f"PostgreSQL, {many} sessions: rate against psycopg", times, at_least=1.0)
 
@@ -213,7 +215,7 @@ class Bench:
                 workers, f"SQLite: {PROCESSES} processes on one file", PROCESSES, "apsw"
             )
             postgres = self._crowd(
-                workers, f"PostgreSQL: {PROCESSES} processes", PROCESSES, "psycopg"
+                workers, f"PostgreSQL: {PROCESSES} processes", PROCESSES, "psycopg", PIPELINED
             )
         share = min(table.values(HOLDFAST, "share"))
         wait = table.worst(HOLDFAST, "worst ms")
@@ -237,10 +239,18 @@ class Bench:
             "SQLite Holdfast": partial(holdfast_worker, url, root),
             "SQLite apsw": partial(apsw_worker, self.sqlite.file("busy-handler"), root),
             "PostgreSQL Holdfast": partial(holdfast_worker, postgres.dsn, root, postgres.schema),
-            "PostgreSQL psycopg": partial(psycopg_worker, postgres.dsn, root, postgres.peer_schema),
+            **{
+                f"PostgreSQL {name}": partial(
+                    psycopg_worker, write, postgres.dsn, root, postgres.peer_schema
+                )
+                for name, write in (
+                    ("psycopg", peers.psycopg_write),
+                    (PIPELINED, peers.psycopg_pipelined_write),
+                )
+            },
         }
 
-    def _crowd(self, workers: Workers, title: str, count: int, peer: str) -> Table:
+    def _crowd(self, workers: Workers, title: str, count: int, *peers: str) -> Table:
         place = title.partition(":")[0]
         seconds, rounds = self.plan.process_seconds, self.plan.process_rounds
         if count == 1:
@@ -250,7 +260,7 @@ class Bench:
             work = functools.partial(workers.round, f"{place} {name}", count, seconds)
             return Contestant(name, work, beside)
 
-        contestants = [contestant(HOLDFAST, None), contestant(peer, HOLDFAST)]
+        contestants = [contestant(HOLDFAST, None), *(contestant(p, HOLDFAST) for p in peers)]
         note = "share: commits of the slowest process against those of the fastest"
         return self._compare(title, contestants, RATE, note=note, rounds=rounds)
 

@@ -17,7 +17,7 @@ from .measure import RATE, TIME, Figures, percentile
 from .peers import Async, Sync
 
 TICK_SECONDS = 0.001
-GRACE_SECONDS = 60.0
+GRACE_SECONDS = 180.0
 
 Opener: TypeAlias = Callable[[], contextlib.AbstractContextManager[Sync]]
 """Opens a contestant in a worker process."""

@@ -14,6 +14,7 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -23,6 +24,7 @@ Figures: TypeAlias = dict[str, float]
 
 TIME = "µs"
 RATE = "per second"
+QUICK_WARNING = "A quick run: too few and too short rounds to publish or to judge a target by."
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,9 @@ class Report:
     environment: dict[str, str] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
+    is_quick: bool = False
+    picture: str | None = None
+    """The tables as an SVG, where one is worth drawing."""
 
     def show(self, console: Console) -> None:
         """Print every target beside its figure, and what the figures depend on."""
@@ -161,11 +166,16 @@ class Report:
             measured = f"{target.figure:.3g} {target.unit}"
             table.add_row(target.text, target.bound, measured, verdict)
         console.print(table)
+        missed = sum(not target.is_met for target in self.targets)
+        console.print(f"{missed} of {len(self.targets)} targets missed", highlight=False)
+        if self.is_quick:
+            console.print(QUICK_WARNING, style="yellow")
 
     def data(self) -> dict[str, Any]:
         """Return the report for programs."""
         return {
             "benchmark": self.benchmark,
+            "is_quick": self.is_quick,
             "environment": self.environment,
             "tables": [table.data() for table in self.tables],
             "targets": [
@@ -205,12 +215,23 @@ def environment() -> dict[str, str]:
     }
 
 
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the peers that are installed, and name those that are not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed, left out; `make bench` installs it"
+    return found
+
+
 def _cell(table: Table, name: str, figure: str) -> str:
     values = table.values(name, figure)
     return _number(statistics.median(values)) if values else ""
 
 
 def _number(value: float) -> str:
-    if value >= 100:
+    if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -271,13 +271,13 @@ def psycopg_write(connection: psycopg.Connection[Any], work: Sequence[Step]) -> 
 
 
 def psycopg_pipelined_write(connection: psycopg.Connection[Any], work: Sequence[Step]) -> Sync:
-    """Return the same in as few round trips as its answers allow, which few people write."""
+    """Return the same in two round trips, the fewest that its answers allow, as few write it."""
 
     def write() -> None:
         with connection.pipeline():
             connection.execute("BEGIN")
-            for step in work[:2]:
-                connection.execute(step.text, step.values, binary=True).fetchall()
+            asked = [connection.execute(step.text, step.values, binary=True) for step in work[:2]]
+            asked[-1].fetchall()
             for step in work[2:]:
                 connection.execute(step.text, step.values, binary=True)
             connection.execute("COMMIT")
@@ -312,6 +312,25 @@ def psycopg_pool_write(pool: psycopg_pool.AsyncConnectionPool[Any], work: Sequen
         async with pool.connection() as connection, connection.transaction():
             for step in work:
                 await connection.execute(step.text, step.values, binary=True)
+
+    return write
+
+
+def psycopg_pool_pipelined_write(
+    pool: psycopg_pool.AsyncConnectionPool[Any], work: Sequence[Step]
+) -> Async:
+    """Return one transaction in two round trips, on a connection of the pool."""
+
+    async def write() -> None:
+        async with pool.connection() as connection, connection.pipeline():
+            await connection.execute("BEGIN")
+            asked = [
+                await connection.execute(step.text, step.values, binary=True) for step in work[:2]
+            ]
+            await asked[-1].fetchall()
+            for step in work[2:]:
+                await connection.execute(step.text, step.values, binary=True)
+            await connection.execute("COMMIT")
 
     return write
 

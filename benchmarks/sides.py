@@ -23,6 +23,7 @@ Work: TypeAlias = Literal["save", "tally", "read"]
 TEXTS: dict[Work, tuple[str, ...]] = {"save": SAVE, "tally": TALLY, "read": READ}
 ROOTS = [f"root-{number}" for number in range(64)]
 HOLDFAST, HOLDFAST_ASYNC = "Holdfast", "Holdfast async"
+PIPELINED = "psycopg, pipelined"
 
 
 class TallyOps:
@@ -224,7 +225,11 @@ class PostgresSide(Side):
         ]
         if work == "save":
             pipelined = peers.psycopg_pipelined_write(self._connection, do)
-            found.insert(3, self._sync("psycopg, pipelined", pipelined, seconds, HOLDFAST))
+            found.insert(3, self._sync(PIPELINED, pipelined, seconds, HOLDFAST))
+            pipelined_in_loop = peers.psycopg_pool_pipelined_write(self._pool, do)
+            found.append(
+                self._async(f"{PIPELINED}, async", pipelined_in_loop, seconds, HOLDFAST_ASYNC)
+            )
         return found
 
     def sessions(self, count: int, seconds: float) -> list[Contestant]:
@@ -241,6 +246,12 @@ class PostgresSide(Side):
             self._tasks(
                 "psycopg pool",
                 [peers.psycopg_pool_write(self._pool, do) for do in each],
+                seconds,
+                HOLDFAST,
+            ),
+            self._tasks(
+                PIPELINED,
+                [peers.psycopg_pool_pipelined_write(self._pool, do) for do in each],
                 seconds,
                 HOLDFAST,
             ),
@@ -266,7 +277,9 @@ def apsw_worker(path: Path, root_id: str) -> Iterator[Sync]:
 
 
 @contextlib.contextmanager
-def psycopg_worker(dsn: str, root_id: str, schema: str) -> Iterator[Sync]:
-    """Open a connection."""
+def psycopg_worker(
+    write: Callable[..., Sync], dsn: str, root_id: str, schema: str
+) -> Iterator[Sync]:
+    """Open a connection for one of the ways to write by hand."""
     with contextlib.closing(peers.open_psycopg(dsn)) as connection:
-        yield peers.psycopg_write(connection, steps(SAVE, root_id, schema))
+        yield write(connection, steps(SAVE, root_id, schema))

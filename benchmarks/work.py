@@ -24,9 +24,19 @@ from pathlib import Path
 from rich.console import Console
 
 from . import peers, servers, work_growth
-from .effects import versions
 from .keepers import Place
-from .measure import RATE, TIME, Contestant, Figures, Report, Table, Target, compare, environment
+from .measure import (
+    RATE,
+    TIME,
+    Contestant,
+    Figures,
+    Report,
+    Table,
+    Target,
+    compare,
+    environment,
+    versions,
+)
 from .queues import BATCH, AsyncHoldfastQueue, Fleet, HoldfastQueue, Queue, database
 from .queues_peers import AbsurdQueue, DbosQueue, HueyQueue, PgQueuerQueue, ProcrastinateQueue
 
@@ -49,7 +59,7 @@ KINDS: dict[str, tuple[type[Queue], ...]] = {
         DbosQueue,
     ),
 }
-TIMES_FASTER = {"PgQueuer": 1.5, "Procrastinate": 2.0, "Absurd": 2.0}
+TIMES_FASTER = {"PgQueuer": 1.2, "Procrastinate": 2.0, "Absurd": 2.0}
 LATENCY = "ms"
 PAUSE_SECONDS = (0.05, 0.25)
 
