@@ -1,11 +1,32 @@
-"""Reading a store's schema as the database itself describes it."""
+"""Reading a store's schema as the database itself describes it, and an example of a later one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 import holdfast
+from holdfast.kernel import schema
 from holdfast.kernel.operation import rows
+
+NEXT = """
+--[both]
+CREATE TABLE hf_example (
+    id TEXT PRIMARY KEY,
+    count INTEGER NOT NULL
+);
+
+ALTER TABLE hf_sessions ADD COLUMN example TEXT;
+
+--[sqlite]
+CREATE INDEX ix_example ON hf_example (count) WHERE count > 0;
+
+--[postgres]
+CREATE INDEX ix_example ON hf_example (count) INCLUDE (id);
+"""
 
 SQLITE = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
 COLUMNS = """
@@ -48,3 +69,15 @@ def describe(store: holdfast.Store) -> list[dict[str, Any]]:
         {name: str(value).replace(str(schema), "schema") for name, value in row.items()}
         for row in store.run(read)
     ]
+
+
+@contextmanager
+def next_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Give this Holdfast one more format; the number is lent."""
+    number = schema.newest() + 1
+    with monkeypatch.context() as patched:
+        example = schema.Migration(number, "example", NEXT)
+        patched.setattr(schema, "later_migrations", lambda: iter([example]))
+        schema.migrations.cache_clear()
+        yield number
+    schema.migrations.cache_clear()

@@ -36,6 +36,7 @@ from holdfast import (
 )
 from holdfast.kernel.schema import newest
 from holdfast.testing.nouns import AsyncSetup, Counter, Setup, TxCounter
+from tests.schemas import next_format
 
 USE = "use sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
 NOT_AN_ID = "is not the id of a commit; take it from CommitUnknown.id"
@@ -587,16 +588,16 @@ def test_a_store_of_a_newer_format_is_refused(
 
 
 def test_a_store_of_an_older_format_is_refused_when_it_may_not_be_migrated(
-    place: dict[str, Any], opener: Opener, tmp_path: Path
+    place: dict[str, Any], opener: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_sync(**place)
-    execute(place, "DELETE FROM hf_migrations WHERE version > 1")
-    message = (
-        f"{where(place)} has format 1 and this Holdfast needs format {newest()}; "
-        "run `holdfast migrate`"
-    )
-    with refused(SchemaMismatch, message, tmp_path):
-        opener(**place, migrate=False)
+    with next_format(monkeypatch) as number:
+        message = (
+            f"{where(place)} has format {number - 1} and this Holdfast needs format {number}; "
+            "run `holdfast migrate`"
+        )
+        with refused(SchemaMismatch, message, tmp_path):
+            opener(**place, migrate=False)
 
 
 @pytest.mark.parametrize("leftover", ["nothing", "empty"])

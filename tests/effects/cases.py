@@ -57,6 +57,7 @@ class Outcome:
     receipt: str | None = None
     replayed: bool = False
     effect_id: str | None = None
+    """The effect that answered, though each call has a row of its own."""
 
 
 class Places(CrashPoints):
@@ -151,7 +152,7 @@ class Agent:
             result = await session.call(self.tool(), what=what, call_id="call_1")
         except holdfast.HoldfastError as error:
             return failed(error)
-        return Outcome("ok", result.value, result.replayed, result.effect_id)
+        return Outcome("ok", result.value, result.replayed, result.replay_of or result.effect_id)
 
     def live(self, what: str, say: Callable[[str], None]) -> None:
         """Call the tool in a store of its own, armed; say how it ended and the places passed."""
@@ -195,7 +196,7 @@ def told(function: Callable[[], holdfast.Result[Any]]) -> Outcome:
         result = function()
     except holdfast.HoldfastError as error:
         return failed(error)
-    return Outcome("ok", result.value, result.replayed, result.effect_id)
+    return Outcome("ok", result.value, result.replayed, result.replay_of or result.effect_id)
 
 
 def failed(error: holdfast.HoldfastError) -> Outcome:

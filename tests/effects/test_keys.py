@@ -47,14 +47,17 @@ async def test_a_store_with_effects_is_refused_with_another_key(subject: Subject
     for first, then, advice in CHANGES:
         world, store = World(), await subject.open(**using(first))
         session = await done(store.session("s"))
+        # These were opened while no effect said which key counts.
+        others = [await subject.open(**using(then)) for _ in range(5)]
         sent = await done(session.call(world.tool(), to="ann"))
-        for number in range(5):
-            other = await subject.open(**using(then))
+        for number, other in enumerate(others):
             calls = ways(other, await done(other.session("s")), world)
             # Each of them is refused, whether it is the first of its process or not.
             for call in (calls[number], *calls):
                 with pytest.raises(InvalidArgument, match=advice):
                     await done(call())
+        with pytest.raises(InvalidArgument, match=advice):
+            await subject.open(**using(then))
         assert len(world.done) == 1
         again = await subject.open(**using(first))
         session = await done(again.session("s"))

@@ -25,12 +25,12 @@ import holdfast
 from holdfast import store as store_module
 from holdfast.cli import app as app_module
 from holdfast.kernel import operation
-from holdfast.kernel import schema as schema_module
 from holdfast.kernel.health import server, sqlite
 from holdfast.kernel.schema import migrations, newest
 from holdfast.records import Finding
 from holdfast.testing.nouns import Counter, Setup
 from tests.faces.writer import SESSION_ID
+from tests.schemas import next_format
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "holdfast"]
@@ -295,25 +295,22 @@ def test_status_of_a_missing_store_makes_nothing(
 def test_status_shows_what_is_pending_and_migrate_applies_it(
     quick: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        first = schema_module.migrations()[:1]
-        patched.setattr(schema_module, "migrations", lambda: first)
-        holdfast.open(f"sqlite:///{here}/holdfast.db").close()
+    holdfast.open(f"sqlite:///{here}/holdfast.db").close()
     files = names_in(here)
     before = (here / "holdfast.db").read_bytes()
-    lines = quick("migrate", "--status").stdout.splitlines()
-    assert lines[0] == str(here / "holdfast.db")
-    assert re.fullmatch(r"0001 +kernel +\d{4}-.*Z *", lines[2])
-    assert re.fullmatch(r"0002 +feed +pending *", lines[3])
-    assert bad(quick("doctor", "--json")) == ["warning: schema format"]
-    assert quick("doctor").returncode == 0
-    assert names_in(here) == files
-    assert (here / "holdfast.db").read_bytes() == before
-    refused = quick("backup", "copy.db")
-    assert (refused.returncode, refused.stdout) == (8, "")
-    assert "run `holdfast migrate`" in refused.stderr
-    data = json.loads(quick("migrate", "--json").stdout)
-    assert data["applied_now"] == list(range(2, newest() + 1))
+    with next_format(monkeypatch) as number:
+        lines = quick("migrate", "--status").stdout.splitlines()
+        assert lines[0] == str(here / "holdfast.db")
+        assert re.fullmatch(r"0001 +tables +\d{4}-.*Z *", lines[2])
+        assert re.fullmatch(rf"{number:04} +example +pending *", lines[-1])
+        assert bad(quick("doctor", "--json")) == ["warning: schema format"]
+        assert quick("doctor").returncode == 0
+        assert names_in(here) == files
+        assert (here / "holdfast.db").read_bytes() == before
+        refused = quick("backup", "copy.db")
+        assert (refused.returncode, refused.stdout) == (8, "")
+        assert "run `holdfast migrate`" in refused.stderr
+        assert json.loads(quick("migrate", "--json").stdout)["applied_now"] == [number]
 
 
 def test_a_newer_store_is_refused_and_explained(

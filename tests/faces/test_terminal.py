@@ -90,7 +90,7 @@ def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Loo
     expected: dict[tuple[str, ...], tuple[list[str], list[str]]] = {
         ("sessions", "list"): (
             ["number", "id", "status", "updated"],
-            ["1", re.escape(session.id), "active", age],
+            ["1", re.escape(session.id), "idle", age],
         ),
         ("checkpoints", "list", session.id): (
             ["version", "kind", "created", "data"],

@@ -1,10 +1,13 @@
-"""Migrations: numbered, forward only, all that a store lacks in one transaction."""
+"""The schema: format 1 as the tables of each noun, later formats as numbered migrations.
+
+What a store lacks is applied in one transaction, forward only.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -14,6 +17,9 @@ from .operation import Op, Row, one, operation, query, rows
 # Written into every SQLite file, so that a foreign database is never taken for a store.
 APPLICATION_ID = 0x486F6C64
 
+# Until the first release format 1 is edited in place; a later format is a file
+# `migrations/NNNN_words.sql`.
+TABLES = ("kernel", "feed", "sessions", "effects", "work", "spend")
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _SECTION = re.compile(r"^--\[(both|sqlite|postgres)\]$", re.MULTILINE)
 _STATEMENT_END = re.compile(r";[ \t]*\n(?:[ \t]*\n|\Z)")
@@ -36,7 +42,7 @@ RECALL = "SELECT value FROM hf_meta WHERE name = :name"
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema, as the file `NNNN_name.sql` holds it."""
+    """One step of the schema."""
 
     version: int
     name: str
@@ -54,12 +60,18 @@ class Migration:
 @functools.cache
 def migrations() -> tuple[Migration, ...]:
     """Return every migration, oldest first."""
+    folder = resources.files("holdfast.kernel").joinpath("tables")
+    tables = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in TABLES]
+    first = Migration(1, "tables", "\n".join(tables))
+    return (first, *sorted(later_migrations(), key=lambda migration: migration.version))
+
+
+def later_migrations() -> Iterator[Migration]:
+    """Read what came after format 1, in no order."""
     folder = resources.files("holdfast.kernel").joinpath("migrations")
-    found = []
-    for file in folder.iterdir():
+    for file in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(file.name):
-            found.append(Migration(int(match[1]), match[2], file.read_text("utf-8")))
-    return tuple(sorted(found, key=lambda migration: migration.version))
+            yield Migration(int(match[1]), match[2], file.read_text("utf-8"))
 
 
 def newest() -> int:
