@@ -1,4 +1,4 @@
-"""An effect whose owners keep dying is not run again for ever."""
+"""Attempts of one effect: how many there are, and the key that its receiver is given."""
 
 from __future__ import annotations
 
@@ -115,6 +115,40 @@ async def test_errors_that_are_certain_are_the_callers_to_count(subject: Subject
         await raises(holdfast.NotDone, lambda: session.call(tool, to="ann"))
     world.fails_with = None
     assert (await done(session.call(tool, to="ann"))).value == 5
+
+
+@both_colours
+async def test_a_certain_error_does_not_settle_an_attempt_before_it(subject: Subject) -> None:
+    world = World()
+    store, session, clock = await opened(subject)
+    tool = world.tool(on_unknown="retry")
+    first = await die(session, tool, clock)
+    world.fails_with = holdfast.NotDone("nothing was sent")
+    for _ in range(2):
+        await raises(holdfast.NotDone, lambda: session.call(tool, to="ann"))
+    world.fails_with = None
+    await done(session.call(tool, to="ann"))
+    # The receiver may have got the first one, and knows it by its key.
+    assert set(world.keys) == {(await done(store.effect(first))).idempotency_key}
+    assert len(world.keys) == 3
+
+
+@both_colours
+async def test_a_rewind_settles_nothing_that_may_have_happened(subject: Subject) -> None:
+    world = World()
+    _, session, _ = await opened(subject)
+    again = world.tool(on_unknown="retry", name="again")
+    never = world.tool(on_unknown="fail", name="never")
+    await done(session.save(n=1))
+    world.fails_with = ConnectionError("no answer")
+    for tool in (again, never):
+        await raises(ConnectionError, lambda: session.call(tool, to="ann"))  # noqa: B023
+    await done(session.rewind(1))
+    world.fails_with = None
+    await raises(holdfast.EffectFailed, lambda: session.call(never, to="ann"))
+    await done(session.call(again, to="ann"))
+    first, _, repeated = world.keys
+    assert first == repeated
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])

@@ -164,9 +164,11 @@ class Past:
 
 
 def _stands(row: Row) -> bool:
-    """Whether a row is of an effect that must not be repeated and was not undone."""
-    is_done = row["status"] != "failed" and row["undone_by"] is None
-    return bool(row["effect"] == "mutate" and is_done)
+    """Whether a row is of an effect that must not be repeated, may have happened, and was not
+    undone. One that was abandoned runs again, under the key that its receiver may know.
+    """
+    may_have_happened = row["status"] != "failed" or row["reason"] in {"abandoned", "given_up"}
+    return bool(row["effect"] == "mutate" and may_have_happened and row["undone_by"] is None)
 
 
 def counting(own: Sequence[Row], equal: Sequence[Row]) -> list[Row]:

@@ -32,6 +32,7 @@ from .finding import Found, find, is_latest, looks_for
 from .identity import is_whole
 from .pen import Pen
 from .rows import (
+    ABANDONED_UNDER,
     BY_ID,
     BY_KEY,
     FIRST_FENCE,
@@ -448,4 +449,18 @@ class Ledger:
         is_first: bool = True,
     ) -> Op[Query]:
         id = yield from fresh_id()
-        return self.pen.issuing(id, wanted, newest, before, outcome, is_first=is_first)
+        keeps_key = before is not None and (yield from _keeps_key(before))
+        given = (id, wanted, newest, before, outcome)
+        return self.pen.issuing(*given, is_first=is_first, keeps_key=keeps_key)
+
+
+def _keeps_key(before: Row) -> Op[bool]:
+    """Whether the attempt after this one goes out under the same idempotency key.
+
+    It does if one under that key may have reached its receiver. After one that is known to have
+    failed, the receiver must not answer with that failure; it tells nothing of those before it.
+    """
+    if before["reason"] != "raised":
+        return True
+    given = {"key": before["key"], "idempotency_key": before["idempotency_key"]}
+    return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER, **given)) is not None

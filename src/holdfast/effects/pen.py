@@ -53,18 +53,17 @@ class Pen:
         outcome: Outcome,
         *,
         is_first: bool = True,
+        keeps_key: bool = False,
     ) -> Query:
         """Return the statement that writes an attempt, after another of the same effect."""
         request, identity = wanted.request, wanted.identity
         generation = 1 if newest is None else newest["generation"] + 1
-        # An attempt that may have reached its receiver goes out again under the same key. After
-        # one that is known to have failed, the receiver must not answer with that failure.
         is_retry = before is not None and before["status"] == "failed" and not before["is_expired"]
         # A key of the caller's is forgotten some time and then means something new. Any other is
         # the same again after a backup was restored: its receiver may know it already.
         material = id if request.policy == "once" else identity.key
         idempotency_key = derive_key(identity.salt, material, generation)
-        if is_retry and before is not None and before["reason"] != "raised":
+        if is_retry and before is not None and keeps_key:
             idempotency_key = before["idempotency_key"]
         elif request.idempotency_key is not None:
             idempotency_key = request.idempotency_key

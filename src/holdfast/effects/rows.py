@@ -39,6 +39,10 @@ BY_KEY = f"""{SELECT} WHERE key = :key AND replay_of IS NULL
 ORDER BY generation DESC LIMIT :limit
 """
 BY_ID = f"{SELECT} WHERE id = :id /*pg FOR NO KEY UPDATE */"
+ABANDONED_UNDER = """
+SELECT number FROM hf_effects
+WHERE key = :key AND idempotency_key = :idempotency_key AND reason = 'abandoned' LIMIT 1
+"""
 NEWEST_CHANGE = """
 SELECT max(number) AS number FROM hf_effects
 WHERE session_number = :session_number AND issued_version < :before
