@@ -423,3 +423,23 @@ async def test_a_fork_knows_its_origins_call_ids_for_every_policy(subject: Subje
     fork = await done(session.fork(2))
     await raises(RequestMismatch, lambda: fork.call(post, to="ann", call_id="c1"))
     assert len(world.done) == 1
+
+
+@both_colours
+async def test_a_fork_that_is_rewound_below_its_beginning_repeats_nothing(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    mail, write = world.tool(), world.tool(effect="write", name="write", dedupe="session")
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    sent = await done(session.call(mail, to="ann"))
+    await done(session.call(write, to="file"))
+    await done(session.save(n=2))
+    fork = await done(session.fork(2))
+    await done(session.call(mail, to="bob"))
+    await done(fork.rewind(1))
+    deeper = await done(fork.fork(3))
+    for each in (fork, deeper):
+        assert (await done(each.call(mail, to="ann"))).replay_of == sent.effect_id
+        assert not (await done(each.call(write, to="file"))).replayed
+        # What the origin did after the fork is no part of it.
+        assert not (await done(each.call(mail, to="bob"))).replayed

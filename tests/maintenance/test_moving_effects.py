@@ -127,6 +127,26 @@ def test_a_fork_still_knows_what_its_origin_did(place: Any, other: Any, file: Pa
         assert calls == []
 
 
+def test_a_fork_of_one_that_was_rewound_below_its_beginning_moves(
+    place: Any, other: Any, file: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        session = store.session("trip")
+        for n in range(3):
+            session.save(n=n)
+        session.rewind(2)
+        session.save(n=3)
+        session.call(charge, cents=1)
+        session.save(n=4)
+        fork = session.fork(6, id="fork")
+        fork.rewind(1)
+        fork.fork(7, id="deeper")
+        store.export(file, ["deeper"])
+        target.import_sessions(file)
+        assert target.session("deeper").call(charge, cents=1).replayed
+        assert calls == [1]
+
+
 def test_a_fork_knows_it_also_when_the_origin_is_gone(
     place: Any, other: Any, file: Path, tmp_path: Path
 ) -> None:

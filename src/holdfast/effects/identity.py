@@ -155,7 +155,7 @@ class Past:
     def holds_of_origin(self, origin: tuple[str, int], row: Row) -> bool:
         """Whether a row of an origin came before this session was forked from it.
 
-        What stands of a history that the origin had left behind by then counts as it does there.
+        What stands of a history that either has left behind counts as it does in one session.
         """
         version, parts = row["issued_version"], self._parts[origin]
         if row["session_number"] != origin[1] or version >= max(high for _, high in parts):
@@ -208,8 +208,12 @@ def read_past(number: int) -> Op[Past]:
 
 
 def _lineage(session: Row, below: int | None) -> list[list[Any]]:
-    """Return a session's lineage, cut where a rewind went below its fork point."""
+    """Return a session's lineage, cut where a rewind went below its fork point.
+
+    Where it left each origin stays known, as a part without versions: what stands there counts.
+    """
     lineage = json.loads(session["lineage"]) if session["lineage"] else []
     if below is None:
         return lineage
-    return [[id, number, low, min(high, below)] for id, number, low, high in lineage]
+    cut = [[id, number, low, min(high, below)] for id, number, low, high in lineage if low < below]
+    return cut + [[id, number, high, high] for id, number, _, high in lineage if high > below]
