@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.killed import book
+from benchmarks.killed import SCENES, book
 from benchmarks.killed_picture import draw
 from benchmarks.measure import Contestant, Figures, Table
 
@@ -49,3 +50,10 @@ def test_the_picture_shows_a_coin_for_each_charge_of_the_worst_trip() -> None:
     assert "LangGraph & others" in texts
     assert "4 charges, 3 kills" in texts
     assert "1 charge, 1 kill; then a person decides" in texts
+
+
+def test_the_published_picture_shows_every_agent() -> None:
+    picture = Path(__file__).parents[2] / "docs" / "pictures" / "killed.svg"
+    root = ElementTree.parse(picture).getroot()
+    names = [each.text for each in root.iter() if each.get("class") == "name"]
+    assert names == [name for scene in SCENES for name in scene.agents]
