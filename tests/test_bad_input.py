@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import socket
@@ -429,6 +430,7 @@ DAMAGED = "{path} is damaged: database disk image is malformed; restore a backup
         (lambda path: other_program(path, "wal"), (NotAStore, OTHER)),
         (other_application_id, (NotAStore, OTHER)),
         (Path.mkdir, (InvalidArgument, "{path} is a directory; name a database file in it")),
+        (os.mkfifo, (InvalidArgument, "{path} is not a regular file; name a database file")),
         (without_header, (NotAStore, NO_DATABASE)),
         (cut_in_half, (CorruptStore, DAMAGED)),
         (cut_in_the_header, (CorruptStore, DAMAGED)),
@@ -436,7 +438,7 @@ DAMAGED = "{path} is damaged: database disk image is malformed; restore a backup
     ],
     ids=[
         "text", "one word", "other program", "other program in WAL mode", "other application id",
-        "directory", "header", "half", "cut in the header", "first page",
+        "directory", "pipe", "header", "half", "cut in the header", "first page",
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_sound_store(

@@ -241,6 +241,62 @@ def test_a_forked_child_cannot_use_the_store_and_the_parent_goes_on(
         assert Counter(store).value() == 2
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["", "while it waits for others"])
+def test_a_forked_childs_own_store_does_not_depend_on_the_parents(
+    place: dict[str, Any], waits: bool
+) -> None:
+    """The child has locks of its own, so the parent is not the last user when it closes."""
+    prepare(place)
+    store = holdfast.open(**place)
+    counter = Counter(store)
+    counter.add()
+    assert counter.value() == 1
+    if waits:
+        store.signals.wait("nobody rings", store.signals.count("nobody rings"), 0.3)
+    reader, writer = os.pipe()
+
+    def child(say: Callable[[str], None]) -> None:
+        os.close(writer)
+        with holdfast.open(**place) as own:
+            say(str(Counter(own).add()))
+            os.read(reader, 1)
+            say(str(Counter(own).add()))
+
+    forked = Child(child)
+    os.close(reader)
+    assert forked.lines.readline() == "2\n"
+    store.close()
+    os.close(writer)
+    assert forked.wait() == (0, ["3"])
+    with holdfast.open(**place) as again:
+        assert Counter(again).value() == 3
+
+
+def test_a_child_forked_during_another_threads_write_can_open_the_store(
+    place: dict[str, Any],
+) -> None:
+    prepare(place)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait_inside(tx: holdfast.Transaction) -> holdfast.Op[int]:
+        yield from TxCounter(tx).add()
+        inside.set()
+        go_on.wait(0.2)
+        return (yield from TxCounter(tx).add())
+
+    def child(say: Callable[[str], None]) -> None:
+        with holdfast.open(**place) as own:
+            say(str(Counter(own).add()))
+
+    with holdfast.open(**place) as store:
+        thread = threading.Thread(target=store.run, args=(wait_inside,))
+        thread.start()
+        assert inside.wait(30)
+        assert Child(child).wait() == (0, ["3"])
+        thread.join()
+        assert Counter(store).add() == 4
+
+
 def test_a_child_forked_during_a_write_does_not_keep_the_lock(tmp_path: Path) -> None:
     """The side lock of a killed parent is free although its forked child lives on."""
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}

@@ -7,9 +7,11 @@ import contextlib
 import faulthandler
 import random
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,7 @@ CALLS: dict[str, Callable[[holdfast.Store], object]] = {
     "compose": lambda store: store.run(holdfast.Transaction.store_id),
     "close": lambda store: store.close(),
     "flow": lambda store: store.once("key", lambda: 1),
+    "backup": lambda store: store.backup(Path(tempfile.mkdtemp()) / "copy.db"),
 }
 
 

@@ -198,3 +198,19 @@ def test_files_deleted_beside_a_database_of_several_processes_do_not_destroy_it(
             child.end()
             Counter(third).add(1, note="fourth")
     assert read_file(path) == ["child", "third", "fourth"]
+
+
+def test_a_file_with_two_names_is_not_opened(path: Path) -> None:
+    """Each name would have a WAL of its own, and a commit in one is not seen in the other."""
+    other = path.with_name("other.db")
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        os.link(path, other)
+        for name in (path, other):
+            with pytest.raises(holdfast.StoreError, match=r"has 2 names \(hard links\)"):
+                holdfast.open(f"sqlite:///{name}")
+        assert not other.with_name("other.db-wal").exists()
+        assert Counter(store).add(1, note="after") == 2
+    other.unlink()
+    with holdfast.open(f"sqlite:///{path}") as store:
+        assert Counter(store).value() == 2

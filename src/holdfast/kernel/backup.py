@@ -28,6 +28,7 @@ def back_up(
     driver: Any, target: Target, settings: Settings, place: str | Path, progress: Progress | None
 ) -> None:
     """Copy a store into a new file; nothing is left behind if that fails."""
+    driver.entrance.require_outside()
     if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
         raise InvalidArgument(f"path must name a new file, not {place!r}")
     if progress is not None and not callable(progress):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,11 +69,28 @@ def require_place(path: Path, vfs: str | None) -> None:
         raise InvalidArgument(f"{path} is a directory; name a database file in it")
     if not os.path.isdir(path.parent):
         raise InvalidArgument(f"there is no directory {path.parent}; create it first")
+    require_one_name(path)
     if (kind := file_system(path.parent)) in NETWORK_FILE_SYSTEMS:
         raise StoreError(
             f"{path} lies on a {kind} file system, where SQLite cannot lock safely; "
             "use a local disk, or PostgreSQL for several machines",
             file_system=kind,
+        )
+
+
+def require_one_name(path: Path) -> None:
+    """Refuse what is no plain file, and one with several names: each would have its own WAL."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{path} is not a regular file; name a database file")
+    if found.st_nlink > 1:
+        raise StoreError(
+            f"{path} has {found.st_nlink} names (hard links); whoever opens it by another one "
+            "loses commits; remove the other names, or make a copy with `holdfast backup`",
+            links=found.st_nlink,
         )
 
 

@@ -25,6 +25,7 @@ from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
+from . import inherited
 from .connection import connect, copy_pages, fetch, require_safe_library, translate, vacuum
 from .watching import Watch
 from .writer import Job, Writer, trace_of
@@ -43,6 +44,7 @@ class SqliteEngine:
 
     def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
         require_safe_library()
+        inherited.close_inherited()
         self.path = path
         self._texts = Dialect(None)
         self.settings = settings
@@ -181,11 +183,21 @@ class SqliteEngine:
         else:
             thread.join(self.settings.busy_timeout_seconds)
 
+    def resting_locks(self) -> list[Any]:
+        """Return the locks under which no connection but a reader's is in use."""
+        return [self.writer.mutex, *([] if self._watch is None else [self._watch.looking])]
+
     def abandon(self) -> None:
         """In a forked child: let go of the side lock, and keep SQLite from touching the file."""
         with contextlib.suppress(OSError):
             self.writer.side_lock.close()
-        _inherited.append(self)
+        at_rest = [*self._idle_readers]
+        if inherited.is_held(self.writer.mutex):
+            at_rest += self.writer.at_rest()
+        watch = self._watch
+        if watch is not None and watch.connection and inherited.is_held(watch.looking):
+            at_rest.append(watch.connection)
+        inherited.keep(self, at_rest)
 
     def _open_writer(self) -> None:
         try:
@@ -490,9 +502,6 @@ class _AsyncJob(Job):
             self.set_done()
 
 
-_inherited: list[SqliteEngine] = []
-
-
 @atexit.register
 def _close_at_exit() -> None:
     # A daemon thread would die in the middle of a commit when the process exits.
@@ -501,9 +510,19 @@ def _close_at_exit() -> None:
             engine.close()
 
 
+def _hold_before_fork() -> None:
+    inherited.hold([lock for engine in list(_engines) for lock in engine.resting_locks()])
+
+
 def _abandon_in_child() -> None:
     for engine in list(_engines):
         engine.abandon()
+        _engines.discard(engine)
+    inherited.release()
 
 
-os.register_at_fork(after_in_child=_abandon_in_child)
+os.register_at_fork(
+    before=_hold_before_fork,
+    after_in_parent=inherited.release,
+    after_in_child=_abandon_in_child,
+)

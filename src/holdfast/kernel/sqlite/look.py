@@ -14,6 +14,7 @@ from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
 from .connection import fetch, look, require_place, require_store, translate
+from .inherited import close_inherited
 
 R = TypeVar("R")
 
@@ -30,6 +31,7 @@ class SqliteLook:
         self._texts = Dialect(None)
         self._settings = settings
         require_place(path, vfs)
+        close_inherited()
         try:
             self._connection = look(path, vfs)
             try:

@@ -37,6 +37,9 @@ class Watch:
         self._reader = reader
         self._ring = ring
         self._stopping = threading.Event()
+        self.connection: apsw.Connection | None = None
+        self.looking = threading.RLock()
+        """Whoever holds it keeps the connection at rest."""
         self._stop_read, self._stop_write = os.pipe()
         name = f"holdfast-poller-{path.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -55,7 +58,8 @@ class Watch:
             told = -1
             try:
                 with self._reader() as connection:
-                    seen = connection.pragma("data_version")
+                    self.connection = connection
+                    seen = self._version(connection)
                     told = _told_of_writes(self._wal)
                     # A commit between somebody's look and ours may have been missed.
                     self._ring()
@@ -63,6 +67,7 @@ class Watch:
             except (apsw.Error, StoreError):
                 self._stopping.wait(POLL_SECONDS)
             finally:
+                self.connection = None
                 if told >= 0:
                     os.close(told)
 
@@ -70,11 +75,15 @@ class Watch:
         while not self._stopping.is_set():
             for pause in LOOK_SECONDS if self._wait(told) else (0.0,):
                 self._stopping.wait(pause)
-                if (version := connection.pragma("data_version")) != seen:
+                if (version := self._version(connection)) != seen:
                     seen = version
                     self._ring()
                     self._stopping.wait(QUIET_SECONDS)
                     break
+
+    def _version(self, connection: apsw.Connection) -> object:
+        with self.looking:
+            return connection.pragma("data_version")
 
     def _wait(self, told: int) -> bool:
         """Wait until the file is written to, or for a while; say whether it was."""

@@ -175,6 +175,10 @@ class Writer:
         """Close the connection; what SQLite cannot move into the database stays in the WAL."""
         self._drop()
 
+    def at_rest(self) -> list[apsw.Connection]:
+        """Return the connection, if there is one; the caller holds the mutex."""
+        return [] if self._connection is None else [self._connection]
+
     def part_with(self, connection: apsw.Connection) -> None:
         """Close a connection. Files that have taken the place of its own stay as they are."""
         with contextlib.suppress(apsw.Error):
