@@ -22,6 +22,7 @@ import sqlalchemy
 import holdfast
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
+from holdfast.kernel.postgres.protocol import BACKOFF_SECONDS_MAX, _pause
 from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
 from holdfast.testing.subject import Case, Colour, Subject
@@ -155,6 +156,11 @@ def test_serialization_failures_are_run_again(where: dict[str, Any]) -> None:
             assert Counter(store).value() == 1
             assert len(store.events("root")) == 1
         assert [trace.attempts for trace in traces if trace.call == "CounterOps.name_twice"] == [3]
+
+
+def test_the_pause_between_tries_is_bounded_however_many_there_were() -> None:
+    """A server may be away for an hour, which is the longest busy_timeout_seconds."""
+    assert all(0 < _pause(tries) <= BACKOFF_SECONDS_MAX for tries in (0, 1, 50, 20_000))
 
 
 def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:

@@ -452,7 +452,7 @@ def _with_done(sql: str, events: str | None) -> str:
 
 
 def _pause(tries: int) -> float:
-    longest = min(BACKOFF_SECONDS * 2**tries, BACKOFF_SECONDS_MAX)
+    longest = min(BACKOFF_SECONDS * 2 ** min(tries, 20), BACKOFF_SECONDS_MAX)
     return random.uniform(longest / 2, longest)
 
 
