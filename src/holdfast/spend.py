@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, get_args
 
-from .checkpoints.ops import CheckpointOps
+from .checkpoints.ops import CheckpointOps, require_limit
 from .codec import Codec
 from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from .feed import emit
@@ -265,7 +265,7 @@ class StoreSpend:
         """Return what was spent by session, model or day (UTC); it reads every attempt."""
         if by not in GROUPS:
             raise InvalidArgument(f"by must be one of {', '.join(GROUPS)}, not {by!r}")
-        _require_limit(limit)
+        require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
         where = " AND ".join(f"{column} = :{column}" for column in given) or "1 = 1"
         text = SUMS.format(group=GROUPS[by], where=where)
@@ -400,7 +400,7 @@ def _listed(
     if state is not None and state not in SPEND_STATES:
         raise InvalidArgument(f"state must be one of {', '.join(SPEND_STATES)}, not {state!r}")
     _require_count("after", after)
-    _require_limit(limit)
+    require_limit(limit, SPENDS_PER_PAGE_MAX)
     given = {**where, **({} if state is None else {"state": state})}
     # Only what is given stands in the text: then each has its index.
     conditions = [f"{column} = :{column}" for column in given]
@@ -516,8 +516,3 @@ def _require_count(name: str, count: object) -> int:
     if type(count) is not int or not 0 <= count <= NUMBER_MAX:
         raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {count!r}")
     return count
-
-
-def _require_limit(limit: object) -> None:
-    if type(limit) is not int or not 0 < limit <= SPENDS_PER_PAGE_MAX:
-        raise InvalidArgument(f"limit must be 1 to {SPENDS_PER_PAGE_MAX}, not {limit!r}")

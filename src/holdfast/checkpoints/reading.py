@@ -48,11 +48,6 @@ Span = tuple[int, int, int]
 """Versions `low` to `high` of a session: (session number, low, high)."""
 
 
-def own_span(number: int, version: int) -> Span:
-    """Return all versions that a session wrote itself."""
-    return number, 1, version
-
-
 def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
     """Return where a session's history lies, newest first: its own rows, then its origins'.
 

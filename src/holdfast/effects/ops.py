@@ -188,7 +188,7 @@ class SessionEffects(Generic[I_co]):
     def pending(self) -> Op[list[Effect]]:
         """Return the calls whose outcome was not recorded yet, oldest first.
 
-        Their owners may be at work, or dead: `takeover_at` is when others may step in.
+        Their owners may be at work, or dead: `takeover_at` is when another may take over.
         """
         found = yield from rows(PENDING, session_number=self.number, session_id=self.id)
         return [self.ledger.effect(row) for row in found]
@@ -324,8 +324,7 @@ class StoreEffects(Generic[I_co]):
         if status is not None and status not in EFFECT_STATUSES:
             known = ", ".join(EFFECT_STATUSES)
             raise InvalidArgument(f"unknown status {status!r}; it is one of {known}")
-        if type(limit) is not int or not 0 < limit <= EFFECTS_PER_PAGE_MAX:
-            raise InvalidArgument(f"limit must be 1 to {EFFECTS_PER_PAGE_MAX}, not {limit!r}")
+        require_limit(limit, EFFECTS_PER_PAGE_MAX)
         if type(after) is not int or not 0 <= after < 2**63:
             raise InvalidArgument(f"after must be the number of an effect, not {after!r}")
         wanted = {

@@ -234,10 +234,8 @@ class _Checker:
         origin = None if frame.origin_id is None else self.sessions.get(frame.origin_id)
         is_known = frame.origin_id is None or origin is not None
         highest = frame.version if origin is None else min(frame.version, origin.version)
-        lineage = frame.lineage or []
-        return is_known and frame.origin_version <= highest and all(
-            low <= high for _, _, low, high in lineage
-        )  # fmt: skip
+        is_ordered = all(low <= high for _, _, low, high in frame.lineage or [])
+        return is_known and is_ordered and frame.origin_version <= highest
 
     def _check_checkpoint(self, frame: CheckpointFrame) -> str | None:
         session = self._session

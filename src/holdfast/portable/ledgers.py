@@ -16,7 +16,7 @@ from ..effects.rows import Identity, Request
 from ..effects.salts import mark_of
 from .frames import EffectFrame, Frame, KeyFrame, SaltFrame, SessionFrame
 
-STATUSES = {"completed": "completed", "failed": "failed"}
+REASONS = {"completed": None, "failed": "raised", "unknown": "owner_died"}
 
 
 class LegacyLedger:
@@ -84,8 +84,7 @@ class LegacyLedger:
         expires_at: int | None = None,
     ) -> EffectFrame:
         self._generations[identity.key] += 1
-        known = STATUSES.get(status, "unknown")
-        reasons = {"unknown": "owner_died", "failed": "raised"}
+        known = status if status in {"completed", "failed"} else "unknown"
         parts = {"arguments": Raw(self._pen.encoded("arguments", arguments))}
         if known != "unknown":
             part = "result" if known == "completed" else "error"
@@ -106,7 +105,7 @@ class LegacyLedger:
             request_digest=identity.digest,
             idempotency_key=idempotency_key,
             status=known,  # type: ignore[arg-type]
-            reason=reasons.get(known),
+            reason=REASONS[known],
             attempt=1,
             holder=None,
             fence=1,

@@ -15,7 +15,7 @@ items that were not finished wait for review, and keys become those of `once` wi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -272,11 +272,7 @@ class LegacyDatabase:
                 "updated_at": updated_at,
                 "last_resumed_at": updated_at,
             }
-            session = None
-            for frame in self._session(row, builder, self._metadata(row), fields):
-                yield frame
-                session = frame if isinstance(frame, SessionFrame) else session
-            assert session is not None
+            session = yield from self._session(row, builder, self._metadata(row), fields)
             if spent:
                 yield _spend(session, spent, updated_at)
             for call in file.rows(TOOL_CALLS, id=id):
@@ -324,10 +320,8 @@ class LegacyDatabase:
                 "updated_at": max(created_at, latest),
                 "last_resumed_at": max(created_at, latest),
             }
-            session = None
-            for frame in self._session(row, builder, {**title, **self._metadata(row)}, fields):
-                yield frame
-                session = frame if isinstance(frame, SessionFrame) else session
+            metadata = {**title, **self._metadata(row)}
+            session = yield from self._session(row, builder, metadata, fields)
             for item in file.rows(WORK, id=id):
                 yield self._item(item)
             for key in file.rows(KEYS_OF_TASK, id=id):
@@ -431,7 +425,8 @@ class LegacyDatabase:
 
     def _session(
         self, row: Row, builder: SessionBuilder, metadata: dict[str, Any], fields: dict[str, Any]
-    ) -> Iterator[Frame]:
+    ) -> Generator[Frame, None, SessionFrame]:
+        """Yield a session with its lines and versions, and return it."""
         require_id(row["session_id"])
         for label in ("name", "agent"):
             require_text(label, fields[label])
@@ -439,7 +434,7 @@ class LegacyDatabase:
         if status is None:
             self._notes.append(f"{_where(row)} was {row['status']!r}; it is taken for active")
         yield from builder.lines()
-        yield SessionFrame(
+        session = SessionFrame(
             id=row["session_id"],
             user=None,
             status=status or "active",
@@ -454,7 +449,9 @@ class LegacyDatabase:
             metadata=Raw(self._codec.encode(metadata, name=f"{_where(row)} metadata")),
             **fields,
         )
+        yield session
         yield from builder.checkpoints()
+        return session
 
 
 def _channels(saved: Row) -> dict[str, Any]:

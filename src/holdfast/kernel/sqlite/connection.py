@@ -116,9 +116,9 @@ def require_private(path: Path) -> None:
     found = os.stat(path)
     if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
         raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
-    if found.st_mode & 0o077:
-        log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`",
-                    path, found.st_mode & 0o777, path)  # fmt: skip
+    mode = found.st_mode & 0o777
+    if mode & 0o077:
+        log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`", path, mode, path)
 
 
 def look(path: Path, vfs: str | None) -> apsw.Connection:

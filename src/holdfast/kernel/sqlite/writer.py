@@ -389,10 +389,8 @@ class Writer:
         return StoreUnavailable(message)
 
     def _is_visible(self, writer_id: str, batch: int) -> bool:
-        statement, query = (
-            self._dialect.statement(LOOK_UP),
-            Query(LOOK_UP, {"writer_id": writer_id}),
-        )
+        query = Query(LOOK_UP, {"writer_id": writer_id})
+        statement = self._dialect.statement(query.sql)
         found = fetch(self._open_connection(), statement, query, self._now_ms)
         return bool(found) and is_there(batch, found[0]["batch"])
 
