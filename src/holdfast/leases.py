@@ -163,7 +163,7 @@ class Heartbeat:
 
     It also stops when `owner` is gone: an interrupt may have hit who was to close it. `is_lost`
     turns true as soon as another holder is seen, and also by itself shortly before the lease
-    would expire without an answer: who holds it must then stop.
+    would expire without an answer: the holder must then stop.
     """
 
     def __init__(self, owner: object, beat: Callable[[], object], lease_seconds: float) -> None:

@@ -156,8 +156,8 @@ class Effect:
     """One row of the ledger: an attempt of an effect, and what is known of it.
 
     `arguments`, `result` and `error` are stored without the secrets that they held. `late` is
-    what an owner reported after it had lost its lease. `takeover_at` is when another may step in
-    for an owner that gives no sign of life. `replay_of` is the effect that answered this call,
+    what an owner reported after it had lost its lease. `takeover_at` is when another may take
+    over from an owner that sends no heartbeats. `replay_of` is the effect that answered this call,
     which was not run; `unlinked_at` is when its session was deleted, and with it, if the effect was
     settled, `arguments`, `error`, `note` and `decided_by`.
     """

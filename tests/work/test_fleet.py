@@ -201,7 +201,7 @@ def test_a_worker_that_always_dies_uses_up_the_budget_and_no_more(
     for item in items:
         assert item.status == "failed"
         assert (item.retry_count, item.rescues) == (item.max_retries, item.max_retries + 1)
-        assert "gave no sign of life" in (item.error or "")
+        assert "sent no heartbeat" in (item.error or "")
 
 
 # Waking up

@@ -180,7 +180,7 @@ async def test_a_worker_that_always_dies_is_given_the_budget_and_no_more(subject
             read = await done(store.work.get(item.id))
             assert (runs, read.attempts, read.status) == (executions, executions, "failed")
             assert (read.retry_count, read.rescues, read.failures) == (retries, executions, 0)
-            assert read.error == "lease expired: w gave no sign of life"
+            assert read.error == "lease expired: w sent no heartbeat"
 
 
 @both_colours
@@ -296,7 +296,7 @@ async def test_what_went_wrong_is_in_the_history_of_the_session(subject: Subject
         {
             "item": item.id,
             "type": "mail",
-            "error": "lease expired: other gave no sign of life",
+            "error": "lease expired: other sent no heartbeat",
             "reason": "lease expired",
             "holder": "other",
             "fence": 2,

@@ -154,7 +154,7 @@ async def test_the_pattern_of_the_watchdog(subject: Subject) -> None:
     swept = await done(store.work.sweep())
     assert (swept.requeued, swept.failed) == (1, 1)
     said = [each.data["error"] for each in await done(task.history(kind="error_boundary"))]
-    assert said == ["lease expired: worker gave no sign of life"] * 2
+    assert said == ["lease expired: worker sent no heartbeat"] * 2
     for zombie in zombies:
         await raises(LeaseLost, zombie.complete)
     [dead] = await done(store.work.dead())

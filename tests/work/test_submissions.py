@@ -134,7 +134,7 @@ async def test_the_last_errors_of_an_item_are_kept(subject: Subject) -> None:
         if number % 10 == 0:
             clock.advance(31)
             await done(store.work.sweep())
-            why = ("lease expired", f"lease expired: w{number} gave no sign of life")
+            why = ("lease expired", f"lease expired: w{number} sent no heartbeat")
         elif number % 10 == 1:
             await done(item.fail(Unresolved(f"in doubt {number}")))
             await done(store.work.retry(item.id))

@@ -32,7 +32,7 @@ SCRATCHPAD = "scratchpad"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to: the answer, and what the session has spent in all.
+    """The outcome of a run: the answer, and what the session has spent in all.
 
     `is_old` is true when the question had been answered before and nobody was asked.
     """

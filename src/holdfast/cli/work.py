@@ -109,7 +109,7 @@ def _line(item: WorkItem[Any]) -> tuple[object, ...]:
 def show(
     item: ItemId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """Show one work item, with what it was given and what it came to."""
+    """Show one work item, with its input, its output and its errors."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.work.find(item)
         errors = opened.work.errors(found.id)
@@ -163,19 +163,14 @@ def submit(
         int, typer.Option("--max-retries", metavar="N", help="Executions after the first.")
     ] = 3,
     delay_seconds: Annotated[
-        float | None, typer.Option("--delay", metavar="SECONDS", help="Not before so long.")
+        float | None, typer.Option("--delay", metavar="SECONDS", help="Wait so many seconds first.")
     ] = None,
     key: Annotated[
         str | None,
         typer.Option("--key", metavar="KEY", help="While an item of this key lives, no second."),
     ] = None,
     on_crash: Annotated[
-        str,
-        typer.Option(
-            "--on-crash",
-            metavar="RULE",
-            help="retry, fail or review.",
-        ),
+        str, typer.Option("--on-crash", metavar="RULE", help="retry, fail or review.")
     ] = "retry",
     as_json: AsJson = False,
 ) -> None:

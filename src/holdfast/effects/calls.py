@@ -299,12 +299,12 @@ class Calling:
         ) from late
 
     def _outcome_at(self, ended: Future[Any]) -> Outcome:
-        """Return what a function came to that its caller did not wait for."""
+        """Return the outcome of a function that its caller did not wait for."""
         error = ended.exception()
         return self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
 
     def _record_late_end(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
-        """Record, from its own thread, what a function came to after its time was over."""
+        """Record, from its own thread, the outcome of a function that had timed out."""
         outcome = self._outcome_at(ended)
         try:
             if not self.ledger.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):

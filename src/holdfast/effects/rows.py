@@ -24,7 +24,7 @@ COLUMNS = """number, id, scope, key, generation, call_id, session_number, sessio
     ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at,
     unlinked_at"""
 TICKET = "number, id, fence, tool, call_id, idempotency_key, undoes"
-# Its owner gave no sign of life, and what it may have asked for is over by now.
+# Its owner has stopped renewing its lease, and whatever it asked for has ended by now.
 ABANDONED = """(status = 'issued' AND lease_expires_at + settle_ms <= :now
     AND issued_at + timeout_ms + settle_ms <= :now)"""
 SELECT = f"""
@@ -389,7 +389,7 @@ def require_effect_id(id: object) -> str:
 
 
 def takeover_at(row: Row) -> int | None:
-    """Return when another may step in for an effect's owner; None if it has none."""
+    """Return when another may take over from an effect's owner; None if it has none."""
     if row["status"] != "issued":
         return None
     ends = (row["lease_expires_at"], row["issued_at"] + row["timeout_ms"])

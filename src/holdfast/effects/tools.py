@@ -185,10 +185,10 @@ def tool(
     """Make a tool of a function.
 
     `read` has no effect; `write` leaves the same result when it is repeated; `mutate`, which is
-    taken when nothing is said, does harm when it is repeated. `verify(args, idempotency_key)`
-    tells whether a call in doubt landed; without it, `on_unknown` says what becomes of one:
-    "park" it for a person, "fail", or "retry" (the receiver must then honour the key). One whose
-    owners died `max_attempts` times is parked instead of being run again.
+    the default, is not safe to repeat. `verify(args, idempotency_key)` tells whether a call in
+    doubt landed; without it, `on_unknown` says what becomes of one: "park" it for a person, "fail",
+    or "retry" (the receiver must then honour the key). One whose owners died `max_attempts` times
+    is parked instead of being run again.
     `atomic` means that an exception proves that nothing happened. `dedupe` says which calls are
     one effect. `undo(args, result, idempotency_key)` takes an effect back.
     """

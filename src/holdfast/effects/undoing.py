@@ -22,7 +22,7 @@ AFTER = f"""{SELECT} WHERE session_number = :number AND issued_version >= :versi
 ORDER BY number DESC"""
 ABANDON = """
 UPDATE hf_effects SET status = 'unknown', reason = 'rewound', fence = fence + 1, ended_at = :now
-WHERE number = :number AND status = 'issued'
+WHERE number = :number AND status = 'issued' RETURNING id
 """
 NOT_GIVEN = "its undo hook was not given; compensate with the tool, or rewind with it"
 NO_HOOK = "the tool has no undo hook any more"
@@ -88,8 +88,7 @@ def leave_behind(ledger: Ledger, place: Place, version: int) -> Op[Compensation]
     irreversible, not_undone, in_flight = [], [], []
     for row in (yield from effects_after(place.number, version)):
         effect = ledger.effect(row)
-        if effect.status == "issued":
-            yield from rows(ABANDON, number=effect.number)
+        if effect.status == "issued" and (yield from rows(ABANDON, number=effect.number)):
             rewound = Outcome("unknown", "rewound")
             yield ledger.pen.event(place, effect.id, effect.tool, effect.call_id, rewound)
         if effect.status != "completed":

@@ -39,7 +39,7 @@ class Perform:
 
 @dataclass(slots=True)
 class Invoke:
-    """Call the user's code, a function or a coroutine function, and wait so long for it."""
+    """Call the user's code, a function or a coroutine function, with a timeout or without."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -61,7 +61,7 @@ Flow: TypeAlias = Generator[Step, Any, R]
 
 
 class StillRunning(TimeoutError):
-    """A function took longer than it may and cannot be stopped; `ended` tells what it came to."""
+    """A function timed out and cannot be interrupted; `ended` resolves when it returns."""
 
     def __init__(self, message: str, ended: Future[Any]) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class StillRunning(TimeoutError):
 
 
 class CancelledAfterwards(asyncio.CancelledError):
-    """The caller was cancelled while a function ran in a thread; `ended` tells what it came to."""
+    """The caller was cancelled while a thread ran a function; `ended` resolves when it returns."""
 
     def __init__(self, ended: Future[Any]) -> None:
         super().__init__()

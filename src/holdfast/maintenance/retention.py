@@ -108,9 +108,8 @@ class MaintenanceOps:
 
         The latest, the resume point (of forks too), pinned and attested versions, fork points and
         approval points are never removed, and one written under a key not before it is `key_days`
-        old. With `archive` each is durable in that file before it
-        goes. `vacuum` gives the space back; on SQLite other writers wait meanwhile. `progress` is
-        told how many were removed so far.
+        old. With `archive` each is durable in that file before it goes. `vacuum` gives the space
+        back; on SQLite other writers wait meanwhile. `progress` is told how many were removed.
         """
         require_keep(keep)
         work_ms = require_days(work_days)

@@ -165,7 +165,7 @@ class ItemOps(StoreParts, Item, Generic[S]):
 
     @operation
     def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
-        """Record how far the attempt is, as evidence in the session too; a sign of life as well."""
+        """Record how far the attempt is, as evidence in the session too; also a heartbeat."""
         require_held([self])
         note = self.owner.ledger.redactor.redact(note)
         body = self.codec.encode(note, name="progress")

@@ -393,7 +393,7 @@ def failing(
 
 def expiring(item: Item, *, is_recorded: bool = True) -> Ending:
     """Return what a lease that ran out makes of an item; that is the item's own choice."""
-    text = f"lease expired: {item.holder} gave no sign of life"
+    text = f"lease expired: {item.holder} sent no heartbeat"
     given: dict[str, Any] = {"error": text, "rescues": 1, "is_recorded": is_recorded}
     if item.on_crash == "review":
         return Ending("review", "lease expired", **given)

@@ -75,7 +75,7 @@ class WorkCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHealth:
-    """The leases of items that run: how many, which gave no sign of life, how old the signs are."""
+    """The leases of running items: how many, how many are stale, and the age of heartbeats."""
 
     active: int
     stale: int

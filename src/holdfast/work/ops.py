@@ -275,7 +275,7 @@ class WorkOps(StoreParts, Generic[I]):
 
     @query
     def health(self, *, stale_seconds: float = insight.STALE_SECONDS) -> Op[LeaseHealth]:
-        """Return how the leases of running items are; stale is one without a sign for so long."""
+        """Count the leases of running items; one without a heartbeat for that long is stale."""
         return (yield from insight.health(stale_seconds))
 
     @large_query

@@ -1,4 +1,4 @@
-"""One attempt: a handler runs under a lease, and what it came to is written once."""
+"""One attempt: a handler runs under a lease, and its outcome is written once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Attempt:
         self._stop()
 
     def run(self, handler: Handler, async_store: Any, loop: Any) -> Outcome | None:
-        """Run the handler on this thread, or in the loop, and write what it came to.
+        """Run the handler on this thread, or in the loop, and write its outcome.
 
         None if it has returned: then `ending` is to be written, by itself or with others.
         """
@@ -118,7 +118,7 @@ class Attempt:
         return self.returned(output)
 
     async def run_here(self, handler: Handler, async_store: Any) -> Callable[[], Outcome | None]:
-        """Run an async handler in this loop; return what writes what it came to, as `run` does.
+        """Run an async handler in this loop; return what writes its outcome, as `run` does.
 
         That is for another thread: it may have to wait.
         """

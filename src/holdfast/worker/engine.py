@@ -269,7 +269,7 @@ class Engine:
             self._conclude(attempt, functools.partial(self._run, attempt))
 
     async def _serve_here(self, attempt: Attempt) -> None:
-        """Run an attempt in the event loop; a thread writes what it came to, if that may block."""
+        """Run an attempt in the event loop; a thread writes its outcome, if that may block."""
         if not attempt.begin():
             return
         handler = self._plan.handlers[attempt.item.type]

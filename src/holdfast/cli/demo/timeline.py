@@ -1,4 +1,4 @@
-"""What people see of the demo: a timeline as it happens, and what it came to."""
+"""What people see of the demo: a timeline as it happens, and the result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Timeline:
             self._say(f"  {change}"[:WIDTH])
 
     def conclude(self, pairs: Sequence[tuple[Trip, Trip]], problems: Sequence[str]) -> None:
-        """Put what both loops came to side by side."""
+        """Show the results of both loops side by side."""
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")

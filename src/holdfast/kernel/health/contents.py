@@ -77,7 +77,7 @@ class ContentOps:
 
     @query
     def writers(self, age_ms: int) -> Op[Row]:
-        """Return how many writers there are, and how many have not written for so long."""
+        """Return how many writers there are, and how many have not written for that time."""
         return (yield from one(WRITERS, age_ms=age_ms)) or {"writers": 0, "abandoned": 0}
 
     @query
