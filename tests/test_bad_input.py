@@ -887,6 +887,25 @@ def test_a_backup_that_cannot_be_written_leaves_nothing(here: Path, store: holdf
     assert contents(here) == {}
 
 
+def test_a_second_backup_to_the_same_name_takes_nothing_from_the_first(
+    here: Path, store: holdfast.Store, place: dict[str, Any]
+) -> None:
+    store.session("s").save(plan="kept")
+    refusals = []
+    with holdfast.open(**place) as second:
+
+        def try_too(done: int, total: int) -> None:
+            with pytest.raises(holdfast.StoreBusy, match="is being written already") as raised:
+                second.backup("copy.db")
+            refusals.append(raised.value)
+
+        store.backup("copy.db", progress=try_too)
+    assert refusals
+    assert list(here.glob(".*")) == []
+    with holdfast.open("sqlite:///copy.db") as copy:
+        assert copy.find_session("s").latest()["plan"] == "kept"  # type: ignore[index]
+
+
 TAKES = "; SQLAlchemy has it as connection.connection.driver_connection"
 
 

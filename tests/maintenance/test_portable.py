@@ -24,6 +24,7 @@ from holdfast.errors import (
     InvalidArgument,
     SchemaMismatch,
     SessionNotFound,
+    StoreBusy,
     StoreError,
     StoreUnavailable,
 )
@@ -653,6 +654,27 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(
             assert str(raised.value) == message
         assert taken.read_text() == "mine"
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_second_export_to_the_same_name_takes_nothing_from_the_first(
+    place: Any, other: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_at(place) as store, open_at(place) as second, open_at(other) as target:
+        fill(store)
+        ended = format.ExportWriter.end
+
+        def end(self: format.ExportWriter) -> None:
+            with pytest.raises(StoreBusy, match="is being written already"):
+                second.export(file)
+            ended(self)
+
+        monkeypatch.setattr(format.ExportWriter, "end", end)
+        store.export(file)
+        assert [path.name for path in file.parent.iterdir() if file.name in path.name] == [
+            file.name
+        ]
+        target.import_sessions(file)
+        assert contents(target) == contents(store)
 
 
 def test_a_damaged_session_is_not_exported(file: Path, tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ databases have one schema, the copy is a store that opens by itself.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidArgument, StoreUnavailable
+from ..errors import InvalidArgument
+from .newfile import new_file
 from .opening import open_engine
 from .outside import require_own
 from .settings import Settings
@@ -29,30 +28,14 @@ def back_up(
 ) -> None:
     """Copy a store into a new file; nothing is left behind if that fails."""
     driver.entrance.require_outside()
-    if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
-        raise InvalidArgument(f"path must name a new file, not {place!r}")
     if progress is not None and not callable(progress):
         raise InvalidArgument(f"progress must be a function, not {type(progress).__name__}")
-    path = Path(os.path.realpath(place))
-    if os.path.lexists(path):
-        raise InvalidArgument(f"{path} exists already; name a new file")
-    if not os.path.isdir(path.parent):
-        raise InvalidArgument(f"there is no directory {path.parent}; create it first")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        remove(partial)
+    with new_file(place) as partial:
         if isinstance(target, PostgresTarget):
             require_own(driver, "be backed up")
             copy_rows(target, settings, partial, progress)
         else:
             driver.engine.copy_to(partial, progress)
-        os.replace(partial, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise StoreUnavailable(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            remove(partial)
 
 
 def copy_rows(
@@ -83,18 +66,3 @@ def copy_rows(
 
 # In the order of their creation, so that a row comes after the row it refers to.
 TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid"
-
-
-def remove(path: Path) -> None:
-    """Remove a database file with the files beside it."""
-    for suffix in ("", "-wal", "-shm", "-lock"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a new name durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -30,7 +30,7 @@ from ..errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from ..kernel.backup import sync_directory
+from ..kernel.newfile import sync_directory
 from ..records import Checkpoint
 
 VERSION = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,9 +10,9 @@ from typing import Any
 
 from ..codec import Codec
 from ..effects import Ledger
-from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy, StoreUnavailable
-from ..kernel.backup import sync_directory
+from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
 from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.newfile import new_file
 from ..kernel.operation import Call, Lock, Op, one, operation, rows
 from ..kernel.outside import require_own
 from ..sessions.ops import SessionOps
@@ -164,16 +163,7 @@ def _export(
     driver: Any, codec: Codec, place: object, ids: list[str] | None
 ) -> tuple[Exported, dict[str, int]]:
     """Write beside the wanted name first, so that it never names half an export."""
-    if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
-        raise InvalidArgument(f"path must name a new file, not {place!r}")
-    path = Path(os.path.realpath(place))
-    if os.path.lexists(path):
-        raise InvalidArgument(f"{path} exists already; name a new file")
-    if not os.path.isdir(path.parent):
-        raise InvalidArgument(f"there is no directory {path.parent}; create it first")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
+    with new_file(place) as partial:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w+b") as file:
             writer = ExportWriter(file, codec.widened(), os.urandom(16).hex())
@@ -181,15 +171,9 @@ def _export(
             written: Written = driver.twin().run(call)
             writer.end()
             size = file.tell()
-        os.replace(partial, path)
-        sync_directory(path.parent)
-        counts: dict[str, Any] = dict(written.counts)
-        return Exported(path=str(path), bytes=size, **counts), written.positions
-    except OSError as error:
-        raise StoreUnavailable(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    counts: dict[str, Any] = dict(written.counts)
+    path = os.path.realpath(str(place))
+    return Exported(path=path, bytes=size, **counts), written.positions
 
 
 def _import(driver: Any, codec: Codec, mark: str, read: Any, *, store_keys: bool) -> Imported:
