@@ -15,7 +15,11 @@ import pytest
 import holdfast
 from holdfast.ciphers import AesGcm
 from holdfast.errors import InvalidArgument, StoreError
+from holdfast.kernel.operation import rows
+from tests.maintenance import stores
 
+LEDGERS = ("hf_effects", "hf_attempts", "hf_work", "hf_spend")
+CANARY = "correct horse battery staple"
 OLD, NEW, WRONG = bytes(range(32)), bytes(range(1, 33)), bytes(32)
 
 
@@ -41,6 +45,41 @@ def test_an_encrypted_store_is_refused_without_its_key(place: Any, cipher: AesGc
 
 async def _open_async(place: Any, cipher: AesGcm | None) -> None:
     await holdfast.aopen(**place, cipher=cipher)
+
+
+def test_no_value_lies_in_an_encrypted_store_in_clear(place: Any) -> None:
+    @holdfast.tool(effect="mutate")
+    def pay(card: str) -> str:
+        raise ConnectionError(card)
+
+    cipher = aes("k", k=OLD)
+    with open_at(place, cipher=cipher, redaction=holdfast.NoRedaction()) as store:
+        session = store.session("s", metadata={"title": CANARY})
+        session.save(plan=CANARY, transcript=[CANARY], data={"d": CANARY}, metadata={"m": CANARY})
+        session.pin(1, CANARY)
+        session.attest(1, {"evidence": CANARY})
+        with pytest.raises(holdfast.Unresolved):
+            session.call(pay, card=CANARY)
+        (doubt,) = session.unresolved()
+        store.resolve(doubt.id, holdfast.Landed(CANARY), by="ann", note=CANARY)
+        store.once("key", lambda: CANARY, request=CANARY)
+        session.spend("model", source="test", usd=0.5, details={"d": CANARY})
+        item = store.work.submit("mail", CANARY, session=session)
+        (claimed,) = store.work.claim("worker")
+        claimed.progress(CANARY)
+        claimed.fail(CANARY, retry=False)
+        assert store.work.get(item.id).status == "failed"
+        (again,) = store.work.claim("worker", queues=[store.work.submit("mail", CANARY).queue])
+        again.complete(CANARY)
+
+        def read(tx: holdfast.Transaction) -> holdfast.Op[list[str]]:
+            found = []
+            for table in (*stores.TABLES, *LEDGERS):
+                if CANARY in repr((yield from rows(f"SELECT * FROM {table}"))):
+                    found.append(table)
+            return found
+
+        assert store.run(read) == []
 
 
 def test_rotation_adds_a_key_and_then_the_old_one_alone_is_not_enough(place: Any) -> None:

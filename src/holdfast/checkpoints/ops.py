@@ -220,7 +220,8 @@ class CheckpointOps:
                 f"a pin's reason is at most {REASON_CHARACTERS_MAX} printable characters"
             )
         key = yield from self._own_key(version)
-        yield from rows(PIN, key=key, reason=reason)
+        sealed = self.codec.pack(reason, context=("hf_pins", str(key)))
+        yield from rows(PIN, key=key, reason=sealed)
         data = {"version": version, "reason": reason}
         yield from emit(self.codec, self.root_id, self.id, "checkpoint_pinned", data)
 

@@ -297,7 +297,8 @@ class Exporter:
         count = yield from self._write_checkpoints(writer, number)
         bounds = {"low": number * SHIFT, "high": (number + 1) * SHIFT}
         for pin in (yield from rows(PINS, **bounds)):
-            writer.write(PinFrame(pin["key"] % SHIFT, pin["reason"], pin["created_at"]))
+            reason = self.codec.unpack(pin["reason"], context=("hf_pins", str(pin["key"])))
+            writer.write(PinFrame(pin["key"] % SHIFT, reason, pin["created_at"]))
         for said in (yield from rows(ATTESTATIONS, **bounds)):
             context = ("hf_attestations", str(said["key"]))
             evidence = Raw(self.codec.unseal(said["evidence"], context=context))

@@ -377,7 +377,8 @@ class _Loader:
     def _add_said(self, frame: PinFrame | AttestationFrame) -> None:
         key, created_at = self._number * SHIFT + frame.version, frame.created_at
         if isinstance(frame, PinFrame):
-            self._later(ADD_PIN, key=key, reason=frame.reason, created_at=created_at)
+            reason = self.codec.pack(frame.reason, context=("hf_pins", str(key)))
+            self._later(ADD_PIN, key=key, reason=reason, created_at=created_at)
         else:
             evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
             self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=created_at)

@@ -107,7 +107,7 @@ CREATE INDEX ix_uses_session ON hf_uses (session_number, line_id);
 
 CREATE TABLE hf_pins (
     key INTEGER PRIMARY KEY,
-    reason TEXT NOT NULL,
+    reason BLOB NOT NULL,
     created_at INTEGER NOT NULL
 );
 
