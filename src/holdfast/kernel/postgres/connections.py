@@ -121,12 +121,8 @@ class Connections:
             return place
 
     def connect(self, place: Place, seconds: float) -> Link:
-        """Make a connection in a place, which is free again if that fails; blocks."""
-        try:
-            connection = connect(self._target.dsn, seconds, "holdfast")
-        except BaseException:
-            place.is_free = True
-            raise
+        """Make a connection in a place; blocks. Who asked frees the place if that fails."""
+        connection = connect(self._target.dsn, seconds, "holdfast")
         # Old poolers cannot keep prepared statements from one transaction to the next.
         return Link(connection, place, prepares=self._target.prepares)
 

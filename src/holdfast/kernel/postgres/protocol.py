@@ -162,7 +162,11 @@ class Protocol:
         if isinstance(taken, Link):
             connection = taken
         else:
-            connection = yield Connect(taken, deadline - time.monotonic())
+            try:
+                connection = yield Connect(taken, deadline - time.monotonic())
+            except BaseException:
+                taken.is_free = True
+                raise
         try:
             yield from runs(connection, attempt)
         except Exception as error:
