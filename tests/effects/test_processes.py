@@ -179,9 +179,9 @@ def raises(store: holdfast.Store, other: Callable[[], object], status: str) -> N
         other()
     assert (refused.value.effect_id, refused.value.status) == (before[-1].id, status)
     # Only the owner's heartbeat goes on.
-    beats = {"lease_expires_at": None, "takeover_at": None}
-    kept = [replace(effect, **beats) for effect in before]
-    assert [replace(effect, **beats) for effect in store.effects()] == kept
+    after = store.effects()
+    still = [replace(effect, lease_expires_at=None, takeover_at=None) for effect in after]
+    assert still == [replace(effect, lease_expires_at=None, takeover_at=None) for effect in before]
 
 
 @pytest.mark.parametrize("way", ["call", "once"])
