@@ -158,7 +158,7 @@ def pruned(family: Family) -> list[int]:
     number = family.session().number
 
     def prune(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
-        keys = yield from prunable(number, 0, 2, 100)
+        keys = yield from prunable(number, keep=2, key_ms=0, limit=100)
         yield from remove_versions(tx.codec, number, keys)
         return keys
 

@@ -7,12 +7,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import StoreMoved
+from holdfast.kernel.sqlite import files
 from holdfast.testing.nouns import AsyncCounter, Counter
 from tests.crash.children import Child
 from tests.faults.workload import found_in, in_threads, prepare, read_file, together
@@ -60,14 +62,24 @@ def path(directory: Path, template: Path) -> Path:
     return Path(shutil.copy(template, inside))
 
 
+def settle(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write until the store relies on its directory, which has not changed for a while."""
+    monkeypatch.setattr(files, "SETTLED_MS", 100)
+    engine: Any = store.driver.engine  # type: ignore[attr-defined]
+    while engine.writer.files._settled is None:
+        Counter(store).add(1, note="settled")
+
+
 @acts
-@pytest.mark.parametrize("has_written", [False, True], ids=["first-write", "later-write"])
+@pytest.mark.parametrize("written", ["nothing", "once", "until settled"])
 def test_no_write_is_acknowledged_and_the_store_stops(
-    path: Path, act: Callable[[Path], None], has_written: bool
+    path: Path, act: Callable[[Path], None], written: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
-        if has_written:
+        if written == "once":
             Counter(store).add(1, note="before")
+        elif written == "until settled":
+            settle(store, monkeypatch)
         act(path)
         with pytest.raises(StoreMoved, match="deleted, renamed or replaced"):
             Counter(store).add(1, note="after")
@@ -84,6 +96,38 @@ def test_no_write_is_acknowledged_and_the_store_stops(
 
         in_threads([ask(Counter(store).value), ask(lambda: store.session("s"))])
         assert len(refused) == 2
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+def test_times_of_a_coarse_file_system_hide_no_change(
+    path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes of the directory within one tick of its file system look like one."""
+
+    def coarse(name: str) -> Any:
+        status = os.stat(name)
+        tick = status.st_ctime_ns // 2_000_000_000 * 2_000_000_000
+        return SimpleNamespace(st_dev=status.st_dev, st_ino=status.st_ino, st_ctime_ns=tick)
+
+    monkeypatch.setattr(files, "os", SimpleNamespace(stat=coarse))
+    with holdfast.open(f"sqlite:///{path}") as store:
+        Counter(store).add(1, note="before")
+        path.with_name(path.name + suffix).unlink()
+        with pytest.raises(StoreMoved):
+            Counter(store).add(1, note="after")
+
+
+def test_a_file_that_comes_and_goes_beside_the_database_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        settle(store, monkeypatch)
+        path.with_name("beside").touch()
+        Counter(store).add(1, note="after")
+        settle(store, monkeypatch)
+        path.with_name("beside").unlink()
+        Counter(store).add(1, note="after")
+        assert found_in(store).count("after") == 2
 
 
 @acts

@@ -258,8 +258,8 @@ class Ledger:
         version = row["issued_version"]
         wanted = Wanted(ticket.place, request, identity, arguments, belief, owner, version)
         issued = yield from self._issue(wanted, row, row)
-        if row["unlinked_at"] is not None:
-            yield from unlink(row["session_number"])
+        if owner is not None and row["unlinked_at"] is not None:
+            yield from unlink(owner[0])
         return issued.ticket if isinstance(issued, Run) else None
 
     @operation

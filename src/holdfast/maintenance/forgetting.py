@@ -57,8 +57,8 @@ class Forgetting:
     @operation
     def forget(self, page: Sequence[Row]) -> Op[int]:
         """Remove those of one tree, or of none, that may still go; say how many went."""
-        root_id = page[0]["root_id"]
-        is_told = root_id is not None and bool((yield Lock(root_id)))
+        tree = page[0]["root_id"]
+        root_id: str | None = tree if tree is not None and (yield Lock(tree)) else None
         # Looked at last: what is forked from a session before it is deleted is seen here.
         needed = yield from _origins_of_forks()
         doomed = [
@@ -70,8 +70,9 @@ class Forgetting:
         counts = Counter(
             row["session_id"] for row, gone in zip(doomed, answers, strict=True) if gone
         )
-        for session_id, count in counts.items() if is_told else ():
-            yield from emit(self.codec, root_id, session_id, "effects_pruned", {"count": count})
+        if root_id is not None:
+            for session_id, count in counts.items():
+                yield from emit(self.codec, root_id, session_id, "effects_pruned", {"count": count})
         return counts.total()
 
 

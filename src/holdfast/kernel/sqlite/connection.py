@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -153,19 +153,6 @@ def file_system(directory: Path) -> str:
         if inside and len(point) >= len(best):
             best, kind = point, found
     return kind
-
-
-def files_at(names: Sequence[str]) -> list[tuple[int, int] | None]:
-    """Return which files names stand for now: device and inode of each, None if there is none."""
-    found: list[tuple[int, int] | None] = []
-    for name in names:
-        try:
-            status = os.stat(name)
-        except OSError:
-            found.append(None)
-        else:
-            found.append((status.st_dev, status.st_ino))
-    return found
 
 
 def connect(

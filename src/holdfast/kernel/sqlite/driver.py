@@ -154,8 +154,8 @@ class SqliteEngine:
             raise StoreForked(
                 f"process {os.getpid()} inherited {self.path} by fork; open the store again in it",
             )
-        if self.writer.is_moved:
-            self.writer.require_in_place()
+        if self.writer.files.is_moved:
+            self.writer.files.require_in_place()
         self._require_open()
 
     def _require_open(self) -> None:
@@ -336,28 +336,28 @@ class SqliteEngine:
             )
         return attempt.result
 
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[apsw.Connection]:
+    def _reader(self) -> _Reader:
+        return _Reader(self)
+
+    def take_reader(self) -> apsw.Connection:
+        """Return an idle connection that reads, or a new one."""
         try:
-            connection = self._idle_readers.pop()
+            return self._idle_readers.pop()
         except IndexError:
             connection = connect(
                 self.path, durability=self.settings.durability, vfs=self._vfs, read_only=True
             )
-            self.writer.require_in_place()
-        is_sound = True
-        try:
-            yield connection
-        except apsw.Error:
-            is_sound = False
-            raise
-        finally:
-            if is_sound and connection.in_transaction:
-                connection.execute("ROLLBACK")
-            if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self._closed:
-                self._idle_readers.append(connection)
-            else:
-                self.writer.part_with(connection)
+            self.writer.files.require_in_place()
+            return connection
+
+    def give_reader_back(self, connection: apsw.Connection, *, is_sound: bool) -> None:
+        """Keep a connection for the next read; close one that may not have recovered."""
+        if is_sound and connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self._closed:
+            self._idle_readers.append(connection)
+        else:
+            self.writer.part_with(connection)
 
     def _start_watch(self) -> None:
         """Ring all topics when another connection has committed, from the first wait on."""
@@ -368,6 +368,23 @@ class SqliteEngine:
         with self._starting:
             if self._watch is None and not self._closed:
                 self._watch = Watch(self.path, self._reader, ring)
+
+
+class _Reader:
+    """Lends a connection that reads; a class, because a generator would cost a tenth of a read."""
+
+    __slots__ = ("_connection", "_engine")
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> apsw.Connection:
+        self._connection = self._engine.take_reader()
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_sound = kind is None or not issubclass(kind, apsw.Error)
+        self._engine.give_reader_back(self._connection, is_sound=is_sound)
 
 
 class SqliteDriver:

@@ -36,8 +36,8 @@ class TimeOps:
         if known is not None:
             return known
         row = yield from one(LAST_WRITE)
-        last_write = (row and row["at"]) or 0
-        booted_at: int = max(wall, last_write) - uptime
+        last_write: int = (row["at"] if row else None) or 0
+        booted_at = max(wall, last_write) - uptime
         yield from rows(REMEMBER, value=f"{self._boot} {booted_at}")
         return booted_at
 

@@ -32,7 +32,8 @@ from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is
 from ..operation import Call, Query, Row
 from ..settings import Settings
 from ..sql import Dialect
-from .connection import connect, fetch, files_at, lock_error, prepare_file, translate
+from .connection import connect, fetch, lock_error, prepare_file, translate
+from .files import Files
 
 
 class SideLock:
@@ -135,9 +136,7 @@ class Writer:
         self._is_wal_moved = False
         self._runs_uncounted = False
         self.is_marking = False
-        self.is_moved = False
-        self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm")]
-        self._files: list[tuple[int, int] | None] = [None, None, None]
+        self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path.with_name(path.name + "-lock"))
 
@@ -148,28 +147,8 @@ class Writer:
                 self.path, durability=self._settings.durability, vfs=self._vfs
             )
             self._is_wal_moved = False
-            self.require_in_place()
-            self._files = files_at(self._names)
-
-    def require_in_place(self) -> None:
-        """Make sure that the names of the database's files still stand for those that are open.
-
-        What is written to others is lost with them, or destroys what has taken their place.
-        """
-        found = files_at(self._names)
-        if found == self._files and not self.is_moved:
-            return
-        changed = [
-            name
-            for name, known, now in zip(self._names, self._files, found, strict=True)
-            if known is not None and known != now
-        ]
-        self.is_moved |= bool(changed)
-        if self.is_moved:
-            raise StoreMoved(
-                f"{' and '.join(changed) or self.path} was deleted, renamed or replaced while the "
-                "store was open; nothing was written; put it back and open the store again"
-            )
+            self.files.require_in_place()
+            self.files.note()
 
     def close(self) -> None:
         """Close the connection; what SQLite cannot move into the database stays in the WAL."""
@@ -183,17 +162,16 @@ class Writer:
         """Close a connection. Files that have taken the place of its own stay as they are."""
         with contextlib.suppress(apsw.Error):
             try:
-                self.require_in_place()
+                self.files.require_in_place()
             except StoreMoved:
                 self._part_with_moved(connection)
             connection.close(force=True)
 
     def _part_with_moved(self, connection: apsw.Connection) -> None:
-        database, *beside = files_at(self._names)
-        if beside != self._files[1:]:
+        if self.files.are_replaced_beside():
             # The last connection would remove them by name.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        elif database is None:
+        elif self.files.is_database_gone():
             # A renamed file gets what was acknowledged: its new name has no WAL.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -225,7 +203,7 @@ class Writer:
         statement = self._dialect.statement(query.sql)
         if not statement.counts_changes and statement.may_change:
             self._runs_uncounted = True
-        connection = self._open_connection()
+        connection = self._connection or self._open_connection()
         if not connection.in_transaction:
             # By itself it would be committed at once, without what came before it.
             raise TransactionEnded from StoreUnavailable(
@@ -267,15 +245,13 @@ class Writer:
             self._rollback()
 
     def _begin(self, call: str) -> None:
-        self.require_in_place()
+        self.files.require_in_place()
         self._move_wal()
         try:
             self._control("BEGIN IMMEDIATE", call, "begin")
         except apsw.BusyError as error:
             raise translate(error, self.path) from error
-        if None in self._files:
-            # A new database has all its files only now.
-            self._files = files_at(self._names)
+        self.files.note_new()
         self._changes_before = self._open_connection().total_changes()
         self._runs_uncounted = False
         # The clock is read once the lock is held, and never goes back within a store.
@@ -433,8 +409,7 @@ class Writer:
         connection, self._connection = self._connection, None
         if connection is not None:
             self.part_with(connection)
-            # If it was the last one, SQLite has removed the files beside the database.
-            self._files[1:] = [None, None]
+            self.files.forget_beside()
 
     def _open_connection(self) -> apsw.Connection:
         if self._connection is None:
