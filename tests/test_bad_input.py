@@ -495,8 +495,9 @@ def test_a_damaged_page_is_told_when_it_is_read(here: Path) -> None:
          "there is no directory {here}/none; create it first"),
         ("sqlite:///file/a.db", InvalidArgument,
          "there is no directory {here}/file; create it first"),
-        ("sqlite:///dangling.db", InvalidArgument,
-         "there is no directory {here}/none; create it first"),
+        ("sqlite:///dangling.db", StoreError,
+         "{here}/dangling.db is a symbolic link, put there perhaps to have another file written; "
+         "name the file itself. Nothing was opened"),
         ("sqlite:////proc/a.db", StoreUnavailable,
          "cannot create /proc/a.db: No such file or directory"),
         (f"sqlite:///{'x' * 300}", StoreUnavailable,

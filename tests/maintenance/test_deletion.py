@@ -157,3 +157,41 @@ def test_effects_of_a_deleted_session_still_move(place: Any, tmp_path: Path) -> 
         (effect,) = other.effects()
         assert (effect.arguments, effect.result) == (None, "canary result")
         assert effect.unlinked_at is not None
+
+
+def test_what_a_deleted_origin_added_after_the_fork_is_gone(place: Any) -> None:
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("s")
+        session.append("list", ["kept"] * 70)
+        fork = session.fork(1, id="fork")
+        session.append("list", ["canary later"] * 70)
+        session.delete()
+        assert store.run(items) == 70
+        fork.append("list", ["more"])
+        assert fork.latest()["list"] == ["kept"] * 70 + ["more"]
+        sound(store)
+
+
+def test_a_tail_that_a_rewind_left_is_pruned(place: Any) -> None:
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("s")
+        session.append("list", list(range(70)))
+        session.append("list", list(range(70, 200)))
+        session.rewind(1)
+        session.append("list", ["new"])
+        fork = session.fork(2, id="fork")
+        for number in range(3):
+            session.append("list", [number])
+        store.prune(keep=2)
+        assert store.run(items) == 204
+        assert len(fork.latest()["list"]) == 200
+        fork.delete()
+        store.prune(keep=2)
+        assert store.run(items) == 74
+        assert session.latest()["list"] == [*range(70), "new", 0, 1, 2]
+        sound(store)
+
+
+def items(tx: holdfast.Transaction) -> holdfast.Op[int]:
+    found = yield from rows("SELECT sum(count) AS total FROM hf_items")
+    return int(found[0]["total"])

@@ -149,7 +149,7 @@ def test_an_effect_cannot_say_that_it_is_one_session_s_and_count_in_another(
     place: Any, file: Path, field: str
 ) -> None:
     attack(file, "victim", as_session="mallory")
-    own = {"scope": "mallory", "key": "session:mallory:" + "0" * 32}
+    own = {"scope": "session:mallory", "key": "session:mallory:" + "0" * 32}
     del own[field]
     planted(file, "mallory", **own)
     with open_at(place) as store:

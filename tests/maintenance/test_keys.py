@@ -183,3 +183,20 @@ def test_a_file_that_others_can_open_is_warned_of(
     path.chmod(0o644)
     holdfast.open(f"sqlite:///{path}").close()
     assert f"{path} is open to other users (mode 0644); run `chmod 600 {path}`" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-lock"])
+def test_a_symbolic_link_is_refused_and_what_it_names_is_left_alone(
+    tmp_path: Path, suffix: str
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    url = f"sqlite:///{tmp_path}/linked/store.db"
+    holdfast.open(url).close()
+    other = tmp_path / "other"
+    link = tmp_path / "real" / f"store.db{suffix}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(other)
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        holdfast.open(url)
+    assert not other.exists()

@@ -209,6 +209,57 @@ def test_a_key_that_is_known_here_goes_on_counting(
         assert target.run(read_generations) == [1, 2, 3, 4]
 
 
+def test_a_replay_arrives_with_the_generation_that_it_answers(
+    place: Any, other: Any, file: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        session = store.session("trip")
+        session.call(charge, cents=1, call_id="call 1")
+        assert session.call(charge, cents=1, call_id="call 2").replayed
+        store.export(file)
+        target.import_sessions(file)
+        found = target.run(lambda tx: rows("SELECT generation, replay_of FROM hf_effects"))
+        assert [row["generation"] for row in found] == [1, 1]
+        assert [row["replay_of"] is None for row in found] == [True, False]
+
+
+def test_effects_of_a_session_that_is_gone_arrive_unlinked(
+    place: Any, other: Any, file: Path, tmp_path: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        session = store.session("trip")
+        session.save(a=1)
+        session.call(charge, cents=1)
+        session.fork(1, id="fork")
+        store.export(file)
+        target.import_sessions(file)
+        session.call(charge, cents=2)
+        for each in (store, target):
+            each.session("trip").delete()
+        target.session("fork").delete()
+        store.export(tmp_path / "newer")
+        target.import_sessions(tmp_path / "newer", store_keys=True)
+        assert len(target.effects()) == 2
+        assert all(effect.unlinked_at is not None for effect in target.effects())
+
+
+@pytest.mark.parametrize("id", ["global", "item:a", "session:a", "once:a", "a:b"])
+def test_no_session_s_id_is_taken_for_another_scope(place: Any, id: str) -> None:
+    @holdfast.tool(effect="mutate", dedupe="global")
+    def everywhere(cents: int) -> int:
+        calls.append(cents)
+        return cents
+
+    with open_at(place) as store:
+        store.session("s").call(everywhere, cents=1)
+        session = store.session(id)
+        session.call(charge, cents=1, call_id="call 1")
+        effect = store.effects(session=session)[0]
+        assert effect.key.startswith(f"session:{id}:")
+        assert session.call(charge, cents=1, call_id="call 1").replayed
+        assert calls == [1, 1]
+
+
 def read_generations(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
     found = yield from rows(
         "SELECT generation FROM hf_effects WHERE tool = 'stumble' ORDER BY number"
@@ -230,7 +281,7 @@ def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
 def effect_frame(**changes: Any) -> format.EffectFrame:
     fields: dict[str, Any] = dict.fromkeys(format.EffectFrame.__struct_fields__)
     fields |= {"id": "e", "status": "completed", "ended_at": 1, "parts": {"arguments": format.NIL}}
-    fields |= {"session_number": 1, "session_id": "s", "scope": "s", "key": "session:s:1"}
+    fields |= {"session_number": 1, "session_id": "s", "scope": "session:s", "key": "session:s:1"}
     return format.EffectFrame(**{**fields, **changes})
 
 

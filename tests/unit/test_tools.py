@@ -101,8 +101,7 @@ def test_keys_and_digests_are_an_hmac_of_the_canonical_form(
 ) -> None:
     salt = bytes(range(length))
     place = Place("s\u00e9ance", 1, "root", None)
-    scope = "global" if policy == "global" else place.session_id
-    where = "global" if policy == "global" else f"session:{place.session_id}"
+    scope = "global" if policy == "global" else f"session:{place.session_id}"
 
     def expected(value: Any) -> str:
         return hmac.digest(salt, canonical(value), "sha256").hex()
@@ -111,7 +110,7 @@ def test_keys_and_digests_are_an_hmac_of_the_canonical_form(
         request = asked(arguments, distinct, policy)
         found = identify(salt, DEFAULT_LIMITS, place, request)
         assert found.digest == expected([request.tool, arguments])
-        assert found.key == f"{where}:{expected([scope, request.tool, distinct])[:32]}"
+        assert found.key == f"{scope}:{expected([scope, request.tool, distinct])[:32]}"
 
 
 def test_a_request_at_the_limit_counts_with_its_scope() -> None:

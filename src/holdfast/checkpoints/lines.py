@@ -215,6 +215,20 @@ def write_items(
     return Write(rows, replaced)
 
 
+def written_until(codec: Codec, line_id: int, end: int) -> Op[Write | None]:
+    """Return what takes the place of a run that reaches beyond an end; None if there is none."""
+    for row in (yield from batch(_range(Piece(line_id, end, 0))))[0]:
+        index = row["key"] % SHIFT
+        if index + row["count"] > end:
+            body = codec.unseal(row["data"], context=item_context(row["key"]))
+            kept = codec.split(body)[: end - index]
+            return Write(
+                write_items(codec, line_id, index, [], kept).rows,
+                (row["key"], (line_id + 1) * SHIFT),
+            )
+    return None
+
+
 def _runs(start: int, bodies: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
     """Split items into runs that begin at multiples of 64."""
     taken = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..codec import Limits
 from ..kernel.operation import Op, Query, Row, batch, rows
-from .identity import Past, counting, key_within, read_past
+from .identity import Past, counting, key_within, read_past, scope_of
 from .rows import (
     BY_CALL,
     BY_KEY,
@@ -105,8 +105,9 @@ def _in_the_past(
     places = [(wanted.identity.scope, keys, past.holds)]
     for origin in () if request.chain_id else past.origins:
         known = salts.of(wanted.belief, request) if is_of_session else ()
-        there = [key_within(salt, limits, origin[0], request) for salt in known]
-        places.append((origin[0], there, functools.partial(past.holds_of_origin, origin)))
+        scope = scope_of(origin[0])
+        there = [key_within(salt, limits, scope, request) for salt in known]
+        places.append((scope, there, functools.partial(past.holds_of_origin, origin)))
     own: list[Row] = []
     equal: list[Row] = []
     for scope, keys, is_held in places:

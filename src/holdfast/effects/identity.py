@@ -21,6 +21,11 @@ SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
 LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
 
 
+def scope_of(session_id: str) -> str:
+    """Return where the calls of a session count; no other scope begins like it."""
+    return f"{SESSION}{session_id}"
+
+
 def identify(salt: bytes, limits: Limits, place: Place | None, request: Request) -> Identity:
     """Return what a request is known by, or raise naming the argument that cannot be stored."""
     try:
@@ -48,7 +53,7 @@ def _identify(salt: bytes, limits: Limits, place: Place | None, request: Request
     as a secret can change without any call becoming another. A key begins with where it counts, in
     clear: what comes with an imported session can be told from what counts in the whole store.
     """
-    scope = GLOBAL if place is None else place.session_id
+    scope = GLOBAL if place is None else scope_of(place.session_id)
     if request.chain_id is not None:
         scope = f"{ITEM}{request.chain_id}"
     if request.policy == "once":
@@ -75,8 +80,7 @@ def key_within(salt: bytes, limits: Limits, scope: str, request: Request) -> str
 
 
 def _key(scope: str, hashed: str) -> str:
-    where = scope if scope == GLOBAL or scope.startswith(ITEM) else f"{SESSION}{scope}"
-    return f"{where}:{hashed[:32]}"
+    return f"{scope}:{hashed[:32]}"
 
 
 def is_whole(salts: Iterable[bytes], limits: Limits, row: Row, arguments: Any) -> bool:

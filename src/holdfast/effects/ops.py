@@ -25,6 +25,7 @@ from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from .calls import Calling, Result, known_result, prepare, require_call_id
 from .doubt import ask_about, landed
+from .identity import scope_of
 from .issued import Replay
 from .ledger import Ledger
 from .once import ONCE_SECONDS, once_of, require_key, tool_of
@@ -160,7 +161,7 @@ class SessionEffects(Generic[I_co]):
 
     @query
     def _call(self, call_id: str) -> Op[Row]:
-        found = yield from one(BY_CALL, scope=self.id, call_id=call_id, limit=1)
+        found = yield from one(BY_CALL, scope=scope_of(self.id), call_id=call_id, limit=1)
         if found is None:
             raise NotFound(f"session {self.id} has no call {call_id!r}", id=call_id)
         return found

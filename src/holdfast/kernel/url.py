@@ -195,7 +195,9 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
             f"HOLDFAST_URL {url!r} is relative; child processes run elsewhere, so name an absolute "
             "path (sqlite:////home/me/agents.db)"
         )
-    path = Path(os.path.realpath(name))
+    # A file that is a symbolic link is refused later; directories may be links.
+    directory, file = os.path.split(name)
+    path = Path(os.path.realpath(directory), file)
     if namespace is not None:
         path = path.with_name(f"{namespace}-{path.name}")
     return SqliteTarget(path, vfs)

@@ -13,7 +13,7 @@ from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Ref
 from ..checkpoints.ops import require_channel
 from ..codec import Codec
-from ..effects.identity import ITEM, SESSION, UNDO
+from ..effects.identity import ITEM, UNDO, scope_of
 from ..errors import CorruptRecord, InvalidArgument
 from ..plain import too_large
 from ..sessions.rows import require_id
@@ -354,13 +354,13 @@ class _Checker:
 
     def _is_own(self, frame: EffectFrame) -> bool:
         """Whether an effect counts in its own session, and nowhere else."""
-        where = f"{SESSION}{frame.session_id}:"
-        if frame.scope.startswith(ITEM) and frame.scope.removeprefix(ITEM) in self._items:
-            where = f"{frame.scope}:"
-        elif frame.scope != frame.session_id:
+        is_of_item = frame.scope.startswith(ITEM) and frame.scope.removeprefix(ITEM) in self._items
+        if not is_of_item and frame.scope != scope_of(str(frame.session_id)):
             return False
+        within = frame.key.removeprefix(f"{frame.scope}:")
+        is_within = within != frame.key and (":" not in within or is_of_item)
         # Only an attempt is found by its key; a replay has that of the attempt it names.
-        return frame.replay_of is not None or frame.key.startswith((where, UNDO))
+        return frame.replay_of is not None or is_within or frame.key.startswith(UNDO)
 
     def _counts_beyond(self, what: str) -> None:
         self.beyond = self.beyond or what

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Raw
 
 from ..checkpoints import manifest as manifests
+from ..checkpoints.collecting import Needs, read_needs
 from ..checkpoints.lines import (
     RANGE,
     RUN_ITEMS,
     SHIFT,
     Piece,
-    Ref,
-    pieces_of,
 )
 from ..checkpoints.lines import item_context as line_item_context
 from ..codec import Codec
@@ -73,10 +72,6 @@ EPOCHS = """
 SELECT epoch, first_version, target_version FROM hf_epochs
 WHERE session_number = :number ORDER BY epoch
 """
-MANIFESTS = """
-SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
-ORDER BY key LIMIT :limit
-"""
 CHECKPOINTS = """
 SELECT key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data,
     metadata, created_at
@@ -126,19 +121,6 @@ class Written:
     positions: dict[str, int]
 
 
-@dataclass(slots=True)
-class _Needs:
-    """Which lines are needed, with their pieces, and up to which own item each."""
-
-    ends: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, list[Piece]] = field(default_factory=dict)
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """Need what lies in some pieces."""
-        for line_id, start, length in pieces:
-            self.ends[line_id] = max(self.ends.get(line_id, 0), start + length)
-
-
 class Exporter:
     """Writes the frames of sessions to a file."""
 
@@ -159,7 +141,7 @@ class Exporter:
             numbers += [row["number"] for row in members]
         # In the order of their creation parents and origins come first.
         numbers.sort()
-        needs = yield from self._needs(numbers)
+        needs = yield from read_needs(self.codec, numbers)
         yield from self._write_lines(writer, needs)
         effects = yield from self._write_orphaned(writer, numbers)
         checkpoints = items = spends = 0
@@ -214,36 +196,7 @@ class Exporter:
             after = page[-1]["position"]
         return int(tree["position"])
 
-    def _needs(self, numbers: Sequence[int]) -> Op[_Needs]:
-        """Read every manifest once, to know what of which line belongs to these sessions."""
-        needs = _Needs()
-        for number in numbers:
-            after, high = number * SHIFT, (number + 1) * SHIFT
-            while page := (yield from rows(MANIFESTS, after=after, high=high, limit=ROWS_PER_PAGE)):
-                for row in page:
-                    context = manifests.checkpoint_context(number, row["key"] % SHIFT, "manifest")
-                    manifest = manifests.unpack(self.codec, row["manifest"], context)
-                    yield from self._need(needs, manifest)
-                after = page[-1]["key"]
-        return needs
-
-    def _need(self, needs: _Needs, manifest: manifests.Manifest) -> Op[None]:
-        for entry in manifest.values():
-            match entry:
-                case manifests.Stored(line_id):
-                    needs.add([Piece(line_id, 0, 1)])
-                case Ref():
-                    if entry.base and entry.line_id not in needs.pieces:
-                        whole = Ref(entry.line_id, entry.base, entry.base)
-                        pieces = yield from pieces_of(self.codec, whole)
-                        needs.pieces[entry.line_id] = pieces
-                        needs.add(pieces)
-                    own = Piece(entry.line_id, entry.skip, entry.length - entry.base)
-                    needs.add([own])
-                case manifests.Inline():
-                    pass
-
-    def _write_lines(self, writer: ExportWriter, needs: _Needs) -> Op[None]:
+    def _write_lines(self, writer: ExportWriter, needs: Needs) -> Op[None]:
         for reads in _reads(needs.ends):
             answers = yield from batch(
                 *(

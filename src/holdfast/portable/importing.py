@@ -122,7 +122,7 @@ INSERT INTO hf_effects (
     CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END,
     :timeout_ms, :settle_ms, :ttl_ms, :replay_of, :undoes,
     :undone_by, :decided_by, :note, :late, :issued_at, :ended_at, :expires_at,
-    CASE WHEN CAST(:session_number AS INTEGER) < 0 THEN :now END
+    CASE WHEN :is_gone = 1 THEN :now END
 ) ON CONFLICT DO NOTHING
 """
 ADD_ITEM_OF_WORK = """
@@ -463,22 +463,22 @@ class _Loader:
                 raise known_otherwise(self.own_mark, self._mark)
             yield from take_on(self._mark, known_otherwise)
         fields = self._fields(frame, EFFECT_PARTS, effect_context)
-        fields["session_number"] = yield from self._owner(frame)
+        fields["session_number"], fields["is_gone"] = yield from self._owner(frame)
         self._later(ADD_EFFECT, **fields)
         self.counts["effects"] += 1
 
-    def _owner(self, frame: EffectFrame) -> Op[int | None]:
-        """Return the number of an effect's session here, which may be gone."""
+    def _owner(self, frame: EffectFrame) -> Op[tuple[int | None, int]]:
+        """Return the number of an effect's session here, and 1 if that is gone."""
         source = frame.session_number
         if source is None:
-            return None
+            return None, 0
         number = yield from self._number_of(source)
         if source not in self._found:
             # Forks look back to where the effects lie, and those of this session may lie here.
             here = yield from one(HERE, id=frame.id)
             lies_at = None if here is None else here["session_number"]
             self._found[source] = number if lies_at is None else int(lies_at)
-        return self._found[source] if number < 0 else number
+        return (self._found[source], 1) if number < 0 else (number, 0)
 
     def _seal(self, body: Raw, context: tuple[str, ...]) -> bytes:
         return self.codec.seal(bytes(body), context=context)

@@ -166,13 +166,16 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
 
     @operation
     def cancel(self) -> Op[list[str]]:
-        """Cancel the session and everything below it; drivers are fenced. Returns their ids."""
+        """Cancel the session and everything below it; drivers are fenced. Returns their ids.
+
+        Work items are cancelled too, those of sessions that have ended already included.
+        """
         yield from self._lock()
         yield from self._row()
         found = yield from rows(DESCENDANTS, id=self.id)
         doomed = [row for row in found if row["status"] in {"active", "waiting"}]
         for attached in self.attached:
-            yield from attached.cancel([row["number"] for row in doomed])
+            yield from attached.cancel([row["number"] for row in found])
         for row in doomed:
             # The lease is taken away first: the record is then nobody's to refuse.
             yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
@@ -206,7 +209,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
                 yield from attached.remove(row["number"])
             yield from unlink(row["number"])
             yield from rows(FORGET_DETAILS, number=row["number"])
-            yield from remove_all(row["number"])
+            yield from remove_all(self.codec, row["number"])
             yield from rows(DELETE, number=row["number"])
         ids = [row["id"] for row in doomed]
         yield from empty_events(self.codec, self.root_id, ids)

@@ -9,11 +9,10 @@ import apsw
 
 from ...records import Finding
 from ...words import plural, size
-from ..sqlite.connection import NETWORK_FILE_SYSTEMS, file_system, is_safe_version
+from ..sqlite.connection import NETWORK_FILE_SYSTEMS, file_system, files_of, is_safe_version
 from ..sqlite.look import SqliteLook
 from .contents import guarded
 
-BESIDE = ("", "-wal", "-shm", "-lock")
 WAL_BYTES_MAX = 64 * 1024 * 1024
 FREE_BYTES_MIN = 64 * 1024 * 1024
 FREE_BYTES_LOW = 512 * 1024 * 1024
@@ -37,7 +36,7 @@ def file_findings(path: Path) -> list[Finding]:
 def mode_findings(path: Path) -> list[Finding]:
     """Look for files that other users of the machine can open."""
     found = []
-    for file in (path.with_name(path.name + suffix) for suffix in BESIDE):
+    for file in files_of(path):
         if file.exists() and (mode := file.stat().st_mode & 0o777) & 0o077:
             message = f"{file} is open to other users (mode {mode:04o})."
             found.append(Finding("file modes", "problem", message, f"Run `chmod 600 {file}`."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -35,6 +36,7 @@ PAGES_PER_STEP = 1_000
 # SQLite locks a shared or remote file by rules that these file systems do not keep.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
 
+BESIDE = ("", "-wal", "-shm", "-journal", "-lock")
 log = logging.getLogger("holdfast.kernel")
 
 _creating = threading.Lock()
@@ -61,10 +63,21 @@ def require_safe_library() -> None:
         )
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the database file and the names of those that lie beside it."""
+    return [path.with_name(path.name + suffix) for suffix in BESIDE]
+
+
 def require_place(path: Path, vfs: str | None) -> None:
     """Refuse a place where no database file can safely be."""
     if vfs is not None and vfs not in apsw.vfs_names():
         raise InvalidArgument(f"SQLite has no file system layer {vfs!r}; leave ?vfs= out")
+    for file in files_of(path):
+        if os.path.islink(file):
+            raise StoreError(
+                f"{file} is a symbolic link, put there perhaps to have another file "
+                "written; name the file itself. Nothing was opened"
+            )
     if os.path.isdir(path):
         raise InvalidArgument(f"{path} is a directory; name a database file in it")
     if not os.path.isdir(path.parent):
@@ -97,7 +110,7 @@ def require_one_name(path: Path) -> None:
 def prepare_file(path: Path, vfs: str | None) -> None:
     """Create the database file, for its owner alone; an existing one is left as it is.
 
-    One that another user owns is refused, one that other users can open is warned of.
+    A file that another user owns is refused, one that other users can open is warned of.
     """
     require_place(path, vfs)
     # The file must never be opened and closed while SQLite has it open in this process, because
@@ -106,14 +119,17 @@ def prepare_file(path: Path, vfs: str | None) -> None:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            require_private(path)
+            pass
         except OSError as error:
             raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+    for file in files_of(path):
+        with contextlib.suppress(FileNotFoundError):
+            require_private(file)
 
 
 def require_private(path: Path) -> None:
     """Refuse a file of another user; warn of one that other users can open."""
-    found = os.stat(path)
+    found = os.lstat(path)
     if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
         raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
     mode = found.st_mode & 0o777
