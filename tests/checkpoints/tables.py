@@ -78,8 +78,9 @@ def check(store: holdfast.Store, run_items: int = RUN_ITEMS) -> Tables:
     orphans = set(lines) - set().union(*used.values())
     assert not orphans, f"lines without a use: {orphans}"
     lengths = own_lengths(tables["hf_items"], lines, run_items)
-    needed = _needed(store, tables, lines, lengths)
+    needed, ends = _needed(store, tables, lines, lengths)
     assert dict(needed) == dict(used), "uses are not what the checkpoints need"
+    assert lengths == ends, "items lie beyond the longest reference to their line"
     for table in ("hf_pins", "hf_attestations", "hf_checkpoints"):
         for row in tables[table]:
             assert row["key"] // SHIFT in sessions, f"{table} outlived its session"
@@ -107,8 +108,9 @@ def own_lengths(
 
 def _needed(
     store: holdfast.Store, tables: Tables, lines: dict[int, Any], lengths: dict[int, int]
-) -> dict[int, set[int]]:
+) -> tuple[dict[int, set[int]], dict[int, int]]:
     needed: dict[int, set[int]] = defaultdict(set)
+    ends = dict.fromkeys(lines, 0)
     for row in tables["hf_checkpoints"]:
         number, version = divmod(row["key"], SHIFT)
         context = checkpoint_context(number, version, "manifest")
@@ -117,6 +119,8 @@ def _needed(
                 continue
             assert entry.line_id in lines, f"{number}/{version} needs the lost line {entry.line_id}"
             needed[number].add(entry.line_id)
+            end = entry.own_end if isinstance(entry, Ref) else 1
+            ends[entry.line_id] = max(ends[entry.line_id], end)
             if isinstance(entry, Ref):
                 line = lines[entry.line_id]
                 assert lengths[entry.line_id] >= entry.own_end
@@ -127,7 +131,8 @@ def _needed(
                     assert line_id in lines, f"{number}/{version} needs the lost line {line_id}"
                     assert lengths[line_id] >= start + count
                     needed[number].add(line_id)
-    return needed
+                    ends[line_id] = max(ends[line_id], start + count)
+    return needed, ends
 
 
 def _check_feed(tables: Tables) -> None:

@@ -14,6 +14,8 @@ import pytest
 import holdfast
 from holdfast.kernel.operation import rows
 from holdfast.portable import frames as format
+from holdfast.spend import LIST
+from tests.checkpoints.looking import Look
 
 
 @pytest.fixture
@@ -135,6 +137,25 @@ def test_the_async_store_moves_too(place: Any, other: Any, file: Path) -> None:
     with open_at(place) as store:
         fill(store)
     asyncio.run(move())
+
+
+def test_a_move_cancels_the_items_of_sessions_that_have_ended_too(place: Any, file: Path) -> None:
+    with open_at(place) as store:
+        store.session("s")
+        child = store.session("child", parent="s")
+        item = store.work.submit("step", session=child)
+        child.end()
+        store.export(file, move=True)
+        assert store.work.get(item.id).status == "cancelled"
+        assert store.work.claim("w") == []
+
+
+def test_the_attempts_of_one_session_are_found_by_an_index(tmp_path: Path) -> None:
+    with open_at({"url": f"sqlite:///{tmp_path}/store.db"}) as store:
+        listed = f"{LIST} AND session_id = :session_id ORDER BY number LIMIT :limit"
+        asked = {"session_id": "s", "after": 0, "limit": 5}
+        (step,) = Look(store).rows(f"EXPLAIN QUERY PLAN {listed}", **asked)
+        assert "USING INDEX ix_spend_session_id" in step["detail"]
 
 
 def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, file: Path) -> None:
