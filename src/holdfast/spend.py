@@ -282,7 +282,7 @@ class StoreSpend:
         by: str | None = None,
         note: str | None = None,
     ) -> Op[Spend]:
-        """Settle an attempt whose outcome nobody knows with what it cost in truth, once.
+        """Settle an attempt whose outcome nobody knows with what it really cost, once.
 
         Raises SessionBusy while its session is driven, RequestMismatch if it has an outcome.
         """

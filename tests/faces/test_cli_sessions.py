@@ -280,11 +280,11 @@ def test_versions_are_forked_rewound_and_pinned(filled: Any, quick: Run) -> None
     forked = data(quick("checkpoints", "fork", "long-session", "5", "--id", "my-fork", "--json"))
     assert forked == {"session_id": "my-fork", "origin": "long-session", "version": 5}
     named = lines(quick("checkpoints", "fork", "long-session", "6", "--name", "Other"))
-    assert named[0].endswith("goes on from version 6 of long-session.")
+    assert named[0].endswith("continues from version 6 of long-session.")
     rewound = data(quick("checkpoints", "rewind", "long-session", "4", "--yes", "--json"))
     assert (rewound["version"], rewound["epoch"], rewound["kind"]) == (13, 2, "state_transition")
     assert lines(quick("checkpoints", "rewind", "long-session", "3", "--yes")) == [
-        "Session long-session goes on from version 3, in epoch 3; its newest version is 14."
+        "Session long-session continues from version 3, in epoch 3; its newest version is 14."
     ]
     assert data(quick("checkpoints", "pin", "long-session", "2", "--reason", "why", "--json")) == {
         "session_id": "long-session",
@@ -343,6 +343,37 @@ def test_prune_says_what_is_damaged(filled: Any, quick: Run) -> None:
     )
 
 
+def test_an_ended_session_is_rewound_only_with_reopen(filled: Any, quick: Run) -> None:
+    with holdfast.open(**filled) as store:
+        store.find_session("long-session").end("completed")
+    rewind = ("checkpoints", "rewind", "long-session")
+    refused = quick(*rewind, "3", "--yes")
+    assert refused.returncode == 4
+    assert "long-session is completed; open it with --reopen" in refused.stderr
+    assert quick(*rewind, "999", "--yes", "--reopen").returncode == 3
+    with holdfast.open(**filled) as store:
+        assert store.find_session("long-session").info().status == "completed"
+    assert quick(*rewind, "3", "--yes", "--reopen").returncode == 0
+    with holdfast.open(**filled) as store:
+        assert store.find_session("long-session").info().status == "active"
+        assert store.find_session("long-session").latest(last=1) is not None
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("checkpoints export", "[OPTIONS] FILE [SESSION]..."),
+        ("checkpoints show", "[OPTIONS] SESSION [VERSION]"),
+        ("sessions list", "[OPTIONS]"),
+    ],
+)
+def test_the_usage_line_shows_arguments_as_the_reference_does(
+    command: str, usage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    app_module.run([*command.split(), "--help"])
+    assert capfd.readouterr().out.splitlines()[0].endswith(f" {command} {usage}")
+
+
 def test_what_destroys_asks_first(filled: Any, quick: Run) -> None:
     with holdfast.open(**filled) as store:
         before = everything(store)
@@ -351,7 +382,7 @@ def test_what_destroys_asks_first(filled: Any, quick: Run) -> None:
         "sessions delete root-session":
             "Delete session root-session and 2 below it, with all checkpoints?",
         "sessions delete long-session": "Delete session long-session, with all checkpoints?",
-        "checkpoints rewind long-session 2": "Let session long-session go on from version 2?",
+        "checkpoints rewind long-session 2": "Rewind session long-session to version 2?",
         "prune --keep 1":
             "Remove all but 1 checkpoint of each session? They cannot be brought back.",
     }  # fmt: skip

@@ -102,7 +102,7 @@ def test_the_timeline_fits_a_log_and_a_second_demo_plans_the_next_trip(tmp_path:
         r"charges 149\.00",
         r"SIGKILL \(3\) after the charge +issued +1",
         r"asks the server: charged\? yes",
-        r"charge_card: known, not done again",
+        r"charge_card: stored result, not run again",
         r"\nForked from before it paid: ",
         r'\n  \+ \[6\] tool: \{"charge": ',
     ):

@@ -107,7 +107,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     ready = "It is ready, with nothing before it in queue 't'; 1 of the queue run now."
     assert await why(second) == ready
     clock.advance(12.5)
-    running = "ann runs it since 12.5 s, last heartbeat 12.5 s ago; "
+    running = "ann has been running it for 12.5 s, last heartbeat 12.5 s ago; "
     assert await why(first) == f"{running}its lease ends in 47.5 s."
     await done(work.cancel(first.id))
     assert await why(first) == f"{running}its lease ends in 47.5 s. It was asked to stop."
@@ -119,7 +119,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
         ", 4 min from now, before retry 1 of 1. Last error: no paper."
     )
     clock.advance(250)
-    waits = "It is due since 10.0 s and waits for a sweep. Last error: no paper."
+    waits = "It has been due for 10.0 s and waits for a sweep. Last error: no paper."
     assert await why(second) == waits
     await done(work.promote())
     assert await why(second) == (

@@ -20,7 +20,7 @@ from .options import AsJson, Limit, Namespace, SessionId, Tools, Url, Version, Y
 from .output import console, print_json, with_place
 from .showing import checkpoint_data, effect_data, say, show_fields, show_json, show_table, when
 
-app = group("Look at checkpoints, compare them, go on from one.")
+app = group("Look at checkpoints, compare them, fork or rewind to one.")
 app.command("export")(export_sessions)
 app.command("import")(import_export)
 
@@ -40,10 +40,10 @@ def list_checkpoints(
         ),
     ] = None,
     before: Annotated[
-        int | None, typer.Option("--before", metavar="VERSION", help="Go on below this version.")
+        int | None, typer.Option("--before", metavar="VERSION", help="Continue below this version.")
     ] = None,
     after: Annotated[
-        int, typer.Option("--after", metavar="VERSION", help="Go on above this version.")
+        int, typer.Option("--after", metavar="VERSION", help="Continue above this version.")
     ] = 0,
     oldest_first: Annotated[
         bool, typer.Option("--oldest-first", help="Begin with the oldest.")
@@ -148,7 +148,7 @@ def fork(
     if as_json:
         print_json({"session_id": forked.id, "origin": origin.id, "version": version})
     else:
-        say(f"Session {forked.id} goes on from version {version} of {origin.id}.")
+        say(f"Session {forked.id} continues from version {version} of {origin.id}.")
 
 
 @app.command()
@@ -156,12 +156,15 @@ def rewind(
     session: SessionId,
     version: Version,
     tools: Tools = None,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Also if the session has ended: it is active again.")
+    ] = False,
     url: Url = None,
     namespace: Namespace = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a session go on from an older checkpoint. Those after it stay, aside.
+    """Rewind a session to an older checkpoint. Later checkpoints are kept, off its path.
 
     Effects since then are undone with the tools that are named; the others stand, and can be
     undone later by a rewind to the same version with their tools.
@@ -176,13 +179,16 @@ def rewind(
                 [(e, f"at {iso(e.issued_at)}") for e in lasting if e.status == "completed"],
                 err=True,
             )
-        confirm(f"Let session {found.id} go on from version {version}?", yes=yes)
+        confirm(f"Rewind session {found.id} to version {version}?", yes=yes)
+        if reopen:
+            found.at(version, last=1)  # A version that does not exist must not reopen it.
+            found = opened.session(found.id, reopen=True)
         written = found.rewind(version, tools=known)
     if as_json:
         print_json(_rewound_data(written))
         return
     say(
-        f"Session {found.id} goes on from version {version}, in epoch {written.epoch}; "
+        f"Session {found.id} continues from version {version}, in epoch {written.epoch}; "
         f"its newest version is {written.version}."
     )
     _show_effects("Undone", [(effect, "") for effect in written.undone])

@@ -19,6 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Command(TyperCommand):
     """A command whose errors name its options and repeat the store that it was given."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line's parts, arguments as plain as `SESSION` or `[SESSION]...`."""
+        arguments = [each for each in self.params if each.param_type_name == "argument"]
+        return ["[OPTIONS]", *(each.metavar or each.human_readable_name for each in arguments)]
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:

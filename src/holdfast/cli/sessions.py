@@ -44,7 +44,7 @@ def list_sessions(
         ),
     ] = None,
     after: Annotated[
-        int, typer.Option("--after", metavar="NUMBER", help="Go on behind this number.")
+        int, typer.Option("--after", metavar="NUMBER", help="Continue after this number.")
     ] = 0,
     limit: Limit = 100,
     as_json: AsJson = False,

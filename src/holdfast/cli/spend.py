@@ -35,7 +35,7 @@ def list_spend(
         ),
     ] = None,
     after: Annotated[
-        int, typer.Option("--after", metavar="NUMBER", help="Go on behind this number.")
+        int, typer.Option("--after", metavar="NUMBER", help="Continue after this number.")
     ] = 0,
     limit: Limit = 100,
     as_json: AsJson = False,
@@ -101,7 +101,7 @@ def correct(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Settle an uncertain attempt with what it cost in truth. It is done once."""
+    """Settle an uncertain attempt with what it really cost. It is done once."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.spends(after=number - 1, limit=1) if number > 0 else []
         if not found or found[0].number != number:

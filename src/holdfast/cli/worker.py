@@ -44,7 +44,10 @@ def run(
         ),
     ] = None,
     lease_seconds: Annotated[
-        float, typer.Option("--lease", metavar="SECONDS", help="How long a dead worker is missed.")
+        float,
+        typer.Option(
+            "--lease", metavar="SECONDS", help="When a dead worker's items are taken over."
+        ),
     ] = 30,
     poll_seconds: Annotated[
         float, typer.Option("--poll", metavar="SECONDS", help="How often to look, unless told.")

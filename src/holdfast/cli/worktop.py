@@ -39,7 +39,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show live what waits, what runs and how the leases are. Ctrl-C ends it."""
+    """Show what is waiting and running, and the state of leases, live. Ctrl-C ends it."""
     if every_seconds < EVERY_SECONDS_MIN:
         raise InvalidArgument(
             f"--every must be {EVERY_SECONDS_MIN:g} or more, not {every_seconds:g}"
@@ -94,7 +94,7 @@ def _picture(seen: dict[str, Any]) -> Group:
     line = (
         f"{seen['at']}   {leases['active']:,} running, {leases['stale']:,} stale, "
         f"{leases['expired']:,} expired, {leases['cancelling']:,} asked to stop, "
-        f"longest without a sign {leases['longest_heartbeat_seconds']:.1f} s"
+        f"oldest heartbeat {leases['longest_heartbeat_seconds']:.1f} s ago"
     )
     return Group(Text(line, style="bold"), Text(), _counts(seen), Text(), _running(seen))
 
@@ -115,7 +115,7 @@ def _counts(seen: dict[str, Any]) -> RenderableType:
         age = counts.get("pending", {}).get("oldest_age_seconds")
         oldest = "-" if age is None else f"{age:,.0f} s"
         table.add_row(Text(text_of(name)), *numbers, oldest)
-    return table if by_type else Text("Nothing waits and nothing runs.")
+    return table if by_type else Text("Nothing is waiting or running.")
 
 
 def _running(seen: dict[str, Any]) -> RenderableType:

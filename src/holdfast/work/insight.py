@@ -168,7 +168,9 @@ def why(item: Item, now: int) -> Op[str]:
         case "pending":
             return (yield from _ready(item)) + last
         case "scheduled" if item.available_at <= now:
-            return f"It is due since {_ago(now, item.available_at)} and waits for a sweep.{last}"
+            return (
+                f"It has been due for {_ago(now, item.available_at)} and waits for a sweep.{last}"
+            )
         case "scheduled":
             cause = f", before {retries}" if item.retry_count else ""
             wait = _seconds(item.available_at - now)
@@ -176,7 +178,7 @@ def why(item: Item, now: int) -> Op[str]:
         case "review" if item.waits_for_effect is not None:
             return (
                 f"It waits for effect {item.waits_for_effect} to be resolved, and is ready then: "
-                f"holdfast effects show {item.waits_for_effect}.{last}"
+                f"holdfast effects show {item.waits_for_effect}."
             )
         case "review":
             return f"It waits for a person: look at it, then work.retry or work.cancel it.{last}"
@@ -206,7 +208,7 @@ def _ready(item: Item) -> Op[str]:
 
 
 def _running(item: Item, now: int) -> str:
-    held = f"{item.holder} runs it since {_ago(now, item.lease_acquired_at)}"
+    held = f"{item.holder} has been running it for {_ago(now, item.lease_acquired_at)}"
     sign = f"last heartbeat {_ago(now, item.heartbeat_at)} ago"
     assert item.lease_expires_at is not None
     rest = f"its lease ends in {_seconds(item.lease_expires_at - now)}"

@@ -44,7 +44,7 @@ def demo(
 ) -> None:
     """Kill an agent five times while it pays for a trip, and show that it pays once.
 
-    It needs neither a network nor a model, and leaves its store to be looked at.
+    It needs no network and no model, and leaves its store for you to look at.
     """
     from .timeline import Timeline
 
@@ -109,8 +109,8 @@ def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[
         "The charge, tried twice and made once": f"effects show {charge.number}",
         "Every version of its state": f"checkpoints list {id}",
         "What paying changed": f"checkpoints diff {id} {before} {after}",
-        "Go on from before it paid, in another direction": f"checkpoints fork {id} {before}",
-        "The session and what is below it": f"sessions tree {id}",
+        "Try something else from before it paid": f"checkpoints fork {id} {before}",
+        "The session and its fork": "sessions list",
     }
     end = f"--url {shlex.quote(url)}"
     return [(what, f"{_program()} {command} {end}") for what, command in wanted.items()]

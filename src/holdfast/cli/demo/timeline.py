@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from .running import Loop, Moment, Trip
 
 INTRODUCTION = """\
-An agent plans a trip: it asks a model, looks for trains, writes a file and
-charges a card at a payment server, which books every request that it gets.
-The agent is killed with SIGKILL at five points around the charge, and each
-time a new process takes its place:
+An agent plans a trip: it asks a model, searches for trains, writes a file and
+charges a card. The payment server takes every request as a new charge. The
+agent is killed with SIGKILL at five points around the charge, and each time a
+new process takes over:
 """
 PICTURE = "   (1)  intent  (2)  charge  (3)  result  (4)  checkpoint  (5)"
 POINTS = {
@@ -61,12 +61,12 @@ class Timeline:
     def section(self, number: int, loop: Loop) -> Iterator[None]:
         """Show one trip; on a terminal, that it is under way."""
         self._loop = loop
-        title = f"To {destination(number)} with Holdfast: it goes on where it was."
+        title = f"To {destination(number)} with Holdfast: it resumes where it was killed."
         if loop == "plain":
-            title = f"To {destination(number)} with a plain loop: it begins again after each kill."
+            title = f"To {destination(number)} with a plain loop: it starts over after each kill."
         self._say(f"\n{title}\n", "bold")
         self._line("time", "process", "", "tokens", "ledger", "charges", "dim")
-        with self._out.status("The next process starts"):
+        with self._out.status("Running"):
             yield
 
     def show(self, moment: Moment) -> None:
@@ -96,8 +96,10 @@ class Timeline:
 
     def compare(self, fork_id: str, version: int, changes: Sequence[str]) -> None:
         """Show a fork from before the charge, and what the charge changed beside it."""
-        self._say("\nForked from before it paid: a session that shares all up to there.", "bold")
-        self._say(f"  {fork_id} begins at version {version}. Paying changed:")
+        self._say(
+            "\nForked from before it paid: a session that shares the history up to there.", "bold"
+        )
+        self._say(f"  {fork_id} starts at version {version}. Paying changed:")
         for change in changes:
             self._say(f"  {change}"[:WIDTH])
 
@@ -112,7 +114,7 @@ class Timeline:
         loops = list(zip(*pairs, strict=True))
         wanted = {
             "killed with SIGKILL": lambda trip: len(trip.kills),
-            "started again": lambda trip: trip.restarts,
+            "restarted": lambda trip: trip.restarts,
             "model calls": lambda trip: trip.model_calls,
             "tokens": lambda trip: trip.tokens,
             "charges at the payment server": lambda trip: trip.charges,
@@ -150,9 +152,9 @@ def _text(moment: Moment) -> str | None:
     fields = moment.fields
     match moment.what:
         case "began" if fields["messages"]:
-            return f"goes on with {plural(fields['messages'], 'message')}"
+            return f"resumes with {plural(fields['messages'], 'message')}"
         case "began":
-            return "begins"
+            return "starts"
         case "answered":
             return f"model: {fields['text']}"
         case "charged":
@@ -160,7 +162,7 @@ def _text(moment: Moment) -> str | None:
         case "verified":
             return f"asks the server: charged? {'yes' if fields['is_charged'] else 'no'}"
         case "called" if fields["is_replay"]:
-            return f"{fields['tool']}: known, not done again"
+            return f"{fields['tool']}: stored result, not run again"
         case "called":
             return f"{fields['tool']}"
         case "saved":

@@ -32,12 +32,12 @@ def model(place: str) -> ScriptedModel:
     """Return a model that says the same in every process."""
     itinerary = f"# Friday\n\n08:12 train to {place}, seat by the window. Hotel by the harbour.\n"
     script: list[str | list[Block]] = [
-        [TextBlock(text="I look for trains."), call("find_trains", to=place)],
+        [TextBlock(text="Searching for trains."), call("find_trains", to=place)],
         [
-            TextBlock(text="I write the itinerary."),
+            TextBlock(text="Writing the itinerary."),
             call("write_file", name="itinerary.md", text=itinerary),
         ],
-        [TextBlock(text="I pay for the ticket."), call(CHARGE, cents=CENTS)],
+        [TextBlock(text="Paying for the ticket."), call(CHARGE, cents=CENTS)],
         f"Your trip to {place} is booked.",
     ]
     return ScriptedModel(script, name="scripted", price=Price(input_usd=3, output_usd=15))
