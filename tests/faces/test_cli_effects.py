@@ -133,7 +133,7 @@ def test_a_rewind_says_what_it_undid_and_what_not(place: dict[str, Any], quick: 
     assert before.splitlines()[0] == "Done since version 1, and cannot be undone:"
     assert "  2 mail: at 20" in before
     assert "book" not in before
-    assert "go on from version 1?" in question
+    assert "Rewind session trip to version 1?" in question
     told = data(quick("checkpoints", "rewind", "trip", "1", "--yes", "--json"))
     assert [each["tool"] for each in told["irreversible"]] == ["mail"]
     assert [each["number"] for each in told["not_undone"]] == [3, 1]

@@ -273,7 +273,7 @@ def test_top_is_live_in_a_terminal(place: dict[str, str], store: holdfast.Store)
         os.environ.update(TERM="xterm", COLUMNS="200", LINES="40")
         os.execv(sys.executable, [*COMMAND, "work", "top", "--every=0.1", *options])
     try:
-        _read_until(descriptor, "Nothing waits")
+        _read_until(descriptor, "Nothing is waiting")
         store.work.submit("urgent mail")
         _read_until(descriptor, "urgent mail")
     finally:
