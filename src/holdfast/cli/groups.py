@@ -21,7 +21,8 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the usage line's parts, arguments as plain as `SESSION` or `[SESSION]...`."""
-        arguments = [each for each in self.params if each.param_type_name == "argument"]
+        parameters: list[Any] = list(self.params)
+        arguments = [each for each in parameters if each.param_type_name == "argument"]
         return ["[OPTIONS]", *(each.metavar or each.human_readable_name for each in arguments)]
 
     def invoke(self, ctx: Any) -> Any:
