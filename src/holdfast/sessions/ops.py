@@ -328,7 +328,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             "AGENT_SESSION_ID": self.id,
             "AGENT_SESSION_NAME": row["name"] or "",
             "AGENT_ROOT_SESSION_ID": self.root_id,
-            "AGENT_ROOT_SESSION_NAME": (root and root["name"]) or "",
+            "AGENT_ROOT_SESSION_NAME": "" if root is None else root["name"] or "",
         }
 
     def _row(self) -> Op[Row]:
