@@ -13,8 +13,6 @@ import pytest
 import holdfast
 from holdfast.testing.proxy import PostgresProxy
 
-pytest.register_assert_rewrite("tests.faults.workload")
-
 MEMORY = Path("/dev/shm")
 
 
