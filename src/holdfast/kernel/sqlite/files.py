@@ -71,7 +71,8 @@ class Files:
 
     def _found(self) -> list[tuple[int, int] | None]:
         """Return device and inode of the file behind each name, None where there is none."""
-        return [None if (at := _last_change(name)) is None else at[:2] for name in self._names]
+        changes = [_last_change(name) for name in self._names]
+        return [change and change[:2] for change in changes]
 
 
 def _last_change(name: str) -> tuple[int, int, int] | None:
