@@ -4,6 +4,7 @@ checkpoints, on both databases: each is whole or has left nothing, and the next 
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import time
@@ -17,6 +18,7 @@ import holdfast.kernel.postgres  # Imported once, not in each of a thousand chil
 from holdfast.checkpoints.collecting import prunable, remove_versions
 from holdfast.checkpoints.heads import Head
 from holdfast.checkpoints.lines import SHIFT
+from holdfast.kernel.attempt import Point
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
@@ -332,7 +334,10 @@ def reference(place: dict[str, str], say: Say) -> None:
             points.is_armed = False
             after = shape(store, family.root)
             assert before != after, "the shape must tell whether the step was taken"
-            say(repr((boundaries(points), repr(before), repr(after))))
+            commits = sum(
+                (point.boundary, point.moment) == ("commit", "after") for point in points.points
+            )
+            say(repr((boundaries(points), repr(before), repr(after), commits)))
 
 
 def boundaries(points: CrashPoints) -> list[int]:
@@ -358,9 +363,25 @@ def set_up(place: dict[str, str], name: str, roots: list[str], say: Say) -> None
             say(pickle.dumps(family.remembered()).hex())
 
 
-def die(place: dict[str, str], name: str, root: str, remembered: str, die_at: int) -> None:
+class AfterLastCommit(CrashPoints):
+    """Dies after a COMMIT; a new process may pass more places before it than the reference."""
+
+    def __init__(self, commits: int) -> None:
+        super().__init__()
+        self._commits = commits
+
+    def visit(self, point: Point) -> None:
+        if self.is_armed and (point.boundary, point.moment) == ("commit", "after"):
+            self._commits -= 1
+            if not self._commits:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(
+    place: dict[str, str], name: str, root: str, remembered: str, die_at: int, commits: int | None
+) -> None:
     """Do one operation with what was remembered, and die at one of its places."""
-    points = CrashPoints(die_at)
+    points = CrashPoints(die_at) if commits is None else AfterLastCommit(commits)
     points.is_armed = False
     with opened(place, points) as store:
         family = Family(store, root)
@@ -380,18 +401,20 @@ def test_killed_at_every_point_all_or_nothing(
     status, lines = run(lambda say: reference(place, say))
     assert status == 0
     expected = dict(zip(STEPS, map(eval, lines), strict=True))
+    commits = {name: found[3] for name, found in expected.items()}
     killed: list[tuple[str, str, int]] = []
-    for number, (name, (places, _, _)) in enumerate(expected.items()):
+    for number, (name, (places, *_)) in enumerate(expected.items()):
         roots = [f"k{number}-{die_at}" for die_at in places]
         status, heads = run(lambda say: set_up(place, name, roots, say))  # noqa: B023
         assert status == 0
         for die_at, root, remembered in zip(places, roots, heads, strict=True):
-            status, _ = run(lambda _: die(place, name, root, remembered, die_at))  # noqa: B023
+            last = commits[name] if die_at == places[-1] else None
+            status, _ = run(lambda _: die(place, name, root, remembered, die_at, last))  # noqa: B023
             assert status == -signal.SIGKILL, f"{name}: {die_at} of {places[-1]}"
             killed.append((name, root, places[-1] - die_at))
     with holdfast.open(**place, durability="normal") as store:  # type: ignore[arg-type]
         for name, root, places_left in killed:
-            _, before, after = expected[name]
+            _, before, after, _ = expected[name]
             # The last place lies after COMMIT: only there the operation may be whole.
             found = repr(shape(store, root))
             assert found == (before if places_left else after), f"{name}, killed as {root}"
