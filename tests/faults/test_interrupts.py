@@ -26,7 +26,9 @@ Report = Callable[[str], None]
 # Python drops an interrupt that hits while it clears an object away.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-CALLS = {number for name, number in dis.opmap.items() if name.startswith("CALL")}
+# After these Python looks for signals. At the event "call" nothing is raised: Python 3.11 would
+# crash where the function is a closure.
+LOOKING = {n for name, n in dis.opmap.items() if name.startswith("CALL") or name == "RESUME"}
 
 
 class Interrupt:
@@ -55,12 +57,12 @@ class Interrupt:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "call":
-            self._pass()
+            self._last[frame] = dis.opmap["RESUME"]
         elif event == "return" and frame.f_back is not None:
             self._last[frame.f_back] = -1
         elif event == "opcode":
             instruction = frame.f_code.co_code[frame.f_lasti]
-            if self._last.get(frame) in CALLS or instruction == dis.opmap["JUMP_BACKWARD"]:
+            if self._last.get(frame) in LOOKING or instruction == dis.opmap["JUMP_BACKWARD"]:
                 self._pass()
             self._last[frame] = instruction
         return self._trace
