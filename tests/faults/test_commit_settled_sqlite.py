@@ -231,16 +231,16 @@ def fail_commits(
 
 @pytest.mark.parametrize("failure", FAILURES, ids=str)
 def test_a_commit_that_fails_once_is_settled_rightly(
-    directory: Path, template: Path, failure: Failure, report: Report
+    tmp_path: Path, template: Path, failure: Failure, report: Report
 ) -> None:
-    failed, outcomes = fail_commits(directory, template, lambda scene: [failure.arm(scene.disk)])
+    failed, outcomes = fail_commits(tmp_path, template, lambda scene: [failure.arm(scene.disk)])
     report(f"{failure}: {failed} failed commits, {dict(outcomes)}")
     assert failed == 16
     assert set(outcomes) == {"returned", "StoreFull" if failure.is_full else "StoreUnavailable"}
 
 
 def test_a_commit_that_comes_back_from_the_log_was_made(
-    directory: Path, template: Path, report: Report
+    tmp_path: Path, template: Path, report: Report
 ) -> None:
     """Its sync fails, and so does the closing: the next connection finds it in the WAL."""
 
@@ -248,15 +248,15 @@ def test_a_commit_that_comes_back_from_the_log_was_made(
         disk = scene.disk
         return [disk.fail_on("sync", file="wal"), disk.fail_on("sync", file="db")]
 
-    failed, outcomes = fail_commits(directory, template, arrange)
+    failed, outcomes = fail_commits(tmp_path, template, arrange)
     report(f"sync of the WAL, then of the database: {failed} failed commits, {dict(outcomes)}")
     assert failed == 16
 
 
-def test_a_commit_whose_checkpoint_fails_was_made(directory: Path, template: Path) -> None:
+def test_a_commit_whose_checkpoint_fails_was_made(tmp_path: Path, template: Path) -> None:
     outcomes: Tally[str] = Tally()
     for doubtful in (False, True):
-        place = directory / str(doubtful)
+        place = tmp_path / str(doubtful)
         place.mkdir()
         with each_connection(place / "live.db", wal_autocheckpoint=1), ExitStack() as stack:
             scene = Scene(stack, place, template, doubtful=doubtful)
@@ -282,7 +282,7 @@ PERSISTENT: list[tuple[FileOperation, FileRole | None, int]] = [
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("operation", "file", "error"), PERSISTENT)
 def test_while_the_disk_keeps_failing_a_commit_is_unknown_and_settled_later(
-    directory: Path,
+    tmp_path: Path,
     template: Path,
     operation: FileOperation,
     file: FileRole | None,
@@ -305,7 +305,7 @@ def test_while_the_disk_keeps_failing_a_commit_is_unknown_and_settled_later(
         ]
 
     times: list[float] = []
-    failed, outcomes = fail_commits(directory, template, arrange, busy_timeout_seconds=60)
+    failed, outcomes = fail_commits(tmp_path, template, arrange, busy_timeout_seconds=60)
     report(f"{operation} {file} persistently: {failed} failed commits, {dict(outcomes)}")
     assert failed == 16
     assert set(outcomes) == {"CommitUnknown" if error == errno.EIO else "StoreFull"}

@@ -243,13 +243,13 @@ def test_a_write_that_cannot_read_says_that_nothing_was_written(
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_a_disk_that_fails_while_a_store_is_made_leaves_nothing_half_made(
-    directory: Path, disk: FaultyDisk, operation: str, report: Report
+    tmp_path: Path, disk: FaultyDisk, operation: str, report: Report
 ) -> None:
     """At whatever write or sync: the next opening makes the store, and nothing stays open."""
     seen: Tally[str] = Tally()
     descriptors = len(os.listdir("/proc/self/fd"))
     for nth in range(1, 200):
-        path = directory / f"{nth}.db"
+        path = tmp_path / f"{nth}.db"
         error = errno.ENOSPC if operation == "write" else errno.EIO
         fault = disk.fail_on(operation, nth=nth, error=error, persistent=True)  # type: ignore[arg-type]
         try:
@@ -270,9 +270,9 @@ def test_a_disk_that_fails_while_a_store_is_made_leaves_nothing_half_made(
 
 
 @pytest.fixture
-def small_disk(directory: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one megabyte."""
-    place = directory / "small"
+    place = tmp_path / "small"
     place.mkdir()
     options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
     mounted = subprocess.run(["mount", *options], check=False, capture_output=True, text=True)
@@ -285,9 +285,9 @@ def small_disk(directory: Path) -> Iterator[Path]:
 
 
 def test_on_a_real_file_system_that_fills_up_nothing_is_lost(
-    directory: Path, small_disk: Path, report: Report
+    tmp_path: Path, small_disk: Path, report: Report
 ) -> None:
-    clients = Clients(directory / "history")
+    clients = Clients(tmp_path / "history")
     path = small_disk / "live.db"
     with ExitStack() as stack:
         store = stack.enter_context(holdfast.open(f"sqlite:///{path}"))

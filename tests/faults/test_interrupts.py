@@ -207,9 +207,9 @@ def test_an_interrupt_of_any_operation_on_a_server_costs_only_that_call(
 @pytest.mark.parametrize("hits", [10, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 def test_an_interrupt_of_any_operation_costs_only_that_call(
-    directory: Path, beside: bool, hits: int, report: Report
+    tmp_path: Path, beside: bool, hits: int, report: Report
 ) -> None:
-    place = {"url": f"sqlite:///{directory}/store.db"}
+    place = {"url": f"sqlite:///{tmp_path}/store.db"}
     # So many that the slow ones, which end with a file, are left to the shorter run.
     names = [name for name in OPERATIONS if hits <= 100 or name not in {"backup", "export"}]
     asked = run(place=place, hits=hits, beside=beside, operations=names, limit_seconds=90 * hits)

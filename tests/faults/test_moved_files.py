@@ -56,8 +56,8 @@ acts = pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
 
 
 @pytest.fixture
-def path(directory: Path, template: Path) -> Path:
-    inside = directory / "inside"
+def path(tmp_path: Path, template: Path) -> Path:
+    inside = tmp_path / "inside"
     inside.mkdir()
     return Path(shutil.copy(template, inside))
 

@@ -124,14 +124,14 @@ def test_at_normal_durability_a_power_cut_is_seen_to_lose_commits_but_not_to_cor
 
 
 def test_a_power_cut_while_a_store_is_made_leaves_one_that_opens(
-    directory: Path, report: Report
+    tmp_path: Path, report: Report
 ) -> None:
-    with PowerLog() as log, holdfast.open(f"sqlite:///{directory}/live.db?vfs={log.vfs_name}"):
+    with PowerLog() as log, holdfast.open(f"sqlite:///{tmp_path}/live.db?vfs={log.vfs_name}"):
         log.mark("made")
-    (directory / "images").mkdir()
+    (tmp_path / "images").mkdir()
     images = list(log.images(per_cut=4))
     for image in images:
-        reopen(image, directory / "images")
+        reopen(image, tmp_path / "images")
     report(f"{len(images)} cuts while a store was made, all of them opened again")
     assert len(images) > 100
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -17,14 +16,7 @@ import pytest
 from holdfast.testing.faults import FaultyDisk, FileOperation
 from holdfast.testing.power import PowerLog
 
-MEMORY = Path("/dev/shm")
 OLD, NEW = 1, 2
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -108,9 +100,9 @@ FAILURES = [
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("failure", FAILURES, ids=["fsync", "write", "full"])
 def test_a_failed_commit_ends_the_transaction_and_is_gone_once_all_have_closed(
-    directory: Path, disk: FaultyDisk, failure: Failure, after_effect: bool
+    tmp_path: Path, disk: FaultyDisk, failure: Failure, after_effect: bool
 ) -> None:
-    path = directory / "a.db"
+    path = tmp_path / "a.db"
     connection = create(path, disk.vfs_name)
     begin_new(connection)
     fault = disk.fail_on(
@@ -130,9 +122,9 @@ def test_a_failed_commit_ends_the_transaction_and_is_gone_once_all_have_closed(
 
 
 def test_the_next_statement_after_a_failure_inside_a_transaction_commits_alone(
-    directory: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk
 ) -> None:
-    connection = create(directory / "a.db", disk.vfs_name)
+    connection = create(tmp_path / "a.db", disk.vfs_name)
     connection.pragma("cache_size", 5)
     connection.execute("BEGIN IMMEDIATE; SAVEPOINT job")
     disk.fail_on("write", file="wal", error=errno.ENOSPC)
@@ -149,9 +141,9 @@ def test_the_next_statement_after_a_failure_inside_a_transaction_commits_alone(
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 def test_a_commit_that_failed_comes_back_when_all_are_killed_while_another_had_it_open(
-    directory: Path, disk: FaultyDisk, after_effect: bool
+    tmp_path: Path, disk: FaultyDisk, after_effect: bool
 ) -> None:
-    path = directory / "a.db"
+    path = tmp_path / "a.db"
     connection, other = create(path, disk.vfs_name), connect(path, disk.vfs_name)
     assert rows(other) == [OLD]
     begin_new(connection)
@@ -161,15 +153,15 @@ def test_a_commit_that_failed_comes_back_when_all_are_killed_while_another_had_i
     connection.close()
     connection = connect(path, disk.vfs_name)
     assert rows(connection) == rows(other) == [OLD]
-    assert after_a_kill(path, directory / "killed") == [OLD, NEW]
+    assert after_a_kill(path, tmp_path / "killed") == [OLD, NEW]
     connection.close()
     other.close()
 
 
 def test_a_commit_that_failed_is_found_when_the_last_close_cannot_checkpoint(
-    directory: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk
 ) -> None:
-    path = directory / "a.db"
+    path = tmp_path / "a.db"
     connection = create(path, disk.vfs_name)
     begin_new(connection)
     disk.fail_on("sync", persistent=True)
@@ -184,9 +176,9 @@ def test_a_commit_that_failed_is_found_when_the_last_close_cannot_checkpoint(
 
 
 def test_a_reader_keeps_the_truncating_checkpoint_from_settling_a_commit(
-    directory: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk
 ) -> None:
-    path = directory / "a.db"
+    path = tmp_path / "a.db"
     connection, reader = create(path, disk.vfs_name), connect(path, disk.vfs_name)
     reader.execute("BEGIN")
     assert rows(reader) == [OLD]
@@ -198,18 +190,18 @@ def test_a_reader_keeps_the_truncating_checkpoint_from_settling_a_commit(
     connection = connect(path, disk.vfs_name)
     assert not truncate(connection)
     assert rows(connection) == [OLD]
-    assert after_a_kill(path, directory / "unsettled") == [OLD, NEW]
+    assert after_a_kill(path, tmp_path / "unsettled") == [OLD, NEW]
     assert seal(connection) is False
-    assert after_a_kill(path, directory / "settled") == [OLD]
+    assert after_a_kill(path, tmp_path / "settled") == [OLD]
     reader.execute("ROLLBACK")
     reader.close()
     connection.close()
 
 
 def test_a_failing_automatic_checkpoint_raises_from_a_commit_that_succeeded(
-    directory: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk
 ) -> None:
-    connection = create(directory / "a.db", disk.vfs_name)
+    connection = create(tmp_path / "a.db", disk.vfs_name)
     connection.pragma("wal_autocheckpoint", 1)
     begin_new(connection)
     disk.fail_on("sync", file="db")
@@ -220,9 +212,9 @@ def test_a_failing_automatic_checkpoint_raises_from_a_commit_that_succeeded(
 
 
 def test_faults_are_counted_one_shot_or_persistent_and_can_be_reset(
-    directory: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk
 ) -> None:
-    connection = create(directory / "a.db", disk.vfs_name)
+    connection = create(tmp_path / "a.db", disk.vfs_name)
     disk.reset()
     fault = disk.fail_on("sync", nth=2, file="wal", persistent=True)
     insert = "INSERT INTO t VALUES (3, '')"
@@ -242,8 +234,8 @@ def test_faults_are_counted_one_shot_or_persistent_and_can_be_reset(
     connection.close()
 
 
-def test_one_shot_faults_strike_once_among_many_threads(directory: Path, disk: FaultyDisk) -> None:
-    path = directory / "a.db"
+def test_one_shot_faults_strike_once_among_many_threads(tmp_path: Path, disk: FaultyDisk) -> None:
+    path = tmp_path / "a.db"
     create(path, disk.vfs_name).close()
     fault = disk.fail_on("sync", nth=5, file="wal")
     failures: list[apsw.Error] = []
@@ -361,9 +353,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_settlement_that_commits_is_final_also_after_power_loss(
-    case: Case, directory: Path
+    case: Case, tmp_path: Path
 ) -> None:
-    assert changes_of_mind(case, directory, sealed_settlement) == 0
+    assert changes_of_mind(case, tmp_path, sealed_settlement) == 0
 
 
 @pytest.mark.parametrize(
@@ -378,15 +370,15 @@ def test_a_settlement_that_commits_is_final_also_after_power_loss(
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_settlement_without_a_commit_at_its_end_can_be_wrong_after_power_loss(
-    settle: Callable[[apsw.Connection], bool | None], case: Case, directory: Path
+    settle: Callable[[apsw.Connection], bool | None], case: Case, tmp_path: Path
 ) -> None:
-    assert changes_of_mind(case, directory, settle) > 0
+    assert changes_of_mind(case, tmp_path, settle) > 0
 
 
-def test_a_checkpoint_that_could_not_sync_loses_nothing(directory: Path) -> None:
-    (directory / "images").mkdir()
+def test_a_checkpoint_that_could_not_sync_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
     with FaultyDisk() as disk, PowerLog(base=disk.vfs_name) as log:
-        connection = create(directory / "a.db", log.vfs_name)
+        connection = create(tmp_path / "a.db", log.vfs_name)
         connection.pragma("wal_autocheckpoint", 4)
         for number in range(10, 40):
             if number % 3 == 0:
@@ -400,7 +392,7 @@ def test_a_checkpoint_that_could_not_sync_loses_nothing(directory: Path) -> None
     for image in log.images(per_cut=4):
         if not image.acknowledged:
             continue
-        connection = apsw.Connection(str(image.write_to(directory / "images")))
+        connection = apsw.Connection(str(image.write_to(tmp_path / "images")))
         assert connection.pragma("integrity_check") == "ok", image.name
         assert set(image.acknowledged) <= set(rows(connection)), image.name
         connection.close()

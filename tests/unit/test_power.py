@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import apsw
-import pytest
 
 from holdfast.testing.power import PowerLog
-
-MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: thousands of images are written to it."""
-    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as path:
-        yield Path(path)
 
 
 @dataclass
@@ -89,45 +77,45 @@ def run(directory: Path, synchronous: str, *, seed: int, commits: int = 40) -> V
         return judge(log, directory / "images", seed=seed)
 
 
-def test_full_loses_no_acknowledged_commit_and_never_corrupts(directory: Path) -> None:
-    verdict = run(directory, "FULL", seed=1)
+def test_full_loses_no_acknowledged_commit_and_never_corrupts(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "FULL", seed=1)
     assert verdict.images >= 300
     assert (verdict.corrupt, verdict.lost, verdict.halved) == (0, 0, 0)
     assert verdict.numbers >= set(range(42))  # Every state on the way was seen.
 
 
-def test_normal_is_seen_to_lose_acknowledged_commits_but_not_to_corrupt(directory: Path) -> None:
-    verdict = run(directory, "NORMAL", seed=2)
+def test_normal_is_seen_to_lose_acknowledged_commits_but_not_to_corrupt(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "NORMAL", seed=2)
     assert verdict.images >= 300
     assert (verdict.corrupt, verdict.halved) == (0, 0)
     assert verdict.lost > verdict.images // 10
 
 
-def test_off_is_seen_to_corrupt(directory: Path) -> None:
-    verdict = run(directory, "OFF", seed=3, commits=15)
+def test_off_is_seen_to_corrupt(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "OFF", seed=3, commits=15)
     assert verdict.corrupt + verdict.halved > 0
     assert verdict.lost > 0
 
 
-def test_when_everything_is_kept_the_image_is_the_real_file(directory: Path) -> None:
+def test_when_everything_is_kept_the_image_is_the_real_file(tmp_path: Path) -> None:
     with PowerLog() as log:
-        path = directory / "live.db"
+        path = tmp_path / "live.db"
         connection = open_database(path, log, "NORMAL")
         commit_pairs(connection, log, 10)
         *_, clean, kept = log.images(per_cut=2)
         names = {"live.db", "live.db-wal"}
         assert set(kept.files) == names
         # Closing these files drops SQLite's locks, which nobody else is there to want.
-        real = {name: (directory / name).read_bytes() for name in names}
+        real = {name: (tmp_path / name).read_bytes() for name in names}
         connection.close()
     assert kept.files == real
     assert clean.files != real
     assert kept.acknowledged == clean.acknowledged == ["table", *range(10)]
 
 
-def test_the_same_seed_makes_the_same_images(directory: Path) -> None:
+def test_the_same_seed_makes_the_same_images(tmp_path: Path) -> None:
     with PowerLog() as log:
-        connection = open_database(directory / "live.db", log, "FULL")
+        connection = open_database(tmp_path / "live.db", log, "FULL")
         commit_pairs(connection, log, 5)
         connection.close()
     first, again, other = (
@@ -138,12 +126,12 @@ def test_the_same_seed_makes_the_same_images(directory: Path) -> None:
     assert [files for _, files in first] != [files for _, files in other]
 
 
-def test_a_database_that_was_there_before_the_log_is_durable(directory: Path) -> None:
-    path = directory / "live.db"
+def test_a_database_that_was_there_before_the_log_is_durable(tmp_path: Path) -> None:
+    path = tmp_path / "live.db"
     before = apsw.Connection(str(path))
     before.execute("CREATE TABLE old (x); INSERT INTO old VALUES (1)")
     before.close()
-    (directory / "images").mkdir()
+    (tmp_path / "images").mkdir()
     with PowerLog() as log:
         connection = open_database(path, log, "FULL")
         commit_pairs(connection, log, 2)
@@ -151,6 +139,6 @@ def test_a_database_that_was_there_before_the_log_is_durable(directory: Path) ->
     images = [image for image in log.images() if image.files]
     assert len(images) > 10
     for image in images:
-        connection = apsw.Connection(str(image.write_to(directory / "images")))
+        connection = apsw.Connection(str(image.write_to(tmp_path / "images")))
         assert connection.execute("SELECT x FROM old").fetchall() == [(1,)]
         connection.close()
