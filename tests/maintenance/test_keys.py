@@ -7,9 +7,11 @@ import base64
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
@@ -107,6 +109,44 @@ def test_a_plain_store_with_records_refuses_a_cipher(place: Any) -> None:
         store.session("s")
     with pytest.raises(StoreError, match="is not encrypted and was opened with a cipher"):
         open_at(place, cipher=aes("k", k=OLD))
+
+
+NOTED = """
+SELECT count(*) FROM pg_stat_activity
+WHERE cardinality(pg_blocking_pids(pid)) > 0 AND strpos(query, %s) > 0
+"""
+
+
+@pytest.mark.parametrize("opened", ["sync", "async"])
+def test_of_two_keys_that_are_noted_at_once_the_second_is_refused(
+    namespace: str, postgres_dsn: str, opened: str
+) -> None:
+    place = {"url": postgres_dsn, "namespace": namespace}
+    with open_at(place):
+        pass
+    ours, theirs = aes("ours", ours=OLD), aes("theirs", theirs=NEW)
+
+    def open_ours() -> None:
+        if opened == "sync":
+            open_at(place, cipher=ours).close()
+        else:
+            asyncio.run(_open_async(place, ours))
+
+    with (
+        psycopg.connect(postgres_dsn) as other,
+        psycopg.connect(postgres_dsn, autocommit=True) as look,
+        ThreadPoolExecutor() as pool,
+    ):
+        note = f'INSERT INTO "{namespace}".hf_meta (name, value) VALUES (%s, %s)'
+        other.execute(note, ["cipher_keys", theirs.fingerprints()[-1]])
+        opening = pool.submit(open_ours)
+        while not look.execute(NOTED, [namespace]).fetchall()[0][0]:
+            assert not opening.done()
+        other.commit()
+        with pytest.raises(StoreError, match="its current key is not among those"):
+            opening.result()
+    with open_at(place, cipher=theirs) as store:
+        store.session("s")
 
 
 def test_a_store_with_effects_is_refused_with_another_redactor_key(place: Any) -> None:

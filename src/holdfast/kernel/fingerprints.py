@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import StoreError
-from .operation import Op, one, operation, query, rows
+from .operation import Op, one, operation, query
 
 NAME = "cipher_keys"
 READ = "SELECT value FROM hf_meta WHERE name = :name"
 WRITE = """
 INSERT INTO hf_meta (name, value) VALUES (:name, :value)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
+WHERE hf_meta.value = CAST(:before AS TEXT)
+RETURNING value
 """
 IS_WRITTEN = """
 SELECT 1 AS found WHERE EXISTS (SELECT 1 FROM hf_trees) OR EXISTS (SELECT 1 FROM hf_work)
@@ -28,17 +30,18 @@ class CipherKeys:
     @query
     def are_noted(self) -> Op[bool]:
         """Whether the store knows our current key already. Raises StoreError if we lack its own."""
-        return (yield from self._known()) is None
+        return (yield from self._change()) is None
 
     @operation
     def note(self) -> Op[None]:
-        """Write our current key down as the store's."""
-        value = yield from self._known()
-        if value is not None:
-            yield from rows(WRITE, name=NAME, value=value)
+        """Write our current key down as the store's, unless another process noted its own."""
+        while (change := (yield from self._change())) is not None:
+            before, value = change
+            if (yield from one(WRITE, name=NAME, before=before, value=value)) is not None:
+                return
 
-    def _known(self) -> Op[str | None]:
-        """Return what the store is to know from now on, or None if it does."""
+    def _change(self) -> Op[tuple[str, str] | None]:
+        """Return what the store knows and what it is to know from now on, or None if it does."""
         row = yield from one(READ, name=NAME)
         noted = [] if row is None else str(row["value"]).split()
         if noted and noted[-1] not in self._ours:
@@ -53,4 +56,4 @@ class CipherKeys:
                 "this store is not encrypted and was opened with a cipher; export its sessions and "
                 "import them into a new store that has the cipher"
             )
-        return " ".join([*noted, self._ours[-1]])
+        return " ".join(noted), " ".join([*noted, self._ours[-1]])
