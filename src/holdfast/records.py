@@ -148,6 +148,10 @@ class ResumePoint:
 
 EffectKind = Literal["read", "write", "mutate"]
 EffectStatus = Literal["issued", "completed", "failed", "unknown"]
+EffectReason = Literal[
+    "raised", "not_landed", "abandoned", "given_up", "timed_out", "cancelled", "owner_died",
+    "rewound", "verified", "resolved", "not_storable",
+]  # fmt: skip
 EFFECT_STATUSES: tuple[EffectStatus, ...] = get_args(EffectStatus)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ import holdfast
 from holdfast.codec import Codec, Limits
 from holdfast.errors import CorruptRecord, HoldfastError, InvalidArgument, LimitExceeded
 from holdfast.portable import frames as format
+from holdfast.records import EffectReason
 from holdfast.store import check
+from tests.checkpoints.looking import Look
 from tests.maintenance.stores import everything, sound
 
 calls: list[Any] = []
@@ -65,6 +68,7 @@ def fill(store: holdfast.Store) -> None:
     item = store.work.submit("job", {"n": 1}, session=session)
     store.work.submit("job", {"n": 2}, session=session)
     store.work.claim("w", queues=["job"])[0].complete({"done": item.id})
+    store.work.claim("w", queues=["job"])[0].fail("broken")
     session.spend("m", usd="0.25", input_tokens=3, details={"d": 1})
     session.fork(30, id="b").append("transcript", ["forked"])
     child = store.session("c", parent=session)
@@ -275,7 +279,61 @@ def test_a_number_that_is_not_written_as_we_do_is_refused(file: Path, number: by
     craft(file, [tree[:-1] + number])
     with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord) as raised:
         store.import_sessions(file)
-    assert str(raised.value).endswith(("not written as we write it", "got `float` - at `$[3]`"))
+    assert str(raised.value).endswith(
+        ("not written as we write it", "has a wrong tree.sequence: Expected `int`, got `float`")
+    )
+
+
+def changed(frames: list[Any], kind: type[Any], **changes: Any) -> list[Any]:
+    return [
+        msgspec.structs.replace(each, **changes) if isinstance(each, kind) else each
+        for each in frames
+    ]
+
+
+def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames: Any) -> None:
+    def first(kind: type[Any]) -> Any:
+        return next(each for each in frames if isinstance(each, kind))
+
+    def twice(frame: Any) -> list[Any]:
+        at = frames.index(frame)
+        return [*frames[:at], frame, *frames[at:]]
+
+    attempt = first(format.AttemptFrame)
+    effect, session = map(frames.index, map(first, (format.EffectFrame, format.SessionFrame)))
+    wrong = {
+        f"record {effect} has a wrong effect.reason: Invalid enum value 'tired'":
+            changed(frames, format.EffectFrame, reason="tired"),
+        f"record {session} has a wrong session.status: Invalid enum value 'fine'":
+            changed(frames, format.SessionFrame, status="fine"),
+        "the pin of version 1 of 'a' comes twice":
+            twice(first(format.PinFrame)),
+        f"attempt 1 of work item {attempt.item_id!r} comes twice":
+            twice(attempt),
+        f"attempt 7 of work item {attempt.item_id!r} is more than the item had":
+            changed(frames, format.AttemptFrame, attempt=7),
+        f"attempt 1 of work item {attempt.item_id!r} has an error that is no text":
+            changed(frames, format.AttemptFrame, error=msgspec.Raw(b"\x01")),
+    }  # fmt: skip
+    with open_at(place) as store:
+        for problem, crafted in wrong.items():
+            craft(file, crafted)
+            with pytest.raises(CorruptRecord) as raised:
+                store.import_sessions(file)
+            assert str(raised.value).endswith(problem)
+        assert store.sessions() == []
+
+
+def test_a_file_may_give_every_reason_that_an_effect_can_have(file: Path, frames: Any) -> None:
+    for reason in get_args(EffectReason):
+        craft(file, changed(frames, format.EffectFrame, reason=reason))
+        with open_at({"url": "sqlite://"}) as store:
+            store.import_sessions(file)
+            assert {effect.reason for effect in store.effects()} == {reason}
+    with open_at({"url": "sqlite://"}) as store:
+        table = Look(store).rows("SELECT sql FROM sqlite_master WHERE name = 'hf_effects'")[0]
+    allowed = table["sql"].partition("reason IN (")[2].partition(")")[0]
+    assert set(re.findall(r"'(\w+)'", allowed)) == set(get_args(EffectReason))
 
 
 def test_a_header_cannot_command_the_terminal(file: Path) -> None:
@@ -342,6 +400,7 @@ def survives(store: holdfast.Store, file: Path, where: str) -> bool:
         problem = str(error)
     if problem is not None:
         assert problem.isprintable(), where
+        assert "constraint" not in problem.lower(), f"{where}: {problem}"
         return False
     for finding in check(store.url):
         assert finding.level != "problem", f"{where}: {finding}"

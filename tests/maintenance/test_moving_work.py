@@ -181,16 +181,40 @@ def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, 
         assert store.find_session("t").spent().usd == 3
 
 
+def test_the_attempts_of_an_item_travel_with_it(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        session = store.session("s")
+        for number in range(2):
+            store.work.submit("job", number, session=session, id=f"item {number}", max_retries=9)
+        for number in range(3):
+            for item in store.work.claim("w", limit=2):
+                item.fail(f"error {number} of {item.id}", retry=True, delay_seconds=0)
+        store.export(file)
+        target.import_sessions(file)
+        for id in ("item 0", "item 1"):
+            assert [each.error for each in target.work.errors(id)] == [
+                f"error {number} of {id}" for number in (2, 1, 0)
+            ]
+            assert target.work.errors(id) == store.work.errors(id)
+        # It goes on counting behind them.
+        target.work.retry("item 0")
+        target.work.claim("w")[0].fail("once more")
+        assert [each.attempt for each in target.work.errors("item 0")] == [4, 3, 2, 1]
+
+
 LEFT_BEHIND = {
     "hf_work": {"number", "session_number", "session_id", "root_id", "holder", "lease_acquired_at",
                 "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id", "last_holder",
                 "driving_fence", "waits_for_effect"},
+    "hf_attempts": {"work_number"},
     "hf_spend": {"number", "session_number", "session_id", "root_id"},
     "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
     "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
 }  # fmt: skip
-FRAMES = {
+NO_COLUMNS = {"hf_sessions": {"user", "epochs", "origin_id"}, "hf_attempts": {"item_id"}}
+FRAMES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "hf_work": (format.ItemFrame, format.ITEM_PARTS),
+    "hf_attempts": (format.AttemptFrame, ()),
     "hf_spend": (format.SpendFrame, ("details",)),
     "hf_effects": (format.EffectFrame, format.EFFECT_PARTS),
     "hf_sessions": (format.SessionFrame, ("user_id",)),
@@ -206,7 +230,7 @@ def test_every_column_is_moved_or_left_behind_on_purpose(table: str) -> None:
     frame, parts = FRAMES[table]
     with open_at({"url": "sqlite://"}) as store:
         assert store.run(columns) == {
-            *(set(frame.__struct_fields__) - {"parts", "user", "epochs", "origin_id"}),
+            *(set(frame.__struct_fields__) - NO_COLUMNS.get(table, {"parts"})),
             *parts,
             *LEFT_BEHIND[table],
         }

@@ -598,19 +598,19 @@ def test_a_made_up_file_in_order_is_taken(small: Any) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (frame("session", status="odd"), "Invalid enum value 'odd'"),
-        (frame("session", version=-1), "Expected `int` >= 0"),
-        (frame("session", id=""), "Expected `str` of length >= 1"),
-        (frame("checkpoint", kind="guess"), "Invalid enum value 'guess'"),
-        (frame("checkpoint", version=2**32), "Expected `int` <= 4294967295"),
-        (frame("tree", root_id=5), "Expected `str`, got `int`"),
+        (frame("session", status="odd"), "session.status: Invalid enum value 'odd'"),
+        (frame("session", version=-1), "session.version: Expected `int` >= 0"),
+        (frame("session", id=""), "session.id: Expected `str` of length >= 1"),
+        (frame("checkpoint", kind="guess"), "checkpoint.kind: Invalid enum value 'guess'"),
+        (frame("checkpoint", version=2**32), "checkpoint.version: Expected `int` <= 4294967295"),
+        (frame("tree", root_id=5), "tree.root_id: Expected `str`, got `int`"),
     ],
 )
 def test_a_record_of_the_wrong_shape_is_refused(bad: Any, problem: str, small: Any) -> None:
     file, _, _ = small
     craft(file, [bad])
     found = refuses(small, CorruptRecord)
-    assert found.startswith(f"{file} is damaged: record 0 is not one of ours: {problem}")
+    assert found.startswith(f"{file} is damaged: record 0 has a wrong {problem}")
 
 
 def test_hostile_names_and_bodies_are_refused(small: Any) -> None:

@@ -23,6 +23,7 @@ from .frames import (
     EFFECT_PARTS,
     FIELDS_BYTES_MAX,
     ITEM_PARTS,
+    AttemptFrame,
     AttestationFrame,
     CheckpointFrame,
     EffectFrame,
@@ -118,7 +119,10 @@ class _Checker:
     _numbers: dict[int | None, str | None] = field(default_factory=lambda: {None: None})
     _owners: dict[str, str] = field(default_factory=dict)
     """The sessions that effects are of, which may come later, each with one of its effects."""
-    _items: set[str] = field(default_factory=set)
+    _items: dict[str, int] = field(default_factory=dict)
+    """Work items, each with the number of its attempts."""
+    _attempts: set[tuple[str, int]] = field(default_factory=set)
+    _pinned: int = 0
     _keys: set[tuple[str, str]] = field(default_factory=set)
     _spends: set[str] = field(default_factory=set)
     _spent: int = 0
@@ -224,7 +228,7 @@ class _Checker:
             return f"session {frame.id!r} has the number of another"
         self.sessions[frame.id] = _Session(frame.root_id, frame.version)
         self._session = frame
-        self._version = 0
+        self._version = self._pinned = 0
         return None
 
     def _is_forked(self, frame: SessionFrame) -> bool:
@@ -289,6 +293,10 @@ class _Checker:
             self._admit(frame.evidence, "evidence")
         if self._session is None or frame.version > self._session.version:
             return f"version {frame.version} is spoken of and does not exist"
+        if isinstance(frame, PinFrame):
+            if frame.version <= self._pinned:
+                return f"the pin of version {frame.version} of {self._session.id!r} comes twice"
+            self._pinned = frame.version
         return None
 
     def _check_item(self, frame: ItemFrame) -> str | None:
@@ -305,7 +313,7 @@ class _Checker:
             value = self._admit(body, part)
             if part == "error" and type(value) is not str:
                 return f"work item {frame.id!r} has an error that is no text"
-        self._items.add(frame.id)
+        self._items[frame.id] = frame.attempts
         if frame.first_id is not None and frame.first_id not in self._items:
             self._counts_beyond(f"work item {frame.id!r}, first submitted as {frame.first_id!r}")
         if frame.key is not None and not is_final:
@@ -313,6 +321,17 @@ class _Checker:
                 return f"work item {frame.id!r} has a key that another has"
             self._keys.add((frame.queue, frame.key))
             self._counts_beyond(f"work item {frame.id!r} with the key {frame.key!r}")
+        return None
+
+    def _check_attempt(self, frame: AttemptFrame) -> str | None:
+        what = f"attempt {frame.attempt} of work item {frame.item_id!r}"
+        if frame.attempt > self._items.get(frame.item_id, 0):
+            return f"{what} is more than the item had"
+        if (frame.item_id, frame.attempt) in self._attempts:
+            return f"{what} comes twice"
+        if type(self._admit(frame.error, "error")) is not str:
+            return f"{what} has an error that is no text"
+        self._attempts.add((frame.item_id, frame.attempt))
         return None
 
     def _check_spend(self, frame: SpendFrame) -> str | None:
@@ -400,6 +419,7 @@ _CHECKS: dict[type[Frame], Callable[[_Checker, Any], str | None]] = {
     PinFrame: _Checker._check_said,
     AttestationFrame: _Checker._check_said,
     ItemFrame: _Checker._check_item,
+    AttemptFrame: _Checker._check_attempt,
     SpendFrame: _Checker._check_spend,
     EffectFrame: _Checker._check_effect,
 }

@@ -30,6 +30,7 @@ from .frames import (
     EFFECT_PARTS,
     ITEM_PARTS,
     NIL,
+    AttemptFrame,
     AttestationFrame,
     CheckpointFrame,
     EffectFrame,
@@ -105,6 +106,12 @@ SELECT number, id, type, queue, state, priority, key, on_crash, fence, retry_cou
 FROM hf_work WHERE session_number = :session_number AND number > :after
 ORDER BY number LIMIT :limit
 """
+ATTEMPTS = """
+SELECT a.work_number, w.id AS item_id, a.attempt, a.holder, a.fence, a.reason, a.ended_at, a.error
+FROM hf_work w JOIN hf_attempts a ON a.work_number = w.number
+WHERE w.session_number = :session_number AND (a.work_number, a.attempt) > (:number, :attempt)
+ORDER BY a.work_number, a.attempt LIMIT :limit
+"""
 SPENDS = """
 SELECT number, id, model, source, state, input_tokens, output_tokens, nano_usd, created_at,
     updated_at, details
@@ -148,6 +155,7 @@ class Exporter:
         for number in numbers:
             checkpoints += yield from self._write_session(writer, number, salts[0])
             items += yield from self._write_items(writer, number)
+            yield from self._write_attempts(writer, number)
             spends += yield from self._write_spends(writer, number)
             effects += yield from self._write_effects(writer, number)
         counts = {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
@@ -300,6 +308,18 @@ class Exporter:
         return (
             yield from self._write_rows(writer, ItemFrame, ITEMS, number, ITEM_PARTS, item_context)
         )
+
+    def _write_attempts(self, writer: ExportWriter, session_number: int) -> Op[None]:
+        """Write what went wrong in the last attempts of a session's items."""
+        after = {"number": 0, "attempt": 0}
+        asked = {"session_number": session_number, "limit": ROWS_PER_PAGE}
+        while page := (yield from rows(ATTEMPTS, **asked, **after)):
+            for row in page:
+                fields: dict[str, Any] = dict(row)
+                after = {"number": fields.pop("work_number"), "attempt": row["attempt"]}
+                context = item_context(row["item_id"], "attempt")
+                fields["error"] = Raw(self.codec.unseal(row["error"], context=context))
+                writer.write(AttemptFrame(**fields))
 
     def _write_spends(self, writer: ExportWriter, number: int) -> Op[int]:
         def frame(parts: dict[str, Raw], **fields: Any) -> SpendFrame:

@@ -16,7 +16,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Protocol, TypeAlias
+from typing import IO, Annotated, Protocol, TypeAlias, get_args
 
 import msgspec
 
@@ -31,7 +31,7 @@ from ..errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
-from ..records import EffectKind, EffectStatus, Kind, Status
+from ..records import EffectKind, EffectReason, EffectStatus, Kind, Status
 from ..spend import SpendState
 from ..work.items import OnCrash
 
@@ -185,7 +185,7 @@ class EffectFrame(_Frame, frozen=True, tag="effect"):
     request_digest: Text
     idempotency_key: Text
     status: EffectStatus
-    reason: Name | None
+    reason: EffectReason | None
     attempt: Version
     holder: Text | None
     fence: Fence
@@ -229,6 +229,18 @@ class ItemFrame(_Frame, frozen=True, tag="item"):
     parts: dict[str, msgspec.Raw]
 
 
+class AttemptFrame(_Frame, frozen=True, tag="attempt"):
+    """An attempt of a work item before it that failed or whose lease expired."""
+
+    item_id: Name
+    attempt: Version
+    holder: Text | None
+    fence: Fence
+    reason: Name
+    ended_at: Time
+    error: msgspec.Raw
+
+
 class SpendFrame(_Frame, frozen=True, tag="spend"):
     """One attempt at a model that the session before it paid for."""
 
@@ -263,6 +275,7 @@ Frame: TypeAlias = (
     | PinFrame
     | AttestationFrame
     | ItemFrame
+    | AttemptFrame
     | SpendFrame
     | EffectFrame
 )
@@ -271,11 +284,18 @@ EFFECT_PARTS = ("arguments", "result", "error", "note", "late")
 ITEM_PARTS = ("input", "output", "error", "progress")
 _decoder: msgspec.msgpack.Decoder[Frame | EndFrame] = msgspec.msgpack.Decoder(Frame | EndFrame)
 _encoder = msgspec.msgpack.Encoder()
+_FIELDS = {
+    kind.__struct_config__.tag: kind.__struct_fields__ for kind in (*get_args(Frame), EndFrame)
+}
 
 
 def validated(frame: Frame) -> Frame:
     """Return a frame that was made from a foreign row, or raise ValidationError as for a file's."""
-    return _decoder.decode(_encoder.encode(frame))  # type: ignore[return-value]
+    body = _encoder.encode(frame)
+    try:
+        return _decoder.decode(body)  # type: ignore[return-value]
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(_wrong(body, error)) from error
 
 
 class Source(Protocol):
@@ -445,8 +465,7 @@ class ExportFile:
         try:
             frame = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"record {ordinal} is not one of ours: {printable(str(error))}"
-            raise self._damaged(problem) from error
+            raise self._damaged(f"record {ordinal} {_wrong(body, error)}") from error
         # Whatever can be written in two ways (a number, a list with more behind it) is refused in
         # all but the way that we write it.
         if _encoder.encode(frame) != body:
@@ -469,6 +488,17 @@ class ExportFile:
 def is_label(text: str) -> bool:
     """Whether a text from a file can be shown: short, and nothing but printable characters."""
     return 0 < len(text) <= LABEL_CHARACTERS_MAX and text.isprintable()
+
+
+def _wrong(body: bytes, error: Exception) -> str:
+    """Say which field of a record is wrong, if the record is known for one of ours at all."""
+    problem, _, place = str(error).partition(" - at `$[")
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        tag = msgspec.msgpack.decode(msgspec.msgpack.decode(body, type=list[msgspec.Raw])[0])
+        index = int(place.partition("]")[0])
+        if tag in _FIELDS and index:
+            return f"has a wrong {tag}.{_FIELDS[tag][index - 1]}: {printable(problem)}"
+    return f"is not one of ours: {printable(str(error))}"
 
 
 def _context(export_id: str, ordinal: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from .frames import (
     EFFECT_PARTS,
     ITEM_PARTS,
     NIL,
+    AttemptFrame,
     AttestationFrame,
     CheckpointFrame,
     EffectFrame,
@@ -137,6 +138,12 @@ INSERT INTO hf_work (
     :available_at, :created_at, :started_at, :completed_at, :updated_at
 ) ON CONFLICT DO NOTHING RETURNING id
 """
+ADD_ATTEMPT = """
+INSERT INTO hf_attempts (work_number, attempt, holder, fence, reason, error, ended_at)
+SELECT number, CAST(:attempt AS INTEGER), CAST(:holder AS TEXT), CAST(:fence AS INTEGER),
+    CAST(:reason AS TEXT), CAST(:error AS BLOB), CAST(:ended_at AS INTEGER)
+FROM hf_work WHERE id = :item_id
+"""
 # Spend outlives its session, so what a deleted one paid may be here still: it is its own again.
 ADD_SPEND = """
 INSERT INTO hf_spend (
@@ -231,7 +238,7 @@ class _Loader:
                 self._add_checkpoint(frame)
             case PinFrame() | AttestationFrame():
                 self._add_said(frame)
-            case ItemFrame() | SpendFrame():
+            case ItemFrame() | AttemptFrame() | SpendFrame():
                 self._add_row(frame)
             case EffectFrame():
                 yield from self._add_effect(frame)
@@ -383,11 +390,14 @@ class _Loader:
             evidence = self._seal(frame.evidence, ("hf_attestations", str(key)))
             self._later(ADD_ATTESTATION, key=key, evidence=evidence, created_at=created_at)
 
-    def _add_row(self, frame: ItemFrame | SpendFrame) -> None:
-        if isinstance(frame, ItemFrame):
-            self._add_item(frame)
-        else:
-            self._add_spend(frame)
+    def _add_row(self, frame: ItemFrame | AttemptFrame | SpendFrame) -> None:
+        match frame:
+            case ItemFrame():
+                self._add_item(frame)
+            case AttemptFrame():
+                self._add_attempt(frame)
+            case SpendFrame():
+                self._add_spend(frame)
 
     def _add_item(self, frame: ItemFrame) -> None:
         """Add a work item; what was not finished there waits for a person here."""
@@ -401,6 +411,11 @@ class _Loader:
         self.counts["items"] += 1
         problem = f"work item {frame.id!r}, its key or what it is redriven from is here already"
         self._later(ADD_ITEM_OF_WORK, problem, **fields, **self._place())
+
+    def _add_attempt(self, frame: AttemptFrame) -> None:
+        fields = {name: getattr(frame, name) for name in frame.__struct_fields__}
+        fields["error"] = self._seal(frame.error, item_context(frame.item_id, "attempt"))
+        self._later(ADD_ATTEMPT, **fields)
 
     def _add_spend(self, frame: SpendFrame) -> None:
         fields = {name: getattr(frame, name) for name in frame.__struct_fields__}

@@ -14,9 +14,14 @@ from ..effects.identity import identify
 from ..effects.pen import Pen
 from ..effects.rows import Identity, Request
 from ..effects.salts import mark_of
+from ..records import EffectReason
 from .frames import EffectFrame, Frame, KeyFrame, SaltFrame, SessionFrame
 
-REASONS = {"completed": None, "failed": "raised", "unknown": "owner_died"}
+REASONS: dict[str, EffectReason | None] = {
+    "completed": None,
+    "failed": "raised",
+    "unknown": "owner_died",
+}
 
 
 class LegacyLedger:

@@ -165,7 +165,7 @@ class LegacyDatabase:
                 try:
                     yield validated(frame)
                 except msgspec.ValidationError as error:
-                    problem = f"{self.label} has a row that cannot be adopted: {error}"
+                    problem = f"{self.label} has a row that cannot be adopted: it {error}"
                     raise InvalidArgument(problem) from error
 
     def _recognised(
