@@ -1,4 +1,4 @@
-"""The charges of killed agents as a picture: a coin for each charge, red for each too many."""
+"""The charges of killed agents as a picture: a coin for each charge, red for each that nobody wanted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {{height
   </style>
   <rect width="{WIDTH}" height="{{height}}" fill="#ffffff"/>
   <text class="title" x="16" y="30">{TITLE}</text>
-  <text class="small" x="16" y="50">green: the charge that was wanted; red: charges too many</text>
+  <text class="small" x="16" y="50">green: the charge that was wanted; red: charges nobody wanted</text>
 """
 
 
