@@ -4,7 +4,6 @@ checkpoints, on both databases: each is whole or has left nothing, and the next 
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import time
@@ -18,7 +17,6 @@ import holdfast.kernel.postgres  # Imported once, not in each of a thousand chil
 from holdfast.checkpoints.collecting import prunable, remove_versions
 from holdfast.checkpoints.heads import Head
 from holdfast.checkpoints.lines import SHIFT
-from holdfast.kernel.attempt import Point
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
@@ -319,25 +317,21 @@ def opened(place: dict[str, str], points: CrashPoints) -> holdfast.Store:
 
 def reference(place: dict[str, str], say: Say) -> None:
     """Say what every operation begins from and leads to, and how many places it passes."""
-    points = CrashPoints()
-    with opened(place, points) as store:
-        store.settle("nobody:1")
-        for number, step in enumerate(STEPS.values()):
+    for number, step in enumerate(STEPS.values()):
+        points = CrashPoints()
+        # What a connection has learnt from earlier operations saves it statements.
+        with opened(place, points) as store:
+            store.settle("nobody:1")
             family = Family(store, f"r{number}")
-            points.is_armed = False
             step.setup(family)
             family.look()
             before = shape(store, family.root)
             points.points.clear()
-            points.is_armed = True
             step.act(family)
             points.is_armed = False
             after = shape(store, family.root)
             assert before != after, "the shape must tell whether the step was taken"
-            commits = sum(
-                (point.boundary, point.moment) == ("commit", "after") for point in points.points
-            )
-            say(repr((boundaries(points), repr(before), repr(after), commits)))
+            say(repr((boundaries(points), repr(before), repr(after))))
 
 
 def boundaries(points: CrashPoints) -> list[int]:
@@ -363,25 +357,9 @@ def set_up(place: dict[str, str], name: str, roots: list[str], say: Say) -> None
             say(pickle.dumps(family.remembered()).hex())
 
 
-class AfterLastCommit(CrashPoints):
-    """Dies after a COMMIT; a new process may pass more places before it than the reference."""
-
-    def __init__(self, commits: int) -> None:
-        super().__init__()
-        self._commits = commits
-
-    def visit(self, point: Point) -> None:
-        if self.is_armed and (point.boundary, point.moment) == ("commit", "after"):
-            self._commits -= 1
-            if not self._commits:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die(
-    place: dict[str, str], name: str, root: str, remembered: str, die_at: int, commits: int | None
-) -> None:
+def die(place: dict[str, str], name: str, root: str, remembered: str, die_at: int) -> None:
     """Do one operation with what was remembered, and die at one of its places."""
-    points = CrashPoints(die_at) if commits is None else AfterLastCommit(commits)
+    points = CrashPoints(die_at)
     points.is_armed = False
     with opened(place, points) as store:
         family = Family(store, root)
@@ -401,20 +379,18 @@ def test_killed_at_every_point_all_or_nothing(
     status, lines = run(lambda say: reference(place, say))
     assert status == 0
     expected = dict(zip(STEPS, map(eval, lines), strict=True))
-    commits = {name: found[3] for name, found in expected.items()}
     killed: list[tuple[str, str, int]] = []
-    for number, (name, (places, *_)) in enumerate(expected.items()):
+    for number, (name, (places, _, _)) in enumerate(expected.items()):
         roots = [f"k{number}-{die_at}" for die_at in places]
         status, heads = run(lambda say: set_up(place, name, roots, say))  # noqa: B023
         assert status == 0
         for die_at, root, remembered in zip(places, roots, heads, strict=True):
-            last = commits[name] if die_at == places[-1] else None
-            status, _ = run(lambda _: die(place, name, root, remembered, die_at, last))  # noqa: B023
+            status, _ = run(lambda _: die(place, name, root, remembered, die_at))  # noqa: B023
             assert status == -signal.SIGKILL, f"{name}: {die_at} of {places[-1]}"
             killed.append((name, root, places[-1] - die_at))
     with holdfast.open(**place, durability="normal") as store:  # type: ignore[arg-type]
         for name, root, places_left in killed:
-            _, before, after, _ = expected[name]
+            _, before, after = expected[name]
             # The last place lies after COMMIT: only there the operation may be whole.
             found = repr(shape(store, root))
             assert found == (before if places_left else after), f"{name}, killed as {root}"

@@ -51,3 +51,11 @@ def _write(descriptor: int, line: str) -> None:
 def run(function: Callable[[Callable[[str], None]], None]) -> tuple[int, list[str]]:
     """Run a function in a child to its end."""
     return Child(function).wait()
+
+
+def stopped(function: Callable[[Callable[[str], None]], None]) -> Child:
+    """Start a process and return it when it has stopped itself."""
+    child = Child(function)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return child

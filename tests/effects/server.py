@@ -49,15 +49,20 @@ class Receiver:
         *,
         honours: bool = False,
         delay_seconds: float = 0.0,
+        is_held: bool = False,
         moment: Moment = lambda name: None,
     ) -> str:
-        """Do a thing and return its receipt; `moment` is called on the way."""
+        """Do a thing and return its receipt; `moment` is called on the way.
+
+        A request that is held is done when it is let go, whatever became of who sent it.
+        """
         request = {
             "what": what,
             "key": key,
             "place": place,
             "honours": honours,
             "delay_seconds": delay_seconds,
+            "is_held": is_held,
         }
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -84,10 +89,17 @@ class Receiver:
 
     def look(self, what: str) -> Seen:
         """Ask what was seen of a thing."""
+        return Seen(**self._ask({"look": what}))
+
+    def let_go(self, what: str) -> None:
+        """Have the requests for a thing done that are held; return when one was."""
+        self._ask({"let_go": what})
+
+    def _ask(self, question: dict[str, str]) -> Any:
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
-            connection.sendall(json.dumps({"look": what}).encode() + b"\n")
+            connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile() as lines:
-                return Seen(**json.loads(lines.readline()))
+                return json.loads(lines.readline())
 
 
 class _Server:
@@ -98,6 +110,8 @@ class _Server:
         self._had_intent: dict[str, list[bool]] = defaultdict(list)
         self._by_key: dict[str, str] = {}
         self._readers: dict[str, Callable[[str], bool]] = {}
+        self._may_go: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._was_done: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def serve(self, listening: socket.socket) -> None:
         server = await asyncio.start_server(self._answer, sock=listening)
@@ -121,8 +135,14 @@ class _Server:
                 "receipt": receipts[0] if receipts else None,
                 "had_intent": self._had_intent[request["look"]],
             }
+        if "let_go" in request:
+            self._may_go[request["let_go"]].set()
+            return await self._was_done[request["let_go"]].wait()
         await asyncio.sleep(request.get("delay_seconds", 0))
         what, key = request["what"], request["key"]
+        if request.get("is_held"):
+            await self._may_go[what].wait()
+            self._was_done[what].set()
         if request.get("honours") and key in self._by_key:
             return self._by_key[key]
         self._had_intent[what].append(self._has_intent(request["place"], what))

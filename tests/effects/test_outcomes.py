@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from holdfast import (
 )
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
+from tests.effects.test_processes import wait_for
 from tests.effects.world import World, abandoned
 
 
@@ -326,29 +326,42 @@ def test_an_effect_is_owned_until_its_outcome_is_recorded(
     """Somebody holds the tree for several lease lengths when the tool has just acted."""
     import psycopg
 
-    runs, owned = [], []
-    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+    runs: list[Future[None]] = []
+    clock, lease_seconds = VirtualClock(), 0.6
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace, "clock": clock}
+    waiting = (
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, %s) > 0"
+    )
     with (
         psycopg.connect(postgres_dsn) as other,
+        psycopg.connect(postgres_dsn, autocommit=True) as admin,
         holdfast.open(**place, busy_timeout_seconds=0.3) as store,
         holdfast.open(**place) as watching,
+        ThreadPoolExecutor(1) as beside,
     ):
         session = store.session("s")
 
-        def look() -> None:
-            time.sleep(1.5)
+        def expires_at() -> int:
             (effect,) = watching.effects(status="issued")
-            now_ms = holdfast.SystemClock().now_ms()
-            owned.append(effect.takeover_at is not None and effect.takeover_at > now_ms)
-            other.rollback()
+            return effect.lease_expires_at or 0
 
-        @holdfast.tool(lease_seconds=0.6, on_unknown="retry")
-        def act() -> int:
-            runs.append(1)
+        def look() -> None:
+            try:
+                wait_for(lambda: admin.execute(waiting, [namespace]).rowcount > 0)
+                for _ in range(6):
+                    before = expires_at()
+                    clock.advance(lease_seconds / 2)
+                    wait_for(lambda: expires_at() > before)  # noqa: B023
+            finally:
+                other.rollback()
+
+        @holdfast.tool(lease_seconds=lease_seconds, on_unknown="retry")
+        def act() -> Any:
+            runs.append(beside.submit(look))
             other.execute(f'SELECT 1 FROM "{namespace}".hf_trees FOR UPDATE')
-            threading.Thread(target=look).start()
-            return len(runs)
+            return "acted"
 
-        assert session.call(act).value == 1
+        assert session.call(act).value == "acted"
         assert session.call(act).replayed
-    assert (runs, owned) == ([1], [True])
+    (looked,) = runs
+    looked.result()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Landed, NotDone, NotLanded
+from holdfast import Landed, NotDone, NotLanded, VirtualClock
 from holdfast.kernel.attempt import Hooks, Trace
-from tests.crash.children import Child
+from tests.checkpoints.colours import sql
+from tests.crash.children import Child, stopped
 from tests.effects.cases import Outcome, told
 from tests.effects.server import Receiver
 from tests.effects.test_processes import wait_for
@@ -83,14 +83,6 @@ class Owner:
                 say(json.dumps(asdict(outcome)))
 
         return stopped(run)
-
-
-def stopped(run: Callable[[Say], None]) -> Child:
-    """Start a process and return it when it has stopped itself."""
-    child = Child(run)
-    _, status = os.waitpid(child.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    return child
 
 
 def wake(child: Child) -> Outcome:
@@ -161,13 +153,14 @@ def test_residual_risk_an_owner_frozen_inside_its_tool_acts_when_it_wakes(
         assert owner.call(store, owner.tool(verify=True)).receipt == f"{owner.what}#1"
 
 
-@pytest.mark.parametrize("settle_seconds", [2.5, 0.0], ids=["settled", "not settled"])
+@pytest.mark.parametrize("settle_seconds", [30, 0], ids=["settled", "not settled"])
 def test_a_request_in_flight_when_its_owner_dies_is_covered_by_the_settle_time(
-    place: dict[str, Any], receiver: Receiver, tmp_path: Path, settle_seconds: float
+    place: dict[str, Any], receiver: Receiver, tmp_path: Path, settle_seconds: int
 ) -> None:
     """Residual risk: without a settle time that is long enough, verify looks too early."""
-    what = name_of(tmp_path)
+    what, clock = name_of(tmp_path), VirtualClock()
     owner = Owner(place, receiver, what)
+    times: dict[str, Any] = {"lease_seconds": 10, "settle_seconds": settle_seconds}
 
     def die(say: Say) -> None:
         def moment(name: str) -> None:
@@ -175,18 +168,22 @@ def test_a_request_in_flight_when_its_owner_dies_is_covered_by_the_settle_time(
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def act(what: str, *, idempotency_key: str) -> None:
-            receiver.act(what, idempotency_key, place, delay_seconds=1.8, moment=moment)
+            receiver.act(what, idempotency_key, place, is_held=True, moment=moment)
 
-        rules: dict[str, Any] = {"lease_seconds": 0.2, "settle_seconds": settle_seconds}
-        with holdfast.open(**place) as store:
-            owner.call(store, holdfast.tool(name="act", effect="mutate", **rules)(act))
+        with holdfast.open(**place, clock=clock) as store:
+            owner.call(store, holdfast.tool(name="act", effect="mutate", **times)(act))
 
     assert Child(die).wait()[0] == -signal.SIGKILL
-    with holdfast.open(**place) as store:
-        times: Any = {"lease_seconds": 0.2, "settle_seconds": settle_seconds}
-        heir = owner.call(store, owner.tool(verify=True, **times))
-        assert heir.ended == "ok"
-        wait_for(lambda: receiver.look(what).count >= (1 if settle_seconds else 2))
+    clock.advance(20)
+    with holdfast.open(**place, clock=clock) as store:
+        tool = owner.tool(verify=True, **times)
+        if settle_seconds:
+            with pytest.raises(holdfast.InProgress):
+                store.session(what).call(tool, what=what, wait_seconds=0)
+            receiver.let_go(what)
+            clock.advance(settle_seconds)
+        assert owner.call(store, tool).ended == "ok"
+        receiver.let_go(what)
         attempts = store.effects(session=what)
         assert len(attempts) == receiver.look(what).count == (1 if settle_seconds else 2)
 
@@ -201,7 +198,7 @@ def test_the_zombie_of_a_driven_session_records_nothing_after_another_drives(
 
     def drive(say: Say) -> None:
         with holdfast.open(**place) as store:
-            driven = store.session(owner.what).drive("zombie", lease_seconds=LEASE_SECONDS)
+            driven = store.session(owner.what).drive("zombie", lease_seconds=600)
             tool = owner.tool(stops=True, **rules)
             outcome = told(lambda: driven.call(tool, what=owner.what))
             say(json.dumps(asdict(outcome)))
@@ -209,7 +206,7 @@ def test_the_zombie_of_a_driven_session_records_nothing_after_another_drives(
     zombie = stopped(drive)
     with holdfast.open(**place) as store:
         session = store.find_session(owner.what)
-        wait_for(lambda: (session.info().lease_expires_at or 0) < time.time() * 1000)
+        sql(store, "UPDATE hf_sessions SET lease_expires_at = 1 WHERE id = :id", id=owner.what)
         with session.drive("heir", lease_seconds=60) as heir:
             assert wake(zombie).ended == "LeaseLost"
             (effect,) = store.effects(session=owner.what)
@@ -222,81 +219,70 @@ def test_the_zombie_of_a_driven_session_records_nothing_after_another_drives(
     assert receiver.look(owner.what).count == 1
 
 
+def outlast(place: dict[str, Any], clock: VirtualClock, tool: holdfast.Tool[..., Any]) -> None:
+    """Let three lengths of a tool's lease pass, and make sure that nobody else gets its effect."""
+    with holdfast.open(**place, clock=clock) as store:
+        session = store.find_session("s")
+
+        def expires_at() -> int:
+            (effect,) = store.effects(session="s")
+            return effect.lease_expires_at or 0
+
+        for _ in range(6):
+            before = expires_at()
+            clock.advance(tool.lease_ms / 1000 / 2)
+            wait_for(lambda: expires_at() > before)  # noqa: B023
+            with pytest.raises(holdfast.InProgress):
+                session.call(tool, wait_seconds=0)
+
+
 class Long:
-    """A tool that runs for three lengths of its lease, and others who would like to have it."""
+    """A tool that runs for three lengths of its lease, while others would like to have it."""
 
     def __init__(self, place: dict[str, Any]) -> None:
         self.place = place
+        self.clock = VirtualClock()
         self.calls = 0
-        self.refused = 0
-        self.is_running = threading.Event()
-        self.has_ended = threading.Event()
 
-    def sleep(self) -> str:
+    def run(self) -> str:
         self.calls += 1
-        self.is_running.set()
-        time.sleep(LEASE_SECONDS * 3)
-        return "slept"
+        outlast(self.place, self.clock, self.tool(self.run))
+        return "ran"
 
-    async def sleep_async(self) -> str:
-        self.calls += 1
-        self.is_running.set()
-        await asyncio.sleep(LEASE_SECONDS * 3)
-        return "slept"
+    async def run_async(self) -> str:
+        return await asyncio.to_thread(self.run)
 
     async def block_the_loop(self) -> str:
-        return self.sleep()
+        return self.run()
 
     def tool(self, function: Callable[..., Any]) -> holdfast.Tool[..., Any]:
         rules: dict[str, Any] = {"effect": "mutate", "on_unknown": "retry"}
         return holdfast.tool(name="long", lease_seconds=LEASE_SECONDS, **rules)(function)
-
-    def crowd(self) -> None:
-        """Ask for the effect again and again while it runs; on its own the lease would end."""
-        assert self.is_running.wait(20)
-        with holdfast.open(**self.place) as store:
-            session = store.find_session("s")
-            while not self.has_ended.is_set():
-                try:
-                    result = session.call(self.tool(self.sleep), wait_seconds=0)
-                    assert result.replayed
-                except holdfast.InProgress:
-                    self.refused += 1
-                time.sleep(0.05)
-
-    def judge(self, store: holdfast.Store) -> None:
-        (effect,) = store.effects(session="s")
-        assert (effect.status, effect.result, effect.fence) == ("completed", "slept", 1)
-        assert (self.calls, self.refused > 3) == (1, True)
 
 
 @pytest.mark.parametrize("way", ["sync", "async", "async blocks", "sync in async"])
 def test_a_heartbeat_keeps_a_long_tool_owned(place: dict[str, Any], way: str) -> None:
     long = Long(place)
     functions: dict[str, Callable[..., Any]] = {
-        "async": long.sleep_async,
+        "async": long.run_async,
         "async blocks": long.block_the_loop,
     }
-    tool = long.tool(functions.get(way, long.sleep))
+    tool = long.tool(functions.get(way, long.run))
 
     async def in_a_loop() -> None:
-        async with await holdfast.aopen(**place) as store:
+        async with await holdfast.aopen(**place, clock=long.clock) as store:
             session = await store.session("s")
-            assert (await session.call(tool)).value == "slept"
+            assert (await session.call(tool)).value == "ran"
 
-    with holdfast.open(**place) as store:
+    with holdfast.open(**place, clock=long.clock) as store:
         session = store.session("s")
-        others = threading.Thread(target=long.crowd)
-        others.start()
-        try:
-            if way == "sync":
-                assert session.call(tool).value == "slept"
-            else:
-                asyncio.run(in_a_loop())
-        finally:
-            long.has_ended.set()
-            others.join()
-        long.judge(store)
+        if way == "sync":
+            assert session.call(tool).value == "ran"
+        else:
+            asyncio.run(in_a_loop())
+        (effect,) = store.effects(session="s")
+        assert (effect.status, effect.result, effect.fence) == ("completed", "ran", 1)
+    assert long.calls == 1
 
 
 class Slow:
@@ -311,7 +297,7 @@ class Slow:
 
     def act(self) -> Any:
         self.calls += 1
-        assert self.go.wait(60)
+        assert self.go.wait(120)
         return self._ends()
 
 
@@ -319,28 +305,23 @@ class Slow:
 def test_a_tool_that_timed_out_is_not_run_again_while_its_thread_lives(
     place: dict[str, Any], colour: str
 ) -> None:
-    slow = Slow(on_unknown="retry")
+    slow, clock = Slow(on_unknown="retry"), VirtualClock()
 
     async def call_async() -> holdfast.Result[Any]:
-        async with await holdfast.aopen(**place) as store:
+        async with await holdfast.aopen(**place, clock=clock) as store:
             session = await store.session("s")
             with pytest.raises(holdfast.InProgress, match="runs for more than"):
                 await session.call(slow.tool)
-            await asyncio.to_thread(check_meanwhile)
+            await asyncio.to_thread(outlast, place, clock, slow.tool)
             slow.go.set()
             return await session.call(slow.tool)
 
-    def check_meanwhile() -> None:
-        time.sleep(1.0)  # Three times its lease, and five times what it may take.
-        with holdfast.open(**place) as other, pytest.raises(holdfast.InProgress):
-            other.find_session("s").call(slow.tool, wait_seconds=0)
-
-    with holdfast.open(**place) as store:
+    with holdfast.open(**place, clock=clock) as store:
         session = store.session("s")
         if colour == "sync":
             with pytest.raises(holdfast.InProgress, match="runs for more than"):
                 session.call(slow.tool)
-            check_meanwhile()
+            outlast(place, clock, slow.tool)
             slow.go.set()
             result = session.call(slow.tool)
         else:
@@ -383,22 +364,24 @@ def test_what_a_thread_comes_to_after_another_took_over_is_kept_aside(
 
 
 def test_a_cancelled_async_tool_is_in_doubt(place: dict[str, Any], receiver: Receiver) -> None:
-    what = f"cancelled-{os.urandom(4).hex()}"
+    what, clock, sent = f"cancelled-{os.urandom(4).hex()}", VirtualClock(), asyncio.Event()
 
     async def act(what: str, *, idempotency_key: str) -> str:
-        return await receiver.act_async(what, idempotency_key, place, delay_seconds=0.5)
+        given: dict[str, Any] = {"is_held": True, "moment": lambda name: sent.set()}
+        return await receiver.act_async(what, idempotency_key, place, **given)
 
     def verify(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
         seen = receiver.look(arguments["what"])
         return Landed(seen.receipt) if seen.count else NotLanded()
 
     parks = holdfast.tool(name="act", effect="mutate")(act)
-    verifies = holdfast.tool(name="act", effect="mutate", settle_seconds=1.5, verify=verify)(act)
+    verifies = holdfast.tool(name="act", effect="mutate", settle_seconds=30, verify=verify)(act)
 
     async def cancel(store: holdfast.AsyncStore, tool: Any, id: str) -> Any:
         session = await store.session(id)
         task = asyncio.ensure_future(session.call(tool, what=id))
-        await asyncio.sleep(0.2)
+        await sent.wait()
+        sent.clear()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -407,18 +390,22 @@ def test_a_cancelled_async_tool_is_in_doubt(place: dict[str, Any], receiver: Rec
         return session
 
     async def main() -> None:
-        async with await holdfast.aopen(**place) as store:
+        async with await holdfast.aopen(**place, clock=clock) as store:
             session = await cancel(store, parks, f"{what} parked")
             with pytest.raises(holdfast.Unresolved):
                 await session.call(parks, what=session.id)
-            # Its request is under way still: a look at once would find nothing.
             session = await cancel(store, verifies, what)
+            # Its request is under way still: a look at once would find nothing.
+            with pytest.raises(holdfast.InProgress):
+                await session.call(verifies, what=what, wait_seconds=0)
+            await asyncio.to_thread(receiver.let_go, what)
+            clock.advance(30)
             result = await session.call(verifies, what=what)
             assert (result.value, result.replayed) == (f"{what}#1", True)
 
     asyncio.run(main())
-    wait_for(lambda: receiver.look(f"{what} parked").count == 1)
-    assert receiver.look(what).count == 1
+    receiver.let_go(f"{what} parked")
+    assert receiver.look(f"{what} parked").count == receiver.look(what).count == 1
 
 
 def test_a_cancelled_sync_tool_is_waited_for_and_recorded(place: dict[str, Any]) -> None:
