@@ -1,4 +1,4 @@
-"""The charges of killed agents as a picture: a coin for each charge, red for each that nobody wanted."""
+"""The charges of killed agents as a picture: a coin each, red for those nobody wanted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .measure import Table
 
 CHARGES, KILLS, FINISHED = "charges", "kills", "finished"
 WIDTH, ROW, NAMES, COIN = 760, 30, 250, 32
+LEGEND = "green: the charge that was wanted; red: charges nobody wanted"
 TITLE = "The same agent, killed right after its charge and run again"
 HEAD = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {{height}}"
     font-family="system-ui, sans-serif" font-size="14">
@@ -22,7 +23,7 @@ HEAD = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {{height
   </style>
   <rect width="{WIDTH}" height="{{height}}" fill="#ffffff"/>
   <text class="title" x="16" y="30">{TITLE}</text>
-  <text class="small" x="16" y="50">green: the charge that was wanted; red: charges nobody wanted</text>
+  <text class="small" x="16" y="50">{LEGEND}</text>
 """
 
 
