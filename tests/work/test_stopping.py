@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import LeaseLost, Submission, WorkCancelled, Worker
+from holdfast import LeaseLost, Submission, VirtualClock, WorkCancelled, Worker
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
-from tests.work.working import SECONDS_MAX, ended, opened, running, until
+from tests.work.working import SECONDS_MAX, ended, opened, running, unhurried, until
 
 
 @both_colours
@@ -30,7 +30,7 @@ async def test_a_worker_that_is_stopped_before_it_runs_takes_nothing(subject: Su
 
 @both_colours
 async def test_a_cancellation_reaches_the_running_handler(subject: Subject) -> None:
-    store = await opened(subject)
+    store = await opened(subject, clock=VirtualClock())
     started, heard = threading.Event(), []
 
     def plain(item: Any) -> None:
@@ -53,21 +53,22 @@ async def test_a_cancellation_reaches_the_running_handler(subject: Subject) -> N
             raise
 
     handlers = {"plain": plain, "asynchronous": asynchronous}
-    async with running(store, handlers, lease_seconds=1.5) as worker:
-        for name in handlers:
-            started.clear()
-            item = await done(store.work.submit(name))
-            await asyncio.to_thread(started.wait, SECONDS_MAX)
-            assert await done(store.work.cancel(item.id)) == "in_progress"
-            item = await ended(store, item.id)
-            assert (item.status, item.retry_count) == ("cancelled", 0)
+    with unhurried():
+        async with running(store, handlers, lease_seconds=0.6) as worker:
+            for name in handlers:
+                started.clear()
+                item = await done(store.work.submit(name))
+                await asyncio.to_thread(started.wait, SECONDS_MAX)
+                assert await done(store.work.cancel(item.id)) == "in_progress"
+                item = await ended(store, item.id)
+                assert (item.status, item.retry_count) == ("cancelled", 0)
     assert heard == [True, True]
     assert worker.counts == {"cancelled": 2}
 
 
 @both_colours
 async def test_a_cancelled_session_stops_the_handlers_of_its_items(subject: Subject) -> None:
-    store = await opened(subject)
+    store = await opened(subject, clock=VirtualClock())
     session = await done(store.session("s"))
     started, told = threading.Event(), threading.Event()
 
@@ -80,10 +81,11 @@ async def test_a_cancelled_session_stops_the_handlers_of_its_items(subject: Subj
         item.session.save(late=True)
 
     item = await done(store.work.submit("t", session=session))
-    async with running(store, {"t": handler}, lease_seconds=1.5) as worker:
-        await asyncio.to_thread(started.wait, SECONDS_MAX)
-        await done(session.cancel())
-        assert await asyncio.to_thread(told.wait, SECONDS_MAX)
+    with unhurried():
+        async with running(store, {"t": handler}, lease_seconds=0.6) as worker:
+            await asyncio.to_thread(started.wait, SECONDS_MAX)
+            await done(session.cancel())
+            assert await asyncio.to_thread(told.wait, SECONDS_MAX)
     assert (await done(store.work.get(item.id))).status == "cancelled"
     assert worker.counts == {"lost": 1}
     assert (await done(session.latest())).channels == {}

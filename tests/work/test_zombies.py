@@ -14,9 +14,10 @@ import pytest
 
 import holdfast
 from holdfast import Worker
+from tests.checkpoints.colours import sql
 from tests.work.fleet import Fleet, read_lines, wait_until, write_line
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 600.0
 NAME = "the same name for all"
 
 
@@ -151,6 +152,7 @@ def test_a_zombie_writes_nothing(
                 return True
 
             stop(zombie, is_usable)
+            sql(store, "UPDATE hf_work SET lease_expires_at = 1 WHERE id = :id", id=id)
             fleet.start("successor", place, said)
             wait_until(lambda: store.work.get(id).status == "completed")
             before = (store.work.get(id).to_dict(), versions(store), effects(store))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import holdfast
 from holdfast import Worker
@@ -37,6 +38,13 @@ async def until(look: Callable[[], Any], is_wanted: Callable[[Any], bool]) -> An
         assert time.monotonic() < deadline, f"it took too long: {found!r}"
         await asyncio.sleep(0.01)
     return found
+
+
+@contextlib.contextmanager
+def unhurried() -> Iterator[None]:
+    """Let no holder give its lease up by itself, however long the machine stands still."""
+    with mock.patch("holdfast.leases.SELF_FENCE_SHARE", -1000.0):
+        yield
 
 
 @contextlib.asynccontextmanager
