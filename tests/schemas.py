@@ -79,5 +79,7 @@ def next_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         example = schema.Migration(number, "example", NEXT)
         patched.setattr(schema, "later_migrations", lambda: iter([example]))
         schema.migrations.cache_clear()
-        yield number
-    schema.migrations.cache_clear()
+        try:
+            yield number
+        finally:
+            schema.migrations.cache_clear()

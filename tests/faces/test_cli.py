@@ -13,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -47,6 +48,13 @@ Run = Callable[..., Result]
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("HOLDFAST_")}
     return {**kept, **changes}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory on a disk, because `doctor` warns of a store in memory."""
+    with TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture
