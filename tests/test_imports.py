@@ -10,7 +10,7 @@ import pytest
 
 CORE = {
     "holdfast", "apsw", "msgspec", "typer", "rich", "click", "shellingham",
-    "annotated_doc", "pygments", "markdown_it", "mdurl", "typing_extensions",
+    "annotated_doc", "pygments", "markdown_it", "mdurl", "typing_extensions", "xxhash",
 }  # fmt: skip
 EXTRAS = {
     "psycopg", "fastapi", "starlette", "uvicorn", "jinja2", "mcp", "nats", "redis",
@@ -64,7 +64,7 @@ def test_only_the_core_is_loaded(code: str, capsys: pytest.CaptureFixture[str]) 
 def test_the_package_alone_loads_neither_the_command_line_nor_rich() -> None:
     modules, _ = loaded_by("import holdfast")
     packages = {name.partition(".")[0] for name in modules}
-    core = {"holdfast", "apsw", "msgspec", "typing_extensions"}
+    core = {"holdfast", "apsw", "msgspec", "typing_extensions", "xxhash"}
     assert packages - sys.stdlib_module_names <= core
     assert not any(name.startswith("holdfast.cli") for name in modules)
 

@@ -9,11 +9,11 @@ big-endian bytes. A *record* is a body with a header:
     byte 0        0xC1, which no MessagePack starts with
     byte 1        format version, 1
     byte 2        flags: 1 = zstd, 2 = encrypted
-    bytes 3-18    the first 16 bytes of SHA-256 over bytes 0-2, the context and the rest
+    bytes 3-18    XXH3-128 over bytes 0-2, the context and the rest
     bytes 19-     the body, compressed first, then encrypted
 
 The context names the place of a record (table, row, version), hashed as a MessagePack list of text.
-It is not stored: a record that was moved to another place does not open. The digest finds damage;
+It is not stored: a record that was moved to another place does not open. The checksum finds damage;
 only a cipher stops a forger, whose records would still load as plain data and never as code.
 
 The *canonical form* is a body whose text, keys included, is in Unicode normal form C and whose keys
@@ -34,6 +34,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
+from xxhash import xxh3_128
 
 from . import plain
 from .errors import CorruptRecord, InvalidArgument, InvalidValue, StoreError
@@ -42,7 +43,7 @@ _MAGIC: Final = 0xC1
 _VERSION: Final = 1
 _ZSTD: Final = 1
 _ENCRYPTED: Final = 2
-_DIGEST_AT: Final = 3
+_CHECKSUM_AT: Final = 3
 _BODY_AT: Final = 19
 _HEADERS: Final = tuple(bytes((_MAGIC, _VERSION, flags)) for flags in range(4))
 _INTEGER_EXTENSION: Final = 1
@@ -222,7 +223,7 @@ class Codec:
         bound = header + _encoder.encode(context)
         if self._cipher:
             body = self._cipher.encrypt(body, bound)
-        return b"".join((header, _digest16(bound, body), body))
+        return b"".join((header, _checksum(bound, body), body))
 
     def unseal(self, record: bytes, *, context: tuple[str, ...] = ()) -> bytes:
         """Return the body of an intact record; CorruptRecord if it is damaged or was moved.
@@ -243,9 +244,9 @@ class Codec:
                 f"has format version {version} and this Holdfast reads version {_VERSION}: a newer "
                 "Holdfast wrote it (upgrade), or it is damaged",
             )
-        bound = record[:_DIGEST_AT] + _encoder.encode(context)
-        if _digest16(bound, body) != record[_DIGEST_AT:_BODY_AT]:
-            raise _corrupt(context, "does not match its digest: it is damaged, or was moved here")
+        bound = record[:_CHECKSUM_AT] + _encoder.encode(context)
+        if _checksum(bound, body) != record[_CHECKSUM_AT:_BODY_AT]:
+            raise _corrupt(context, "does not match its checksum: it is damaged, or was moved here")
         if flags >= len(_HEADERS):
             raise _corrupt(context, f"has unknown flags {flags:#04x}: a newer Holdfast wrote it")
         if flags & _ENCRYPTED:
@@ -491,10 +492,10 @@ def _zstd() -> _Zstd:
     return _Zstd()
 
 
-def _digest16(bound: bytes, body: bytes | memoryview) -> bytes:
-    digest = sha256(bound)
-    digest.update(body)
-    return digest.digest()[:16]
+def _checksum(bound: bytes, body: bytes | memoryview) -> bytes:
+    checksum = xxh3_128(bound)
+    checksum.update(body)
+    return checksum.digest()
 
 
 def _corrupt(context: tuple[str, ...], problem: str) -> CorruptRecord:

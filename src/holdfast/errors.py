@@ -180,7 +180,7 @@ class WorkCancelled(HoldfastError):
 
 
 class CorruptRecord(HoldfastError):
-    """A stored record is damaged: its digest does not match its bytes."""
+    """A stored record is damaged: its checksum does not match its bytes."""
 
     exit_code = 7
 
