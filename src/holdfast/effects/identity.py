@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,6 @@ from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows
 from .rows import Identity, Request
 
-BLOCK_BYTES = 64
 GLOBAL = "global"
 SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
 LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
@@ -103,20 +102,7 @@ def _hash(salt: bytes, limits: Limits, value: Any, name: str) -> str:
 
 def _hash_form(salt: bytes, form: bytes) -> str:
     """Return the HMAC-SHA-256 of a canonical form."""
-    inner, outer = _halves(salt)
-    inner, outer = inner.copy(), outer.copy()
-    inner.update(form)
-    outer.update(inner.digest())
-    return str(outer.hexdigest())
-
-
-@functools.lru_cache(maxsize=16)
-def _halves(salt: bytes) -> tuple[Any, Any]:
-    """Return what both hashes of an HMAC (RFC 2104) start with; it is more than half their work."""
-    key = hashlib.sha256(salt).digest() if len(salt) > BLOCK_BYTES else salt
-    key = key.ljust(BLOCK_BYTES, b"\0")
-    inner, outer = (bytes(byte ^ pad for byte in key) for pad in (0x36, 0x5C))
-    return hashlib.sha256(inner), hashlib.sha256(outer)
+    return hmac.digest(salt, form, "sha256").hex()
 
 
 class Past:
