@@ -338,9 +338,10 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
 class Workers:
     """Worker processes started from a folder with a module of handlers."""
 
-    def __init__(self, place: dict[str, str], folder: Path) -> None:
+    def __init__(self, place: dict[str, str], store: holdfast.Store, folder: Path) -> None:
         self.folder = folder
         self._place = place
+        self._store = store
         self._processes: list[subprocess.Popen[str]] = []
         (folder / "mails.py").write_text(HANDLERS)
 
@@ -365,6 +366,9 @@ class Workers:
     def began(self) -> int:
         return len(list(self.folder.glob("began-*")))
 
+    def held(self) -> int:
+        return len(self._store.work.list(status="in_progress"))
+
     def close(self) -> None:
         for process in self._processes:
             if process.poll() is None:
@@ -374,7 +378,7 @@ class Workers:
 
 @pytest.fixture
 def workers(place: dict[str, str], store: holdfast.Store, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(place, tmp_path)
+    made = Workers(place, store, tmp_path)
     yield made
     made.close()
 
@@ -400,9 +404,9 @@ def test_sigterm_drains_and_spends_no_retry(
     """In both colours: what runs is finished, what waits is given back."""
     ids = [item.id for item in store.work.submit_many([holdfast.Submission("t")] * 5)]
     process = workers.start(handlers, "--concurrency=2", "--prefetch=3", "--instance=one")
-    workers.wait_for(lambda: workers.began() == 2)
+    workers.wait_for(lambda: workers.began() == 2 and workers.held() == 5)
     process.send_signal(signal.SIGTERM)
-    workers.wait_for(lambda: len(store.work.list(status="pending")) == 3)
+    workers.wait_for(lambda: workers.held() == 2)
     (workers.folder / "go").touch()
     output, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, errors
@@ -421,20 +425,21 @@ def test_sigterm_drains_and_spends_no_retry(
 def test_a_second_signal_stops_at_once(
     store: holdfast.Store, workers: Workers, handlers: str, second: signal.Signals
 ) -> None:
-    ids = [item.id for item in store.work.submit_many([holdfast.Submission("t")] * 2)]
-    process = workers.start(handlers, "--concurrency=2", "--drain=600")
-    workers.wait_for(lambda: workers.began() == 2)
+    ids = [item.id for item in store.work.submit_many([holdfast.Submission("t")] * 3)]
+    process = workers.start(handlers, "--concurrency=2", "--prefetch=1", "--drain=600")
+    workers.wait_for(lambda: workers.began() == 2 and workers.held() == 3)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    # It has heard the first when it gives back what it had not begun.
+    workers.wait_for(lambda: workers.held() == 2)
     assert process.poll() is None
     process.send_signal(second)
     output, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 130, errors
-    assert output == "Stopped: 2 released.\n"
+    assert output == "Stopped: 3 released.\n"
     items = [store.work.get(id) for id in ids]
     assert [(each.status, each.retry_count, each.releases) for each in items] == [
         ("pending", 0, 1)
-    ] * 2
+    ] * 3
 
 
 def test_what_outlasts_the_drain_is_given_back(store: holdfast.Store, workers: Workers) -> None:

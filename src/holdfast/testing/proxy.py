@@ -155,7 +155,7 @@ class PostgresProxy:
         self._call(self._set_flowing(True))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _set_flowing(self, flowing: bool) -> None:
         if flowing:
@@ -171,6 +171,11 @@ class PostgresProxy:
         if self._reopening is not None:
             self._reopening.cancel()
         if self._listener is not None:
+            for listening in self._listener.sockets:
+                self._loop.remove_reader(listening.fileno())
+            # What was accepted is given to its task before: nobody else would close it.
+            for _ in range(5):
+                await asyncio.sleep(0)
             self._listener.close()
         if seconds is not None:
             self._reopening = asyncio.create_task(self._listen(seconds))
@@ -184,13 +189,12 @@ class PostgresProxy:
             link.reset()
 
     async def _shut_down(self) -> None:
+        await self._refuse(None)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         await self._reset_links()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(self, reader, writer)
