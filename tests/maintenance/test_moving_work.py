@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.cli.app import run
 from holdfast.kernel.operation import rows
 from holdfast.portable import frames as format
 from holdfast.spend import LIST
@@ -110,21 +112,71 @@ def test_moving_cancels_what_stays_behind(place: Any, other: Any, file: Path) ->
         assert target.work.get(ids["pending"]).waits_for == "review"
 
 
-def test_a_tree_that_was_written_to_meanwhile_stays(
-    place: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def written(place: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that names sessions to be written to once, when an export is whole."""
+    ended = format.ExportWriter.end
+    waiting: list[str] = []
+
+    def end(self: format.ExportWriter) -> None:
+        ended(self)
+        with open_at(place) as store:
+            while waiting:
+                store.find_session(waiting.pop()).save(late=True)
+
+    monkeypatch.setattr(format.ExportWriter, "end", end)
+    return waiting.extend
+
+
+def move_all(place: Any, file: Path) -> None:
+    with open_at(place) as store:
+        store.export(file, move=True)
+
+
+def move_all_async(place: Any, file: Path) -> None:
+    async def move() -> None:
+        async with await holdfast.aopen(**place) as store:
+            await store.export(file, move=True)
+
+    asyncio.run(move())
+
+
+@pytest.mark.parametrize("move", [move_all, move_all_async])
+def test_no_tree_is_moved_if_one_was_written_to_meanwhile(
+    place: Any, file: Path, written: Any, move: Any
 ) -> None:
     with open_at(place) as store:
-        fill(store)
-        ended = format.ExportWriter.end
-
-        def end(self: format.ExportWriter) -> None:
-            ended(self)
-            store.find_session("c").save(late=True)
-
-        monkeypatch.setattr(format.ExportWriter, "end", end)
-        with pytest.raises(holdfast.SessionBusy, match="written to while it was exported"):
-            store.export(file, move=True)
+        ids = fill(store)
+        for name in ("a", "t", "z"):
+            store.session(name).save(a=1)
+        written(["c", "t"])
+        with pytest.raises(holdfast.SessionBusy) as raised:
+            move(place, file)
+        assert str(raised.value) == (
+            "2 trees were written to during the export: 's', 't'. Nothing was moved, and no file "
+            "was left: every tree goes on here. Stop what drives them and export again"
+        )
         assert {info.status for info in store.sessions()} == {"active"}
+        assert store.work.get(ids["pending"]).status == "pending"
+        assert list(file.parent.glob("sessions*")) == []
+        assert store.export(file, move=True).moved == ("a", "s", "t", "z")
+        assert {info.status for info in store.sessions()} == {"cancelled"}
+
+
+def test_the_command_line_names_the_trees_that_were_written_to(
+    place: Any, file: Path, written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [option for name, value in place.items() for option in (f"--{name}", value)]
+    with open_at(place) as store:
+        store.session("a").save(a=1)
+        store.session("b").save(a=1)
+    written(["b"])
+    command = ["checkpoints", "export", str(file), "--move", *options]
+    assert run(command) == holdfast.SessionBusy.exit_code
+    said = capsys.readouterr().err
+    assert "1 tree was written to during the export: 'b'. Nothing was moved" in said
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["moved"] == ["a", "b"]
 
 
 def test_the_async_store_moves_too(place: Any, other: Any, file: Path) -> None:

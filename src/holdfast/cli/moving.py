@@ -59,9 +59,8 @@ def export_sessions(
         f"{exported.path} ({decimal(exported.bytes)})."
     )
     if move:
-        say(
-            f"Cancelled {len(exported.moved):,} trees here; their work goes on where you import it."
-        )
+        trees = plural(len(exported.moved), "tree")
+        say(f"Cancelled {trees} here; the work goes on where you import it.")
 
 
 def import_export(

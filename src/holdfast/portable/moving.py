@@ -16,12 +16,15 @@ from ..kernel.newfile import new_file
 from ..kernel.operation import Call, Lock, Op, one, operation, rows
 from ..kernel.outside import require_own
 from ..sessions.ops import SessionOps
+from ..words import plural
 from .checking import check
 from .exporting import Exporter, Written
 from .frames import ExportFile, ExportWriter, Source
 from .importing import Importer, already_there
 from .legacy import LegacyDatabase
 
+# So many of the trees that cannot be moved are named in the message.
+NAMED_MAX = 10
 POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
 ROOTS = "SELECT id, number FROM hf_sessions WHERE id = :root_id"
 
@@ -69,8 +72,8 @@ class PortableOps:
         A session brings its whole tree, the trees it was forked from, and their effects, work items
         and spend. With a cipher the file is encrypted. Nothing is left behind if it fails.
 
-        `move` then cancels each tree here, with its items, in a transaction of its own; SessionBusy
-        names a tree that was written to meanwhile, which goes on here.
+        `move` then cancels the trees here, with their items, in one transaction. SessionBusy names
+        those that were written to meanwhile: all go on here, and the file is removed.
         """
         require_own(self.driver, "export")
         ids = None if sessions is None else _ids(sessions)
@@ -79,24 +82,28 @@ class PortableOps:
         positions: dict[str, int] = written[1]
         if not move:
             return exported
-        for root_id, position in positions.items():
-            yield from perform(PortableOps._leave, self, root_id, position)
+        try:
+            yield from perform(PortableOps._leave, self, positions)
+        except SessionBusy:
+            yield from invoke(os.unlink, exported.path)
+            raise
         return replace(exported, moved=tuple(positions))
 
     @operation
-    def _leave(self, root_id: str, position: int) -> Op[None]:
-        """Cancel a tree that was exported at a position, unless something was written since."""
-        yield Lock(root_id)
-        tree = yield from one(POSITION, root_id=root_id)
-        if tree is None or tree["position"] != position:
-            raise SessionBusy(
-                f"tree {root_id!r} was written to while it was exported: it goes on here, and what "
-                "the file has of it is older. Stop what drives it and export it again",
-                session_id=root_id,
-            )
-        for row in (yield from rows(ROOTS, root_id=root_id)):
-            handle = self._session(row["id"], row["number"], root_id, None)
-            yield from SessionOps.cancel(handle)
+    def _leave(self, positions: dict[str, int]) -> Op[None]:
+        """Cancel trees that were exported at a position, unless one was written to since."""
+        changed = []
+        for root_id, position in sorted(positions.items()):
+            yield Lock(root_id)
+            tree = yield from one(POSITION, root_id=root_id)
+            if tree is None or tree["position"] != position:
+                changed.append(root_id)
+        if changed:
+            raise _written_to(changed)
+        for root_id in sorted(positions):
+            for row in (yield from rows(ROOTS, root_id=root_id)):
+                handle = self._session(row["id"], row["number"], root_id, None)
+                yield from SessionOps.cancel(handle)
 
     @flow
     def import_sessions(
@@ -134,6 +141,19 @@ class PortableOps:
         arguments = (self.driver, self.codec, mark, read)
         imported: Imported = yield from invoke(_import, *arguments, store_keys=True)
         return imported
+
+
+def _written_to(root_ids: list[str]) -> SessionBusy:
+    names = ", ".join(map(repr, root_ids[:NAMED_MAX]))
+    if len(root_ids) > NAMED_MAX:
+        names += f" and {len(root_ids) - NAMED_MAX} more"
+    was = "was" if len(root_ids) == 1 else "were"
+    return SessionBusy(
+        f"{plural(len(root_ids), 'tree')} {was} written to during the export: {names}. Nothing was "
+        "moved, and no file was left: every tree goes on here. Stop what drives them and export "
+        "again",
+        session_ids=root_ids,
+    )
 
 
 def _ids(sessions: Iterable[object]) -> list[str]:
