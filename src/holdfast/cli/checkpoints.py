@@ -196,6 +196,10 @@ def rewind(
     _show_effects("Not undone; equal calls get their results", [*cannot, *written.not_undone])
     doubt = with_place("it was under way; `holdfast effects show` says what to do", url, namespace)
     _show_effects("In doubt", [(effect, doubt) for effect in written.in_flight])
+    _show_effects(
+        "Given up; equal calls get their failure",
+        [(effect, "nobody knows whether it happened") for effect in written.given_up],
+    )
 
 
 def _show_effects(
@@ -210,7 +214,7 @@ def _show_effects(
 
 def _rewound_data(rewound: Rewound) -> dict[str, Any]:
     fields = checkpoint_data(rewound)
-    for name in ("undone", "irreversible", "in_flight"):
+    for name in ("undone", "irreversible", "in_flight", "given_up"):
         fields[name] = list(map(effect_data, getattr(rewound, name)))
     fields["not_undone"] = [
         {**effect_data(effect), "why": why} for effect, why in rewound.not_undone

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..codec import Limits
 from ..kernel.operation import Op, Query, Row, batch, rows
@@ -75,6 +75,17 @@ def find(
     return Found(row, newest, bool(own), is_own, past)
 
 
+def find_call(number: int, session_id: str, call_id: str) -> Op[Row | None]:
+    """Return the row of a call that counts in a session's history, known by its id alone."""
+    past = yield from read_past(number)
+    for scope, is_held in _scopes(past, scope_of(session_id)):
+        found = yield from rows(BY_CALL, scope=scope, call_id=call_id, limit=PAST_ROWS_MAX)
+        for row in found:
+            if is_held(row) and _counts(row):
+                return row
+    return None
+
+
 def is_latest(wanted: Wanted, found: Found) -> Op[bool]:
     """Whether nothing has been written since the row that was found."""
     assert found.row is not None
@@ -101,19 +112,23 @@ def _in_the_past(
     """Return a call's own rows and those of equal calls in a history of several parts."""
     request = wanted.request
     is_of_session = request.policy in {"session", "latest", "call"}
-    keys = [] if newest is None else [newest["key"]]
-    places = [(wanted.identity.scope, keys, past.holds)]
-    for origin in () if request.chain_id else past.origins:
-        known = salts.of(wanted.belief, request) if is_of_session else ()
-        scope = scope_of(origin[0])
-        there = [key_within(salt, limits, scope, request) for salt in known]
-        places.append((scope, there, functools.partial(past.holds_of_origin, origin)))
+    known = salts.of(wanted.belief, request) if is_of_session else ()
     own: list[Row] = []
     equal: list[Row] = []
-    for scope, keys, is_held in places:
+    scopes = _scopes(past, wanted.identity.scope)
+    for place, (scope, is_held) in enumerate(scopes[:1] if request.chain_id else scopes):
+        keys = [key_within(salt, limits, scope, request) for salt in known] if place else []
+        if not place and newest is not None:
+            keys = [newest["key"]]
         if request.call_id is not None:
             call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
             own += filter(is_held, (yield from rows(BY_CALL, **call)))
         for key in keys:
             equal += filter(is_held, (yield from rows(BY_KEY, key=key, limit=PAST_ROWS_MAX)))
     return own, equal
+
+
+def _scopes(past: Past, own: str) -> list[tuple[str, Callable[[Row], bool]]]:
+    """Return where the calls of a history count, the session's own first, and which rows do."""
+    origins = [(scope_of(each[0]), partial(past.holds_of_origin, each)) for each in past.origins]
+    return [(own, past.holds), *origins]

@@ -182,7 +182,7 @@ def lineage_at(number: int, id: str, version: int) -> Op[str]:
 
 
 def read_past(number: int) -> Op[Past]:
-    """Return what a session's history holds; to be asked for when it was rewound or forked."""
+    """Return what a session's history holds; all that it ever did, unless rewound or forked."""
     session = yield from one(LINEAGE, number=number)
     if session is None:
         return Past(number, [], [], {})

@@ -25,13 +25,13 @@ from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from .calls import Calling, Result, known_result, prepare, require_call_id
 from .doubt import ask_about, landed
-from .identity import scope_of
+from .finding import find_call
+from .identity import Past, read_past
 from .issued import Replay
 from .ledger import Ledger
 from .once import ONCE_SECONDS, once_of, require_key, tool_of
 from .rows import (
     ABANDONED,
-    BY_CALL,
     BY_ID,
     OF_SESSION,
     SELECT,
@@ -151,7 +151,8 @@ class SessionEffects(Generic[I_co]):
         """Return a call that any process began under this id, to record its outcome from here.
 
         Take it before the tool runs: if another steps in, what is recorded here then raises
-        LeaseLost. A Replay if it is completed; NotFound if it was never begun.
+        LeaseLost. A Replay if it is completed; NotFound if the session's history has no such call:
+        none was begun, it was undone, or a rewind left it behind and an equal one may run again.
         """
         require_call_id(call_id)
         row = yield from perform(SessionEffects._call, self, call_id)
@@ -161,7 +162,7 @@ class SessionEffects(Generic[I_co]):
 
     @query
     def _call(self, call_id: str) -> Op[Row]:
-        found = yield from one(BY_CALL, scope=scope_of(self.id), call_id=call_id, limit=1)
+        found = yield from find_call(self.number, self.id, call_id)
         if found is None:
             raise NotFound(f"session {self.id} has no call {call_id!r}", id=call_id)
         return found
@@ -189,16 +190,26 @@ class SessionEffects(Generic[I_co]):
     def pending(self) -> Op[list[Effect]]:
         """Return the calls whose outcome was not recorded yet, oldest first.
 
-        Their owners may be at work, or dead: `takeover_at` is when another may take over.
+        Their owners may be at work, or dead: `takeover_at` is when another may take over. A fork
+        has those of the sessions it was forked from that came before it.
         """
+        past = yield from read_past(self.number)
         found = yield from rows(PENDING, session_number=self.number, session_id=self.id)
-        return [self.ledger.effect(row) for row in found]
+        found = [row for row in found if past.holds(row)]
+        found += yield from _inherited(past, PENDING)
+        return [self.ledger.effect(row) for row in sorted(found, key=_by_number)]
 
     @query
     def unresolved(self) -> Op[list[Effect]]:
-        """Return the effects of the session that nobody knows the outcome of, oldest first."""
+        """Return the effects that nobody knows the outcome of, oldest first.
+
+        A fork has those of the sessions it was forked from that came before it: they block its
+        equal calls too.
+        """
+        past = yield from read_past(self.number)
         found = yield from rows(IN_DOUBT, session_number=self.number, session_id=self.id)
-        return [self.ledger.effect(row) for row in found]
+        found += yield from _inherited(past, IN_DOUBT)
+        return [self.ledger.effect(row) for row in sorted(found, key=_by_number)]
 
     @query
     def recent_calls(self, limit: int = 10) -> Op[list[Effect]]:
@@ -488,6 +499,19 @@ def place_of(session: Any) -> Place | None:
     if not isinstance(session, SessionEffects):
         raise InvalidArgument(f"session must be a session, not {type(session).__name__}")
     return session._place()
+
+
+def _inherited(past: Past, sql: str) -> Op[list[Row]]:
+    """Return rows of the sessions that a session was forked from, as far as it has them."""
+    found: list[Row] = []
+    for id, number in past.origins:
+        there = yield from rows(sql, session_number=number, session_id=id)
+        found += (row for row in there if past.holds_of_origin((id, number), row))
+    return found
+
+
+def _by_number(row: Row) -> int:
+    return int(row["number"])
 
 
 def _condition(name: str) -> str:
