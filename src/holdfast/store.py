@@ -34,7 +34,7 @@ from .kernel.operation import (
     operation,
     query,
 )
-from .kernel.schema import read_store_id
+from .kernel.schema import read_now_ms, read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse
 from .leases import Kept, default_holder
@@ -69,6 +69,11 @@ class StoreOps:
     def store_id(self) -> Op[str]:
         """Return the id that this store was given when it was made."""
         return (yield from read_store_id())
+
+    @query
+    def now_ms(self) -> Op[int]:
+        """Return the store's time in milliseconds UTC, which decides leases and deadlines."""
+        return (yield from read_now_ms())
 
     @query
     def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:

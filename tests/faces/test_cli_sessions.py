@@ -208,9 +208,12 @@ def test_sessions_end_cancel_and_delete(filled: Any, quick: Run) -> None:
         "status": "failed",
     }
     again = quick("sessions", "end", "long-session")
-    assert (again.returncode, again.stderr) == (
-        4, "Error: session long-session is failed; open it with reopen=True to go on\n",
-    )  # fmt: skip
+    assert again.returncode == 4
+    suggested = "`holdfast sessions reopen long-session --url [^`]*` makes it active again"
+    assert re.fullmatch(f"Error: session long-session is failed; {suggested}\n", again.stderr)
+    assert lines(quick("sessions", "reopen", "long-session")) == ["Session long-session is active."]
+    reopened = data(quick("sessions", "reopen", "long-session", "--json"))
+    assert reopened == {"session_id": "long-session", "status": "active"}
     busy = quick("sessions", "delete", "root-session", "--yes")
     assert busy.returncode == 4
     assert "is active; end it first, or delete with --force" in busy.stderr
@@ -506,8 +509,11 @@ def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["sessions", "nope"], 2,
-         "No such command 'nope'; `holdfast sessions --help` shows what it takes"),
+        (["sessions", "xyz"], 2,
+         "No such command 'xyz'; `holdfast sessions --help` shows what it takes"),
+        (["sessions", "lists"], 2,
+         "No such command 'lists'. Did you mean 'list'? `holdfast sessions --help` shows what it "
+         "takes"),
         (["sessions", "show"], 2,
          "Missing argument 'SESSION'; `holdfast sessions show --help` shows what it takes"),
         (["sessions", "list", "--limit", "x"], 2,

@@ -57,7 +57,7 @@ def test_an_uncertain_attempt_is_corrected_once(place: dict[str, Any], quick: Ru
     assert (fixed["state"], fixed["details"]["corrected_by"]) == ("settled", "jo")
     assert quick("spend", "correct", "1", "--usd", "9").returncode == 4
     missing = quick("spend", "correct", "99", "--usd", "9")
-    assert "no attempt number 99" in missing.stderr
+    assert (missing.returncode, "no attempt number 99" in missing.stderr) == (3, True)
     with holdfast.open(**place) as store:
         assert str(store.find_session("session-one").spent().usd) == "0.51"
 

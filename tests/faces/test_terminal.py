@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -89,8 +90,14 @@ def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Loo
     error = re.escape(LONG[:20]) + ".*…"
     expected: dict[tuple[str, ...], tuple[list[str], list[str]]] = {
         ("sessions", "list"): (
-            ["number", "id", "status", "updated"],
-            ["1", re.escape(session.id), "idle", age],
+            ["number", "id", "name", "status", "updated"],
+            [
+                "1",
+                re.escape(session.id[:13]),
+                re.escape(str(session.name)[:20]) + ".*",
+                "idle",
+                age,
+            ],
         ),
         ("checkpoints", "list", session.id): (
             ["version", "kind", "created", "data"],
@@ -113,6 +120,66 @@ def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Loo
         assert len(found) == len(patterns), found
         for cell, pattern in zip(found, patterns, strict=True):
             assert re.fullmatch(pattern, cell), (command, cell)
+
+
+def test_short_ids_are_told_apart_and_taken(filled: dict[str, Any], look: Look) -> None:
+    with holdfast.open(**filled) as store:
+        (first,) = store.sessions()
+        alike = f"{first.id[:-1]}{'0' if first.id[-1] != '0' else '1'}"
+        store.session(alike, name="Another trip")
+    lines = look("sessions", "list")
+    shown = [columns(line)[1] for line in lines[1:3]]
+    assert shown == [first.id, alike]
+    with holdfast.open(**filled) as store:
+        store.find_session(alike).delete(force=True)
+        other = store.session("f" + alike[1:], name="Another trip").id
+    shown = [columns(line)[1] for line in look("sessions", "list")[1:3]]
+    assert shown == [first.id[:13], other[:13]]
+    with holdfast.open(**filled) as store:
+        assert [store.find_session(id).id for id in shown] == [first.id, other]
+
+
+def test_an_empty_listing_says_so(place: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    options = [f"--{name}={text}" for name, text in place.items()]
+    with holdfast.open(**place):
+        pass
+    for command, said in {
+        "sessions list": "No sessions.",
+        "work list": "No work items.",
+        "effects list": "No effects.",
+        "spend list": "No attempts at models.",
+        "spend sums": "Nothing was spent.",
+    }.items():
+        assert app_module.run([*command.split(), *options]) == 0
+        assert capfd.readouterr().out == f"{said}\n"
+        assert app_module.run([*command.split(), "--json", *options]) == 0
+        assert [] in json.loads(capfd.readouterr().out).values()
+    with holdfast.open(**place) as store:
+        store.session("new-session")
+    assert app_module.run(["checkpoints", "list", "new-session", *options]) == 0
+    assert capfd.readouterr().out == "No checkpoints.\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sessions end SESSION",
+        "checkpoints rewind SESSION 1 --yes",
+        "work submit t --session=SESSION",
+    ],
+)
+def test_what_refuses_an_ended_session_names_an_option_or_a_command(
+    place: dict[str, Any], capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    options = [f"--{name}={text}" for name, text in place.items()]
+    with holdfast.open(**place) as store:
+        session = store.session("old-session")
+        session.save(a=1)
+        session.end()
+    assert app_module.run([*command.replace("SESSION", session.id).split(), *options]) == 4
+    said = capfd.readouterr().err
+    assert "reopen=True" not in said
+    assert "--reopen" in said or "`holdfast sessions reopen old-session --url" in said
 
 
 def test_attempts_are_listed_with_their_errors(filled: dict[str, Any], look: Look) -> None:

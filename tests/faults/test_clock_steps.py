@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import VirtualClock, clock
+from holdfast.cli.app import run
 from holdfast.kernel.operation import one
 from tests.crash.children import Child
 
@@ -88,6 +90,58 @@ def test_a_step_prolongs_no_dead_lease(url: str, machine: Machine, step: int) ->
         assert other.work.sweep().requeued == 1
 
 
+def ask(capsys: pytest.CaptureFixture[str], place: dict[str, str], *command: str) -> Any:
+    """Run a command here, where the wall clock is stepped, and return what it prints."""
+    options = [option for name, text in place.items() for option in (f"--{name}", text)]
+    assert run([*command, "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def levels(findings: Any) -> dict[str, str]:
+    return {each["check"]: each["level"] for each in findings}
+
+
+def test_a_step_puts_nothing_in_doubt_for_who_looks(
+    place: dict[str, Any], machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with holdfast.open(**place) as store:
+        store.work.submit("step")
+        store.work.claim("worker", lease_seconds=30)
+        driven = store.session("s").drive(lease_seconds=30)
+        begun = driven.begin("mail", {"to": "ann"})
+        assert not isinstance(begun, holdfast.Replay)
+        before = store.now_ms()
+        machine.step(HOUR_MS)
+        assert before <= store.now_ms() < before + HOUR_MS // 2
+        listed = ask(capsys, place, "effects", "list")
+        assert (listed["in_doubt"], len(listed["effects"])) == ([], 1)
+        assert ask(capsys, place, "effects", "show", begun.effect_id)["is_in_doubt"] is False
+        found = levels(ask(capsys, place, "doctor"))
+        assert (found["leases"], found["effects"]) == ("ok", "ok")
+        begun.complete("sent")
+
+
+def test_a_step_hides_nothing_that_has_expired(
+    url: str, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"url": url}
+    with holdfast.open(url) as store:
+        store.work.submit("step")
+        store.work.claim("dead", lease_seconds=2)
+    machine.step(-HOUR_MS)
+    machine.pass_time(2_001)
+    assert levels(ask(capsys, place, "doctor"))["leases"] == "warning"
+    # Nobody has opened it since the machine was booted again.
+    machine.restart(0)
+    assert levels(ask(capsys, place, "doctor"))["leases"] == "ok"
+    machine.pass_time(2_001)
+    assert levels(ask(capsys, place, "doctor"))["leases"] == "ok"
+    with holdfast.open(url):
+        pass
+    machine.pass_time(2_001)
+    assert levels(ask(capsys, place, "doctor"))["leases"] == "warning"
+
+
 def test_another_process_shares_the_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = clock.wall_ms
 
@@ -123,7 +177,7 @@ def test_the_next_boot_begins_with_the_wall_time_but_never_before_the_last_write
 
 
 def test_an_async_store_keeps_the_same_time(url: str, machine: Machine) -> None:
-    async def run() -> None:
+    async def both() -> None:
         async with await holdfast.aopen(url) as store:
             await store.work.submit("step")
             await store.work.claim("worker", lease_seconds=30)
@@ -131,7 +185,7 @@ def test_an_async_store_keeps_the_same_time(url: str, machine: Machine) -> None:
             async with await holdfast.aopen(url) as other:
                 assert (await other.work.sweep()).requeued == 0
 
-    asyncio.run(run())
+    asyncio.run(both())
 
 
 def test_without_an_uptime_to_compare_the_wall_time_serves(url: str, machine: Machine) -> None:

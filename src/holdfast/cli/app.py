@@ -88,7 +88,9 @@ def described(error: Exception) -> dict[str, object]:
     name, message = type(error).__name__, str(error)
     if wrong_use := getattr(error, "format_message", None):
         command = getattr(getattr(error, "ctx", None), "command_path", "holdfast")
-        message = f"{str(wrong_use()).rstrip('.')}; `{command} --help` shows what it takes"
+        told = str(wrong_use()).rstrip(".")
+        told += " " if told.endswith("?") else "; "
+        message = f"{told}`{command} --help` shows what it takes"
     else:
         message = f"{name}: {message}; this is a defect, HOLDFAST_DEBUG=1 shows where it lies"
     return {"error": name, "message": message}

@@ -66,7 +66,7 @@ def list_checkpoints(
     lines = (
         (each.version, each.epoch, each.kind, when(each.created_at), each.data) for each in found
     )
-    show_table(headings, lines, drop=("epoch",))
+    show_table(headings, lines, drop=("epoch",), empty="No checkpoints.")
     if last is not None and (oldest_first or last > 1):
         say(f"\nThere may be more: --{way} {last}")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import typer
 
 from .. import store
-from ..clock import SystemClock, iso
+from ..clock import iso
 from ..codec import from_json
 from ..effects import Landed, NotLanded
 from ..errors import InvalidArgument, Unresolved
@@ -90,19 +90,22 @@ def list_effects(
         )
         return
     shown = {effect.id for effect in doubtful}
+    others = [effect for effect in found if effect.id not in shown]
     if doubtful:
         told = "`holdfast effects show NUMBER` says what is known and what each choice means"
         say(with_place(f"In doubt; {told}:\n", url, namespace))
         _show_lines(doubtful)
+    if doubtful and others:
         say("\nAll others:\n")
-    _show_lines(effect for effect in found if effect.id not in shown)
+    if others or not doubtful:
+        _show_lines(others)
     if next_after is not None:
         say(f"\nThere may be more: --after {next_after}")
 
 
 def _doubtful(opened: store.Store, chosen: dict[str, Any]) -> list[Effect]:
     """Return what is unknown, and what is issued to an owner whose lease is over."""
-    now_ms = SystemClock().now_ms()
+    now_ms = opened.now_ms()
     found = opened.effects(**chosen, status="unknown", limit=IN_DOUBT_MAX)
     found += opened.effects(**chosen, status="issued", limit=IN_DOUBT_MAX)
     doubtful = (effect for effect in found if _is_in_doubt(effect, now_ms))
@@ -114,7 +117,7 @@ def _is_in_doubt(effect: Effect, now_ms: int) -> bool:
     return effect.status == "unknown" or (effect.status == "issued" and is_ownerless)
 
 
-def _show_lines(effects: Iterable[Effect]) -> None:
+def _show_lines(effects: Sequence[Effect]) -> None:
     headings = ("number", "id", "tool", "session", "status", "reason", "issued", "error")
     lines = (
         (
@@ -123,7 +126,7 @@ def _show_lines(effects: Iterable[Effect]) -> None:
         )
         for each in effects
     )  # fmt: skip
-    show_table(headings, lines, drop=("id", "session"))
+    show_table(headings, lines, drop=("id", "session"), empty="No effects.")
 
 
 @app.command()
@@ -134,7 +137,7 @@ def show(
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.find_effect(effect)
         attempts = opened.attempts(found.id)
-    in_doubt = _is_in_doubt(found, SystemClock().now_ms())
+        in_doubt = _is_in_doubt(found, opened.now_ms())
     if as_json:
         history = list(map(effect_data, attempts))
         print_json({**effect_data(found), "is_in_doubt": in_doubt, "attempts": history})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from ..errors import HoldfastError, InvalidArgument
+from ..errors import HoldfastError, InvalidArgument, SessionEnded
 from .output import with_place
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +44,9 @@ def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
         if isinstance(error, InvalidArgument):
             text = re.sub(rf"^{name}(?=( '[^']*')? must\b)", shown, text)
         text = re.sub(rf"\b{name}=True\b", shown, text)
+    if isinstance(error, SessionEnded):
+        command = f"`holdfast sessions reopen {error.fields['session_id']}` makes it active again"
+        text = text.replace("open it with reopen=True to go on", command)
     return text
 
 

@@ -59,7 +59,8 @@ def list_sessions(
         print_json({"sessions": list(map(session_data, found)), "next_after": next_after})
         return
     headings = ("number", "id", "name", "agent", "status", "version", "updated")
-    show_table(headings, map(_line, found), drop=("version", "agent", "name"))
+    dropped = ("version", "agent")
+    show_table(headings, map(_line, found), drop=dropped, shorten="id", empty="No sessions.")
     if next_after is not None:
         say(f"\nThere may be more: --after {next_after}")
 
@@ -127,10 +128,24 @@ def end(
     ] = "completed",
     as_json: AsJson = False,
 ) -> None:
-    """End a session. Its lease must be free; it can be opened again with reopen=True."""
+    """End a session. Its lease must be free; `holdfast sessions reopen` makes it active again."""
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.find_session(session)
         found.end(cast("Status", status))
+    if as_json:
+        print_json({"session_id": found.id, "status": status})
+    else:
+        say(f"Session {found.id} is {status}.")
+
+
+@app.command()
+def reopen(
+    session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
+) -> None:
+    """Make a session that has ended active again."""
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        found = opened.session(opened.find_session(session).id, reopen=True)
+        status = found.info().status
     if as_json:
         print_json({"session_id": found.id, "status": status})
     else:

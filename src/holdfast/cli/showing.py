@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Between two columns.
 GAP = 2
 WIDTH_MIN = 8
+# The time of a sortable id: what comes later in the same millisecond is told apart by more.
+SHORT_ID_MIN = 13
 
 
 def session_data(info: SessionInfo) -> dict[str, Any]:
@@ -57,11 +59,24 @@ def with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_table(
-    headings: Sequence[str], lines: Iterable[Sequence[object]], *, drop: Sequence[str] = ()
+    headings: Sequence[str],
+    lines: Iterable[Sequence[object]],
+    *,
+    drop: Sequence[str] = (),
+    shorten: str = "",
+    empty: str = "",
 ) -> None:
-    """Print a table; where it is too wide, the columns in `drop` are left out, in this order."""
+    """Print a table, or what to say if it has no lines.
+
+    Where it is too wide, the columns in `drop` are left out, in this order, and then the ids in
+    the column `shorten` are cut to what tells them apart.
+    """
     out = console()
-    out.print(table_of(headings, lines, drop=drop, width=out.width))
+    found = list(lines)
+    if empty and not found:
+        say(empty)
+    else:
+        out.print(table_of(headings, found, drop=drop, width=out.width, shorten=shorten))
 
 
 def table_of(
@@ -70,6 +85,7 @@ def table_of(
     *,
     drop: Sequence[str],
     width: int,
+    shorten: str = "",
 ) -> Table:
     """Return a table of this width, a line for each row; the widest column is cut if need be.
 
@@ -79,12 +95,20 @@ def table_of(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [headings, *([text_of(value) for value in line] for line in lines)]
+    cells = [list(headings), *([text_of(value) for value in line] for line in lines)]
     widths = {name: max(map(cell_len, column)) for name, *column in _columns(cells)}
     spare = width - sum(widths.values()) - GAP * (len(widths) - 1)
     for name in drop:
         if spare < 0:
             spare += widths.pop(name) + GAP
+    if spare < 0 and shorten in widths:
+        column = headings.index(shorten)
+        short = _short_ids([line[column] for line in cells[1:]])
+        for line, id in zip(cells[1:], short, strict=True):
+            line[column] = id
+        spare += widths[shorten]
+        widths[shorten] = max(map(cell_len, (shorten, *short)))
+        spare -= widths[shorten]
     if spare < 0:
         widest = max(widths, key=widths.__getitem__)
         widths[widest] = max(WIDTH_MIN, widths[widest] + spare)
@@ -95,6 +119,14 @@ def table_of(
     for line in cells[1:]:
         table.add_row(*(Text(line[index]) for index in shown))
     return table
+
+
+def _short_ids(ids: Sequence[str]) -> list[str]:
+    """Return as much of each id as tells it from the others, and as commands take it."""
+    length = SHORT_ID_MIN
+    while len({id[:length] for id in ids}) < len(set(ids)):
+        length += 1
+    return [id[:length] for id in ids]
 
 
 def _columns(cells: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

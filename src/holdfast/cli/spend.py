@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from .. import store
-from ..errors import InvalidArgument
+from ..errors import NotFound
 from ..spend import SPEND_STATES, Spend, SpendGroup, SpendState, Spent
 from .completion import one_of
 from .groups import group
@@ -49,7 +49,8 @@ def list_spend(
         print_json({"spend": list(map(_data, found)), "next_after": next_after})
         return
     headings = ("number", "session", "model", "source", "state", "tokens", "usd", "created")
-    show_table(headings, map(_line, found), drop=("source", "tokens", "session"))
+    dropped = ("source", "tokens", "session")
+    show_table(headings, map(_line, found), drop=dropped, empty="No attempts at models.")
     if next_after is not None:
         say(f"\nThere may be more: --after {next_after}")
 
@@ -78,7 +79,8 @@ def sums(
         )
         for each in found
     )  # fmt: skip
-    show_table(headings, lines, drop=("unpriced", "tokens in", "tokens out"))
+    dropped = ("unpriced", "tokens in", "tokens out")
+    show_table(headings, lines, drop=dropped, empty="Nothing was spent.")
 
 
 @app.command()
@@ -105,9 +107,7 @@ def correct(
     with store.open(url, namespace=namespace, migrate=False) as opened:
         found = opened.spends(after=number - 1, limit=1) if number > 0 else []
         if not found or found[0].number != number:
-            raise InvalidArgument(
-                f"there is no attempt number {number}; `holdfast spend list` shows them"
-            )
+            raise NotFound(f"there is no attempt number {number}; `holdfast spend list` shows them")
         tokens = {"input_tokens": input_tokens, "output_tokens": output_tokens}
         fixed = opened.correct_spend(found[0].id, usd=usd, **tokens, by=by, note=note)
     if as_json:

@@ -91,7 +91,8 @@ def list_items(
     headings = (
         "number", "id", "type", "queue", "status", "retries", "holder", "updated", "error",
     )  # fmt: skip
-    show_table(headings, map(_line, found), drop=("id", "holder", "queue", "retries"))
+    dropped = ("id", "holder", "queue", "retries")
+    show_table(headings, map(_line, found), drop=dropped, empty="No work items.")
     if next_before is not None:
         say(f"\nThere may be more: --before {next_before}")
 

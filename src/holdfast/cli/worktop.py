@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import store
-from ..clock import SystemClock, iso
+from ..clock import iso
 from ..errors import HoldfastError, InvalidArgument, StoreError
 from ..work import WORK_STATUSES
 from .options import AsJson, Namespace, Url
@@ -57,7 +57,7 @@ def look(opened: store.Store, *, finished: bool) -> dict[str, Any]:
     """Return the counts by type, the leases, and some of the items that run."""
     running = opened.work.list(status="in_progress", limit=RUNNING_MAX)
     return {
-        "at": iso(SystemClock().now_ms()),
+        "at": iso(opened.now_ms()),
         "statuses": WORK_STATUSES if finished else LIVE_STATUSES,
         "counts": [asdict(count) for count in opened.work.counts(finished=finished)],
         "leases": asdict(opened.work.health()),

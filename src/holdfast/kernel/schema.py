@@ -107,6 +107,13 @@ def read_store_id() -> Op[str]:
     return "" if row is None else str(row["value"])
 
 
+def read_now_ms() -> Op[int]:
+    """Return the store's time."""
+    row = yield from one("SELECT :now AS now_ms")
+    assert row is not None
+    return int(row["now_ms"])
+
+
 class SchemaOps:
     """Reads and raises the format of one store."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
+from ...errors import HoldfastError
 from ..attempt import Attempt
 from ..entrance import Entrance
 from ..operation import Call
@@ -15,6 +17,7 @@ from ..signals import Signals
 from ..sql import Dialect
 from .connection import fetch, look, require_place, require_store, translate
 from .inherited import close_inherited
+from .time import seen_clock
 
 R = TypeVar("R")
 
@@ -30,6 +33,7 @@ class SqliteLook:
         self.signals = Signals()
         self._texts = Dialect(None)
         self._settings = settings
+        self._clock = settings.clock
         require_place(path, vfs)
         close_inherited()
         try:
@@ -41,11 +45,15 @@ class SqliteLook:
                 raise
         except apsw.Error as error:
             raise translate(error, path) from error
+        # A file that is damaged or of another format may not tell its time.
+        with suppress(HoldfastError):
+            if not settings.is_clock_virtual:
+                self._clock = seen_clock(self) or settings.clock
 
     def run(self, call: Call[R]) -> R:
         """Run a query in one snapshot."""
         attempt = Attempt(call, self._settings.services)
-        now_ms = self._settings.clock.now_ms()
+        now_ms = self._clock.now_ms()
         try:
             self._connection.execute("BEGIN")
             try:

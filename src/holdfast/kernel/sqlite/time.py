@@ -35,16 +35,34 @@ class TimeOps:
         known = yield from self._booted_at()
         if known is not None:
             return known
-        row = yield from one(LAST_WRITE)
-        last_write: int = (row["at"] if row else None) or 0
-        booted_at = max(wall, last_write) - uptime
+        booted_at = yield from self._first(wall, uptime)
         yield from rows(REMEMBER, value=f"{self._boot} {booted_at}")
         return booted_at
+
+    @query
+    def seen(self, wall: int, uptime: int) -> Op[int]:
+        """Return what is written down, or what would be; nothing is written."""
+        known = yield from self._booted_at()
+        return (yield from self._first(wall, uptime)) if known is None else known
+
+    def _first(self, wall: int, uptime: int) -> Op[int]:
+        row = yield from one(LAST_WRITE)
+        last_write: int = (row["at"] if row else None) or 0
+        return max(wall, last_write) - uptime
 
     def _booted_at(self) -> Op[int | None]:
         row = yield from one(KNOWN)
         boot, _, booted_at = str(row["value"]).partition(" ") if row else ("", "", "")
         return int(booted_at) if boot == self._boot else None
+
+
+def seen_clock(driver: SyncDriver) -> clock.UptimeClock | None:
+    """Return that clock for somebody who only looks at the store."""
+    boot = clock.boot_id()
+    if boot is None:
+        return None
+    asked = (clock.wall_ms(), clock.uptime_ms())
+    return clock.UptimeClock(driver.run(Call(TimeOps.seen, TimeOps(boot), asked)))
 
 
 def store_clock(driver: SyncDriver) -> clock.UptimeClock | None:
