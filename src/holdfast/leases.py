@@ -28,6 +28,7 @@ from .errors import (
     StoreForked,
 )
 from .kernel.operation import Op, Query, Row, one
+from .kernel.threads import Thread
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -173,7 +174,7 @@ class Heartbeat:
         self._stopping = threading.Event()
         self._lost = threading.Event()
         self._renewed_at = uptime_seconds()
-        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+        self._thread = Thread(self._run, "holdfast-heartbeat")
         self._thread.start()
 
     @property
@@ -253,11 +254,10 @@ class Keeper:
             self._kept.add(kept)
             # Idle, the thread wakes in time for any lease of this length: none need wake it.
             self._idle_seconds = min(self._idle_seconds, lease_seconds / 3)
-            if self._thread is None and not self._is_closed:
+            # An interrupt may have come between making the thread and starting it.
+            if not self._is_closed and (self._thread is None or self._thread.ident is None):
                 self._wakes_at = kept.due_at
-                self._thread = threading.Thread(
-                    target=self._run, name="holdfast-keeper", daemon=True
-                )
+                self._thread = Thread(self._run, "holdfast-keeper")
                 self._thread.start()
             elif kept.due_at < self._wakes_at:
                 self._changed.notify()

@@ -212,7 +212,7 @@ class Checks:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "other")
-        self._added = 0
+        self._added = found_in(subject.store).count("after")
         self.long_check()
         self._thread_count = self._own_threads()
 

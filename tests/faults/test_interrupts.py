@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.sqlite.writer import SideLock
+from holdfast.kernel.threads import Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.workload import found_in, in_threads, together
@@ -169,6 +170,21 @@ def test_an_interrupt_at_any_place_costs_no_connection(
             assert nth > 50
         whole = judge(store, asked, after)
     report(f"interrupted at {len(asked)} places: {whole} whole")
+
+
+def test_an_interrupt_of_a_starting_thread_is_nothing_else(report: Report) -> None:
+    for nth in range(1, 5_000):
+        is_over = threading.Event()
+        thread = Thread(is_over.wait, "started")
+        interrupt = Interrupt(nth)
+        with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
+            thread.start()
+        is_over.set()
+        if interrupt.remaining > 0:
+            thread.join()
+            break
+    report(f"interrupted at {nth - 1} places")
+    assert nth > 20
 
 
 def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..kernel.threads import Thread
 from .budget import Price, Usage
 from .models import ModelError, Request, Response, count_tokens
 from .transcript import Block, Message, ReasoningBlock, TextBlock, ToolCall, ToolResult
@@ -130,7 +130,7 @@ def _loop(process_id: int) -> asyncio.AbstractEventLoop:
     a forked child gets its own.
     """
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="holdfast-models", daemon=True).start()
+    Thread(loop.run_forever, "holdfast-models").start()
     return loop
 
 

@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cas
 
 from ..errors import InvalidArgument
 from .operation import AsyncBound, AsyncDriver, Call, SyncBound, SyncDriver, operation
+from .threads import Thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -310,7 +310,7 @@ def in_thread(function: Callable[[], R]) -> Future[R]:
         else:
             ended.set_result(result)
 
-    threading.Thread(target=run, name="holdfast-call", daemon=True).start()
+    Thread(run, "holdfast-call").start()
     return ended
 
 

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
+from ..kernel.threads import Thread
+
 J = TypeVar("J")
 
 
@@ -50,7 +52,7 @@ class Crew(Generic[J]):
             self._is_waking = True
             self._threads += 1
             name = f"holdfast-worker-{self._threads}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+            Thread(self._serve, name).start()
 
     def _serve(self) -> None:
         is_woken = True

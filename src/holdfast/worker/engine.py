@@ -11,7 +11,6 @@ import asyncio
 import functools
 import queue
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeAlias, cast
 from ..errors import CommitUnknown, HoldfastError
 from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row
+from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, uptime_seconds
 from ..store import Store
 from ..work import topic
@@ -465,6 +465,6 @@ def _call(job: Callable[[], None]) -> None:
 
 def within(seconds: float, function: Callable[[], object]) -> None:
     """Run a function, and wait for it no longer than this."""
-    thread = threading.Thread(target=function, name="holdfast-stopping", daemon=True)
+    thread = Thread(function, "holdfast-stopping")
     thread.start()
     thread.join(seconds)

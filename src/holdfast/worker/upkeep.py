@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import StoreClosed
 from ..kernel.flow import Flow, run_flow
+from ..kernel.threads import Thread
 from ..maintenance.forgetting import forget_effects
 from ..maintenance.retention import EFFECT_DAYS, KEY_DAYS, require_days
 from ..store import Store
@@ -42,7 +43,7 @@ class Upkeep:
         self._is_stopping = False
         self._next_at = time.monotonic() + self._pause()
         self._retention_at = time.monotonic() + random.uniform(0, RETENTION_SECONDS)
-        self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
+        self._thread = Thread(self._run, "holdfast-upkeep")
 
     def start(self) -> None:
         """Begin."""

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import sql
 
 from ..signals import Signals
+from ..threads import Thread
 from ..url import PostgresTarget
 from .connections import connect
 from .exchange import Link, Place
@@ -59,9 +60,7 @@ class Doorbell:
                 self._read_end, self._write_end = os.pipe()
                 # A full pipe wakes the thread as well as one more byte would.
                 os.set_blocking(self._write_end, False)
-                self._thread = threading.Thread(
-                    target=self._serve, name="holdfast-doorbell", daemon=True
-                )
+                self._thread = Thread(self._serve, "holdfast-doorbell")
             # An interrupt may have come between the two.
             if self._thread.ident is None:
                 self._thread.start()

@@ -25,6 +25,7 @@ from ..operation import Call, SyncDriver
 from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
+from ..threads import Thread
 from . import inherited
 from .connection import connect, copy_pages, fetch, require_safe_library, translate, vacuum
 from .watching import Watch
@@ -274,7 +275,7 @@ class SqliteEngine:
 
     def _start_thread(self) -> None:
         name = f"holdfast-writer-{self.path.name}"
-        self._thread = threading.Thread(target=self._write, name=name, daemon=True)
+        self._thread = Thread(self._write, name)
         self._thread.start()
 
     def _running_thread(self) -> threading.Thread | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 
 from ...errors import StoreError
+from ..threads import Thread
 
 POLL_SECONDS = 0.05
 # Where the system tells of writes, looking without being told is for the unforeseen only.
@@ -42,7 +43,7 @@ class Watch:
         """Whoever holds it keeps the connection at rest."""
         self._stop_read, self._stop_write = os.pipe()
         name = f"holdfast-poller-{path.name}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(self._run, name)
         self._thread.start()
 
     def stop(self) -> None:

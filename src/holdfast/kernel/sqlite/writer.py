@@ -32,6 +32,7 @@ from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is
 from ..operation import Call, Query, Row
 from ..settings import Settings
 from ..sql import Dialect
+from ..threads import Thread
 from .connection import connect, fetch, lock_error, prepare_file, translate
 from .files import Files
 
@@ -76,7 +77,7 @@ class SideLock:
             os.close(descriptor)
 
         descriptor = os.dup(self._descriptor)
-        threading.Thread(target=wait, name="holdfast-lock", daemon=True).start()
+        Thread(wait, "holdfast-lock").start()
         return acquired.wait(seconds) or not decision.acquire(blocking=False)
 
     def close(self) -> None:
