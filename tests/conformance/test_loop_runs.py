@@ -11,7 +11,7 @@ from holdfast.kernel.attempt import Hooks, Point
 from holdfast.kernel.operation import Op, large_query, rows
 from holdfast.testing.nouns import AsyncCounter
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 
 
 def test_closing_a_driven_session_lets_the_loop_run_while_its_heartbeat_ends(

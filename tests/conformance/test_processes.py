@@ -291,7 +291,7 @@ def test_a_child_forked_during_another_threads_write_can_open_the_store(
     with holdfast.open(**place) as store:
         thread = threading.Thread(target=store.run, args=(wait_inside,))
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(120)
         assert Child(child).wait() == (0, ["3"])
         thread.join()
         assert Counter(store).add() == 4

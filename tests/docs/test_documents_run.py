@@ -26,7 +26,7 @@ import pytest
 from tests.docs.documents import PAGES, Block, blocks_of, name_of
 
 POSTGRES_IN_DOCS = "postgresql://localhost/agents"
-COMMAND_SECONDS_MAX = 60
+COMMAND_SECONDS_MAX = 180
 # A console block also shows output, so there only a prompt marks a command.
 COMMANDS = {
     "console": re.compile(r"^\$ (holdfast\b.*)$", re.MULTILINE),

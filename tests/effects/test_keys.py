@@ -96,7 +96,7 @@ def test_the_first_effect_and_another_key_cannot_come_at_the_same_time(place: An
     def hold_up(point: Point) -> None:
         if (point.boundary, point.moment) == ("commit", "before") and "take" in point.call:
             is_reached.set()
-            may_commit.wait(30)
+            may_commit.wait(120)
 
     world, refused = World(), []
     with (
@@ -113,7 +113,7 @@ def test_the_first_effect_and_another_key_cannot_come_at_the_same_time(place: An
 
         slow = threading.Thread(target=lambda: first.call(world.tool(), to="ann"))
         slow.start()
-        assert is_reached.wait(30)
+        assert is_reached.wait(120)
         fast = threading.Thread(target=call_with_key)
         fast.start()
         fast.join(0.3)

@@ -39,7 +39,7 @@ COMMANDS = {
     "migrate", "doctor", "backup", "demo", "prune", "import", "sessions", "checkpoints",
     "effects", "spend", "work",
 }  # fmt: skip
-SECONDS_MAX = 60
+SECONDS_MAX = 180
 
 Result = subprocess.CompletedProcess[str]
 Run = Callable[..., Result]

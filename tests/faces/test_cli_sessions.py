@@ -27,7 +27,7 @@ from holdfast.kernel.operation import rows
 from tests.maintenance.stores import contents, everything
 
 COMMAND = [sys.executable, "-m", "holdfast"]
-SECONDS_MAX = 60
+SECONDS_MAX = 180
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 Result = subprocess.CompletedProcess[str]

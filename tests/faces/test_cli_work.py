@@ -23,7 +23,7 @@ import holdfast
 from holdfast.cli import app as app_module
 
 COMMAND = [sys.executable, "-m", "holdfast"]
-SECONDS_MAX = 60
+SECONDS_MAX = 180
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 Result = subprocess.CompletedProcess[str]

@@ -17,7 +17,7 @@ from holdfast.codec import Codec
 from holdfast.testing import history
 from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 
 
 def prepare(store: holdfast.Store, *root_ids: str) -> None:

@@ -13,7 +13,7 @@ import holdfast
 from holdfast import Worker
 from holdfast.testing.subject import Subject, done
 
-SECONDS_MAX = 60
+SECONDS_MAX = 180
 
 
 async def opened(subject: Subject, **arguments: Any) -> Any:
