@@ -192,6 +192,31 @@ def test_a_tail_that_a_rewind_left_is_pruned(place: Any) -> None:
         sound(store)
 
 
+@pytest.mark.parametrize("longest", ["a", "c"])
+def test_a_tail_stays_while_any_user_of_its_line_refers_to_it(place: Any, longest: str) -> None:
+    log = [f"item {number}" for number in range(10)]
+    with holdfast.open(**place, durability="normal") as store:
+        origin = store.session("a")
+        for item in log:
+            origin.append("list", [item])
+        # Once the fork between them is gone, no version of the origin is a fork point.
+        between = origin.fork(10, id="b")
+        shorter = between.fork(10 if longest == "c" else 3, id="c")
+        between.delete()
+        if longest == "c":
+            shorter = origin
+            origin.rewind(3)
+        shorter.append("list", ["another"])
+        store.prune(session=shorter, keep=1)
+        assert newest(store.find_session(longest)) == log
+        assert newest(shorter) == [*log[:3], "another"]
+        sound(store)
+        store.find_session(longest).delete()
+        assert newest(shorter) == [*log[:3], "another"]
+        assert store.run(items) == 4
+        sound(store)
+
+
 def newest(session: holdfast.Session) -> Any:
     latest = session.latest()
     assert latest is not None
