@@ -21,7 +21,7 @@ STATEMENTS = {
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "SessionOps.move_back": 13,
+    "SessionOps.move_back": 16,
     "SessionOps.fork": 12,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,
@@ -40,7 +40,7 @@ READS = {
     "CheckpointOps.resume_point": 3,
     "SessionOps.info": 1,
     "SessionsOps.sessions": 1,
-    "Standing.after": 2,
+    "Standing.after": 5,
 }
 
 

@@ -184,8 +184,10 @@ def lineage_at(number: int, id: str, version: int) -> Op[str]:
 def read_past(number: int) -> Op[Past]:
     """Return what a session's history holds; all that it ever did, unless rewound or forked."""
     session = yield from one(LINEAGE, number=number)
-    if session is None:
-        return Past(number, [], [], {})
+    return Past(number, [], [], {}) if session is None else (yield from _past(number, session))
+
+
+def _past(number: int, session: Row) -> Op[Past]:
     epochs = yield from rows(EPOCHS, number=number)
     ranges, below = path(epochs, session["origin_version"] or 0, session["version"])
     # An effect belongs to the version that was current when it was issued. What was issued at
@@ -195,6 +197,14 @@ def read_past(number: int) -> Op[Past]:
     for _, origin, _, high in _lineage(session, None):
         ends[origin] = max(high, ends.get(origin, 0))
     return Past(number, own, _lineage(session, below), ends)
+
+
+def inherited_past(number: int) -> Op[Past | None]:
+    """Return what a fork's history holds; None for a session that was not forked."""
+    session = yield from one(LINEAGE, number=number)
+    if session is None or session["lineage"] is None:
+        return None
+    return (yield from _past(number, session))
 
 
 def _lineage(session: Row, below: int | None) -> list[list[Any]]:

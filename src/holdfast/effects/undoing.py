@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..checkpoints.writing import Place
@@ -11,7 +12,7 @@ from ..kernel.operation import Op, Row, query, rows
 from ..records import Checkpoint, Effect
 from .calls import Calling, prepare
 from .doubt import describe
-from .identity import read_past
+from .identity import inherited_past
 from .ledger import Ledger
 from .rows import SELECT, Outcome
 from .tools import Tool
@@ -89,10 +90,12 @@ def effects_after(number: int, version: int) -> Op[list[Row]]:
     Of the sessions that it was forked from, what came before the fork.
     """
     found = yield from rows(AFTER, number=number, version=version)
-    past = yield from read_past(number)
+    past = yield from inherited_past(number)
+    if past is None:
+        return found
     for origin in past.origins:
         there = yield from rows(AFTER, number=origin[1], version=version)
-        found += (row for row in there if past.holds_of_origin(origin, row))
+        found += filter(partial(past.holds_of_origin, origin), there)
     return sorted(found, key=lambda row: -row["number"])
 
 
