@@ -28,7 +28,7 @@ from .errors import (
     StoreForked,
 )
 from .kernel.operation import Op, Query, Row, one
-from .kernel.threads import Thread
+from .kernel.threads import Flag, Thread
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -171,8 +171,8 @@ class Heartbeat:
         self._owner = weakref.ref(owner)
         self._beat = beat
         self._lease_seconds = lease_seconds
-        self._stopping = threading.Event()
-        self._lost = threading.Event()
+        self._stopping = Flag()
+        self._is_taken = False
         self._renewed_at = uptime_seconds()
         self._thread = Thread(self._run, "holdfast-heartbeat")
         self._thread.start()
@@ -181,7 +181,7 @@ class Heartbeat:
     def is_lost(self) -> bool:
         """Whether the lease must be taken for lost."""
         margin = self._lease_seconds * (1 - SELF_FENCE_SHARE)
-        return self._lost.is_set() or uptime_seconds() - self._renewed_at > margin
+        return self._is_taken or uptime_seconds() - self._renewed_at > margin
 
     def stop(self) -> None:
         """Stop beating and wait for a beat under way."""
@@ -194,7 +194,7 @@ class Heartbeat:
             try:
                 self._beat()
             except (LeaseLost, NotFound, StoreClosed, StoreForked):
-                self._lost.set()
+                self._is_taken = True
                 return
             except HoldfastError:
                 log.warning("a lease could not be renewed; trying again", exc_info=True)
@@ -270,7 +270,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the thread; what was kept expires by itself."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify()
             thread = self._thread
@@ -295,7 +295,7 @@ class Keeper:
 
     def _wait(self) -> list[Kept]:
         """Return the leases that are due, once there are some; none when the keeper is closed."""
-        with self._changed:
+        with self._lock:
             while not self._is_closed:
                 now = uptime_seconds()
                 due = [kept for kept in self._kept if kept.due_at <= now]

@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.sqlite.writer import SideLock
-from holdfast.kernel.threads import Thread
+from holdfast.kernel.threads import Flag, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.workload import found_in, in_threads, together
@@ -185,6 +185,23 @@ def test_an_interrupt_of_a_starting_thread_is_nothing_else(report: Report) -> No
             break
     report(f"interrupted at {nth - 1} places")
     assert nth > 20
+
+
+def test_a_flag_whose_setting_is_interrupted_can_be_set_and_is_seen(report: Report) -> None:
+    for nth in range(1, 5_000):
+        flag = Flag()
+        waiting = threading.Thread(target=flag.wait, args=[60])
+        waiting.start()
+        interrupt = Interrupt(nth)
+        with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
+            flag.set()
+        flag.set()
+        waiting.join(60)
+        assert not waiting.is_alive()
+        if interrupt.remaining > 0:
+            break
+    report(f"interrupted at {nth - 1} places")
+    assert nth > 1
 
 
 def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Threads of our own."""
+"""Threads of our own, which an interrupt of the caller's thread cannot harm."""
 
 from __future__ import annotations
 
@@ -24,3 +24,29 @@ class Thread(threading.Thread):
             if interrupt is None or interrupt is handled:
                 raise
             raise interrupt from None
+
+
+class Flag:
+    """An event for which one thread waits, and which an interrupt cannot harm while it is set.
+
+    The lock inside `threading.Event` can be left held; then whoever waits never wakes.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        """Wake the thread that waits, now and later."""
+        self.is_set = True
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # It was set before.
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, but no longer than this; return whether it is."""
+        if not self.is_set:
+            self._gate.acquire(timeout=seconds)
+        return self.is_set

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from ..signals import Signals
-from ..threads import Thread
+from ..threads import Flag, Thread
 from ..url import PostgresTarget
 from .connections import connect
 from .exchange import Link, Place
@@ -41,7 +41,7 @@ class Doorbell:
         # A signal handler may ring while its thread is in here.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._topics: set[str] = set()
         self._topics_lock = threading.RLock()
         self._read_end, self._write_end = -1, -1
@@ -54,7 +54,7 @@ class Doorbell:
         if self._thread is not None and self._thread.ident is not None:
             return
         with self._starting:
-            if self._stopping.is_set():
+            if self._stopping.is_set:
                 return
             if self._thread is None:
                 self._read_end, self._write_end = os.pipe()
@@ -92,7 +92,7 @@ class Doorbell:
 
     def _serve(self) -> None:
         pause = RECONNECT_SECONDS_MIN
-        while not self._stopping.is_set():
+        while not self._stopping.is_set:
             began = time.monotonic()
             try:
                 with contextlib.closing(self._listen()) as link:
@@ -123,12 +123,12 @@ class Doorbell:
         either.register(self._read_end, select.POLLIN)
         while True:
             if self._read_end in dict(either.poll()):
-                while (early := quiet_at - time.monotonic()) > 0 and not self._stopping.is_set():
+                while (early := quiet_at - time.monotonic()) > 0 and not self._stopping.is_set:
                     arrivals.poll(early * 1000)
                     link.read_notifications()
                 os.read(self._read_end, PIPE_BYTES)
                 self._send(link)
-                if self._stopping.is_set():
+                if self._stopping.is_set:
                     return
                 quiet_at = time.monotonic() + COALESCE_SECONDS
             link.read_notifications()

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 
 from ...errors import StoreError
-from ..threads import Thread
+from ..threads import Flag, Thread
 
 POLL_SECONDS = 0.05
 # Where the system tells of writes, looking without being told is for the unforeseen only.
@@ -37,7 +37,7 @@ class Watch:
         self._wal = f"{path}-wal"
         self._reader = reader
         self._ring = ring
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self.connection: apsw.Connection | None = None
         self.looking = threading.RLock()
         """Whoever holds it keeps the connection at rest."""
@@ -55,7 +55,7 @@ class Watch:
         os.close(self._stop_write)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set:
             told = -1
             try:
                 with self._reader() as connection:
@@ -73,7 +73,7 @@ class Watch:
                     os.close(told)
 
     def _watch(self, connection: apsw.Connection, seen: object, told: int) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set:
             for pause in LOOK_SECONDS if self._wait(told) else (0.0,):
                 self._stopping.wait(pause)
                 if (version := self._version(connection)) != seen:
