@@ -580,3 +580,32 @@ def test_what_is_no_plain_data_is_refused_in_an_unchanged_prefix_too(
         with pytest.raises(holdfast.InvalidValue, match=r"^transcript\[1\]"):
             session.save(transcript=[1, odd, 2])
         assert session.save(transcript=[1, plain, 2]).version == 2
+
+
+@pytest.mark.parametrize("odd", [("a", 1), Role.USER, Text("x")])
+def test_what_was_plain_is_refused_if_it_no_longer_is(place: dict[str, Any], odd: Any) -> None:
+    plain = "x" if isinstance(odd, Text) else msgspec.msgpack.decode(msgspec.msgpack.encode(odd))
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        log: list[Any] = [{"n": number, "value": plain} for number in range(200)]
+        for number in range(3):
+            log.append(number)
+            session.save(transcript=log)
+        # The object itself is changed, not replaced.
+        log[7]["value"] = odd
+        with pytest.raises(holdfast.InvalidValue, match=r"^transcript\[7\]\.value "):
+            session.save(transcript=log)
+        log[7]["value"] = plain
+        assert session.save(transcript=log).version == 4
+
+
+def test_a_changed_object_in_a_checked_prefix_is_saved(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        log: list[Any] = [{"n": number, "value": 1} for number in range(200)]
+        for value in (1, 1, 1.0, True, 1):
+            log[7]["value"] = value
+            log.append(value)
+            saved = session.save(transcript=log).version
+            found = session.at(saved)["transcript"]
+            assert (type(found[7]["value"]), found) == (type(value), log)

@@ -130,7 +130,7 @@ def test_a_damaged_newest_manifest_can_be_left_behind(store: holdfast.Store) -> 
     key = number * SHIFT + 8
     (row,) = sql(store, f"SELECT manifest AS body FROM hf_checkpoints WHERE key = {key}")
     replace(store, "hf_checkpoints", "manifest", key, flipped(bytes(row["body"]), 30))
-    with pytest.raises(CorruptRecord, match="hf_checkpoints/1/8/manifest does not match its dig"):
+    with pytest.raises(CorruptRecord, match="hf_checkpoints/1/8/manifest does not match its check"):
         fresh(store).latest()
     before = tables.dump(store)
     with pytest.raises(CorruptRecord):
