@@ -260,7 +260,7 @@ async def test_an_agent_in_a_handler_drives_under_the_item(subject: Subject) -> 
     assert world.count("look") == 1
 
 
-def _worker(place: dict[str, Any], world: World, lease: dict[str, Any], dies: bool) -> None:
+def _worker(place: dict[str, Any], world: World, options: dict[str, Any], dies: bool) -> None:
     """A process whose handler runs an agent with default settings; it may die in its tool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -278,7 +278,7 @@ def _worker(place: dict[str, Any], world: World, lease: dict[str, Any], dies: bo
         return agent.run(item.input, message_id=item.id).text
 
     with holdfast.open(**place, durability="normal") as store:
-        worker = Worker(store, {"answer": handler}, **lease)
+        worker = Worker(store, {"answer": handler}, **options)
         if not dies:
             threading.Thread(target=_stop_when_done, args=(place, worker), daemon=True).start()
         worker.run()
@@ -291,13 +291,13 @@ def _stop_when_done(place: dict[str, Any], worker: Worker[Any]) -> None:
     worker.stop()
 
 
-def _survives(place: dict[str, Any], directory: Path, **lease: Any) -> None:
+def _survives(place: dict[str, Any], directory: Path, *, dying: Any, next: Any) -> None:
     world = World(directory)
     with holdfast.open(**place, durability="normal") as store:
         item = store.work.submit("answer", "go", session=store.session("s"))
-    status, _ = run_child(lambda _: _worker(place, world, lease, dies=True))
+    status, _ = run_child(lambda _: _worker(place, world, dying, dies=True))
     assert status == -signal.SIGKILL
-    status, _ = run_child(lambda _: _worker(place, world, lease, dies=False))
+    status, _ = run_child(lambda _: _worker(place, world, next, dies=False))
     assert status == 0
     with holdfast.open(**place) as store:
         found = store.work.get(item.id)
@@ -311,12 +311,12 @@ def _survives(place: dict[str, Any], directory: Path, **lease: Any) -> None:
 def test_an_agent_in_a_killed_worker_goes_on_in_the_next(
     place: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The agent's settings are the defaults; only the worker's lease is short."""
-    _survives(place, tmp_path, lease_seconds=2, sweep_interval_seconds=0.5)
+    """The agent's settings are the defaults; only the lease of the worker that dies is short."""
+    _survives(place, tmp_path, dying={"lease_seconds": 2}, next={"sweep_interval_seconds": 0.5})
 
 
 @pytest.mark.slow
 def test_an_agent_in_a_killed_worker_goes_on_in_the_next_with_default_settings(
     place: dict[str, Any], tmp_path: Path
 ) -> None:
-    _survives(place, tmp_path)
+    _survives(place, tmp_path, dying={}, next={})

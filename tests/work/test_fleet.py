@@ -175,7 +175,7 @@ def die(place: dict[str, Any], runs: str) -> None:
             store,
             {"t": handler},
             concurrency=1,
-            lease_seconds=0.5,
+            lease_seconds=2,
             poll_seconds=0.05,
             sweep_interval_seconds=0.1,
         ).run()

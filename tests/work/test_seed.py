@@ -76,7 +76,7 @@ def parse(place: dict[str, Any], files: Path, say: Say, die: str | None) -> None
             time.sleep(60)
 
     with holdfast.open(**place, durability="normal") as store:
-        while not (claimed := store.work.claim("worker", lease_seconds=0.3)):
+        while not (claimed := store.work.claim("worker", lease_seconds=2 if die else 60)):
             store.work.sweep()
             time.sleep(0.02)
         [item] = claimed
