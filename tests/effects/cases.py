@@ -22,6 +22,7 @@ Way = Literal["call", "begin", "once", "timed", "async"]
 Promise = Literal["once", "surfaced", "repeated"]
 
 LEASE_SECONDS = 0.4
+TIMEOUT_SECONDS = 2.0
 SETTLE_SECONDS = 0.4
 FLIGHT_SECONDS = 0.1
 MOMENTS = ("before", "sent", "acted", "answered")
@@ -39,6 +40,11 @@ class Case:
     way: Way = "call"
     recovers: bool = False
     """Whether each process begins with `store.recover`."""
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a dead owner is waited for; a tool must end before its lease does."""
+        return 1.5 * TIMEOUT_SECONDS if self.way == "timed" else LEASE_SECONDS
 
     @property
     def promise(self) -> Promise:
@@ -77,7 +83,7 @@ class Agent:
     receiver: Receiver
     case: Case
     kill: Kill = None
-    lease_seconds: float = LEASE_SECONDS
+    lease_seconds: float | None = None
     settle_seconds: float = SETTLE_SECONDS
 
     def moment(self, name: str) -> None:
@@ -118,9 +124,9 @@ class Agent:
             verify=verify if case.verify else None,
             atomic=case.atomic,
             on_unknown=case.on_unknown,
-            lease_seconds=self.lease_seconds,
+            lease_seconds=self.lease_seconds or case.lease_seconds,
             settle_seconds=self.settle_seconds if case.verify else 0.0,
-            timeout_seconds=2.0 if case.way == "timed" else None,
+            timeout_seconds=TIMEOUT_SECONDS if case.way == "timed" else None,
         )(act_async if case.way == "async" else act)
 
     def recover(self, store: holdfast.Store) -> None:

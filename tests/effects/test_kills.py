@@ -21,7 +21,6 @@ import holdfast
 from holdfast import Landed, NotLanded
 from tests.crash.children import run
 from tests.effects.cases import (
-    LEASE_SECONDS,
     MOMENTS,
     SETTLE_SECONDS,
     Agent,
@@ -75,6 +74,7 @@ SHORT = (
     "verify park",
     "key retry",
     "write",
+    "timed park",
     "once verify",
     "async verify",
 )
@@ -134,7 +134,7 @@ class Trial:
         killed = 0
         for level in range(max(map(len, plans.values()))):
             if level:
-                time.sleep(LEASE_SECONDS + SETTLE_SECONDS)
+                time.sleep(self.case.lease_seconds + SETTLE_SECONDS)
             for what, deaths in plans.items():
                 if level < len(deaths):
                     status, _ = self.live(what, deaths[level])
