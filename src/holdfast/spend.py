@@ -75,7 +75,8 @@ SELECT CAST(:scope AS TEXT), model, source, state, count(*), sum(input_tokens), 
     coalesce(sum(nano_usd), 0), sum(CASE WHEN nano_usd IS NULL THEN 1 ELSE 0 END)
 FROM hf_spend WHERE {{where}} GROUP BY model, source, state
 """  # noqa: S608
-RECOUNTS = (RECOUNT.format(where="session_number = :number"), RECOUNT.format(where="root_id = :id"))
+RECOUNT_SESSION = RECOUNT.format(where="session_number = :owner")
+RECOUNT_TREE = RECOUNT.format(where="root_id = :owner")
 GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
 SUMS = f"""
 SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_tokens,
@@ -385,13 +386,19 @@ def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) 
     ]
 
 
-def recounted(number: int, root_id: str) -> list[Query]:
-    """Return the statements that make the totals anew from the attempts themselves."""
-    found = []
-    for scope, recount in zip(scopes(number, root_id), RECOUNTS, strict=True):
-        found.append(Query(FORGET_TOTALS, {"scope": scope}))
-        found.append(Query(recount, {"scope": scope, "number": number, "id": root_id}))
-    return found
+def session_recounted(number: int) -> list[Query]:
+    """Return the statements that make a session's totals anew from its attempts."""
+    return _recounted(scopes(number, "")[0], RECOUNT_SESSION, number)
+
+
+def tree_recounted(root_id: str) -> list[Query]:
+    """Return the statements that make a tree's totals anew from its attempts."""
+    return _recounted(scopes(0, root_id)[1], RECOUNT_TREE, root_id)
+
+
+def _recounted(scope: str, recount: str, owner: int | str) -> list[Query]:
+    forget = Query(FORGET_TOTALS, {"scope": scope})
+    return [forget, Query(recount, {"scope": scope, "owner": owner})]
 
 
 def _listed(

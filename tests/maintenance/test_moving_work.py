@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from holdfast.cli.app import run
 from holdfast.kernel.operation import rows
 from holdfast.portable import frames as format
 from holdfast.spend import LIST
+from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints.looking import Look
 
 
@@ -163,6 +165,34 @@ def test_no_tree_is_moved_if_one_was_written_to_meanwhile(
         assert {info.status for info in store.sessions()} == {"cancelled"}
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_move_that_is_interrupted_leaves_no_file(
+    place: Any, file: Path, error: type[BaseException]
+) -> None:
+    with open_at(place) as store:
+        store.session("s").save(a=1)
+        store.work.submit("step", session=store.session("c", parent="s"))
+
+    def is_moved(die_at: int) -> bool:
+        points = CrashPoints(die_at, "raise", lambda point: error())
+        points.is_armed = False
+        with open_at(place, hooks=points.hooks) as store:
+            points.is_armed = True
+            try:
+                assert store.export(file, move=True).moved == ("s",)
+            except error:
+                assert list(file.parent.glob("*sessions*")) == []
+            points.is_armed = False
+            statuses = {info.status for info in store.sessions()}
+            assert len(statuses) == 1
+            if "cancelled" in statuses:
+                for id in ("s", "c"):
+                    store.session(id, reopen=True)
+        return file.exists()
+
+    assert next(die_at for die_at in count(1) if is_moved(die_at)) > 20
+
+
 def test_the_command_line_names_the_trees_that_were_written_to(
     place: Any, file: Path, written: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +238,60 @@ def test_the_attempts_of_one_session_are_found_by_an_index(tmp_path: Path) -> No
         asked = {"session_id": "s", "after": 0, "limit": 5}
         (step,) = Look(store).rows(f"EXPLAIN QUERY PLAN {listed}", **asked)
         assert "USING INDEX ix_spend_session_id" in step["detail"]
+
+
+def test_what_deleted_sessions_of_a_tree_spent_moves_with_it(
+    place: Any, other: Any, file: Path, tmp_path: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        root = store.session("p")
+        child = store.session("c", parent=root)
+        child.spend("m", usd=1, id="first", details={"why": "x"})
+        child.delete()
+        store.session("c", parent=root).spend("m", usd=4, id="second")
+        store.session("d", parent=root).spend("n", state="uncertain", id="third")
+        store.find_session("d").delete()
+        root.spend("m", usd=2, id="fourth")
+        store.session("elsewhere").spend("m", usd=8)
+        told = [(spend.id, spend.session_id, spend.usd, spend.state) for spend in store.spends()]
+        before = root.spent(tree=True)
+        assert before.usd == 7
+        assert before.uncertain_attempts == 1
+        assert store.export(file, ["p"], move=True).spends == 4
+        assert target.import_sessions(file).spends == 4
+        moved = target.find_session("p")
+        assert moved.spent(tree=True) == before
+        assert moved.spent().usd == 2
+        assert target.find_session("c").spent().usd == 4
+        here = [(spend.id, spend.session_id, spend.usd, spend.state) for spend in target.spends()]
+        assert sorted(here) == sorted(each for each in told if each[1] != "elsewhere")
+        target.correct_spend("third", usd="0.5")
+        assert moved.spent(tree=True).usd == Decimal("7.5")
+        # Back and forth, nothing is counted twice.
+        again = tmp_path / "again.export"
+        target.export(again, move=True)
+        for id in ("c", "p"):
+            store.find_session(id).delete(force=True)
+        store.import_sessions(again)
+        assert store.find_session("p").spent(tree=True).usd == 7
+
+
+def test_spend_of_a_deleted_session_is_not_listed_as_that_of_another(
+    place: Any, other: Any, file: Path
+) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        root = store.session("p")
+        child = store.session("c", parent=root)
+        child.spend("m", usd=1)
+        child.delete()
+        store.export(file)
+        target.session("c").spend("m", usd=2)
+        with pytest.raises(holdfast.InvalidArgument, match="spend of a deleted session 'c'"):
+            target.import_sessions(file)
+        assert [spend.usd for spend in target.spends()] == [2]
+        target.import_sessions(file, store_keys=True)
+        assert target.find_session("p").spent(tree=True).usd == 1
+        assert target.find_session("c").spent(tree=True).usd == 2
 
 
 def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, file: Path) -> None:
@@ -259,7 +343,7 @@ LEFT_BEHIND = {
                 "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id", "last_holder",
                 "driving_fence", "waits_for_effect"},
     "hf_attempts": {"work_number"},
-    "hf_spend": {"number", "session_number", "session_id", "root_id"},
+    "hf_spend": {"number", "session_number", "root_id"},
     "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
     "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
 }  # fmt: skip

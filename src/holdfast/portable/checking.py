@@ -46,8 +46,12 @@ SPENT_MAX = 2**62
 ITEM_STATES = {state for states in STATES.values() for state in states}
 
 
-def check(codec: Codec, source: Source, *, takes_store_keys: bool = False) -> list[str]:
-    """Return the ids of a source's sessions, or raise CorruptRecord if it is not in order.
+def check(
+    codec: Codec, source: Source, *, takes_store_keys: bool = False
+) -> tuple[list[str], set[str]]:
+    """Return the ids of a source's sessions, and of those that are gone but paid for something.
+
+    CorruptRecord: it is not in order.
 
     LimitExceeded: it has a value that this store would not take. InvalidArgument: it has effects or
     items that count beyond its own sessions, and may not.
@@ -68,7 +72,7 @@ def check(codec: Codec, source: Source, *, takes_store_keys: bool = False) -> li
             "it; nothing was imported. If you trust where it comes from, import it with "
             "store_keys=True (--store-keys)"
         )
-    return list(checker.sessions)
+    return list(checker.sessions), checker.gone - checker.sessions.keys()
 
 
 def _disorder(source: Source, problem: str) -> CorruptRecord:
@@ -105,6 +109,8 @@ class _Checker:
     sessions: dict[str, _Session] = field(default_factory=dict)
     beyond: str = ""
     """What counts beyond the sessions that are here, the first of it."""
+    gone: set[str] = field(default_factory=set)
+    """Sessions that were deleted and had paid for something."""
     _trees: set[str] = field(default_factory=set)
     _lines: dict[int, _Line] = field(default_factory=dict)
     _used: set[int] = field(default_factory=set)
@@ -335,8 +341,11 @@ class _Checker:
         return None
 
     def _check_spend(self, frame: SpendFrame) -> str | None:
-        if self._session is None or frame.id in self._spends:
+        owner = self._session if frame.session_id is None else self._tree
+        if owner is None or frame.id in self._spends:
             return f"spend {frame.id!r} comes twice, or without its session"
+        if frame.session_id is not None:
+            self.gone.add(require_id(frame.session_id))
         if type(self._admit(frame.details, "details")) not in {dict, NoneType}:
             return f"spend {frame.id!r} has details that are no object"
         self._spent += max(frame.input_tokens, frame.output_tokens, frame.nano_usd or 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,14 @@ SELECT number, id, model, source, state, input_tokens, output_tokens, nano_usd, 
 FROM hf_spend WHERE session_number = :session_number AND number > :after
 ORDER BY number LIMIT :limit
 """
+# Money outlives its session: these were paid by sessions of a tree that are gone.
+SPENDS_OF_GONE = """
+SELECT number, id, session_id, model, source, state, input_tokens, output_tokens, nano_usd,
+    created_at, updated_at, details
+FROM hf_spend WHERE root_id = :root_id AND number > :after
+    AND NOT EXISTS (SELECT 1 FROM hf_sessions s WHERE s.number = session_number)
+ORDER BY number LIMIT :limit
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +150,10 @@ class Exporter:
         roots = yield from self._roots(ids)
         numbers: list[int] = []
         positions: dict[str, int] = {}
+        checkpoints = items = spends = 0
         for root_id in roots:
             positions[root_id] = yield from self._write_tree(writer, root_id)
+            spends += yield from self._write_spends(writer, SPENDS_OF_GONE, root_id=root_id)
             members = yield from rows(MEMBERS, root_id=root_id)
             numbers += [row["number"] for row in members]
         # In the order of their creation parents and origins come first.
@@ -151,12 +161,11 @@ class Exporter:
         needs = yield from read_needs(self.codec, numbers)
         yield from self._write_lines(writer, needs)
         effects = yield from self._write_orphaned(writer, numbers)
-        checkpoints = items = spends = 0
         for number in numbers:
             checkpoints += yield from self._write_session(writer, number, salts[0])
             items += yield from self._write_items(writer, number)
             yield from self._write_attempts(writer, number)
-            spends += yield from self._write_spends(writer, number)
+            spends += yield from self._write_spends(writer, SPENDS, session_number=number)
             effects += yield from self._write_effects(writer, number)
         counts = {"sessions": len(numbers), "checkpoints": checkpoints, "effects": effects}
         return Written({**counts, "items": items, "spends": spends}, positions)
@@ -305,8 +314,9 @@ class Exporter:
         return count
 
     def _write_items(self, writer: ExportWriter, number: int) -> Op[int]:
+        owner = {"session_number": number}
         return (
-            yield from self._write_rows(writer, ItemFrame, ITEMS, number, ITEM_PARTS, item_context)
+            yield from self._write_rows(writer, ItemFrame, ITEMS, owner, ITEM_PARTS, item_context)
         )
 
     def _write_attempts(self, writer: ExportWriter, session_number: int) -> Op[None]:
@@ -321,20 +331,21 @@ class Exporter:
                 fields["error"] = Raw(self.codec.unseal(row["error"], context=context))
                 writer.write(AttemptFrame(**fields))
 
-    def _write_spends(self, writer: ExportWriter, number: int) -> Op[int]:
+    def _write_spends(self, writer: ExportWriter, sql: str, **owner: int | str) -> Op[int]:
         def frame(parts: dict[str, Raw], **fields: Any) -> SpendFrame:
             return SpendFrame(**fields, details=parts.get("details", NIL))
 
         return (
             yield from self._write_rows(
-                writer, frame, SPENDS, number, ("details",), lambda id, part: spend_context(id)
+                writer, frame, sql, owner, ("details",), lambda id, part: spend_context(id)
             )
         )
 
     def _write_effects(self, writer: ExportWriter, number: int) -> Op[int]:
+        owner = {"session_number": number}
         return (
             yield from self._write_rows(
-                writer, EffectFrame, EFFECTS, number, EFFECT_PARTS, effect_context
+                writer, EffectFrame, EFFECTS, owner, EFFECT_PARTS, effect_context
             )
         )
 
@@ -343,14 +354,13 @@ class Exporter:
         writer: ExportWriter,
         frame: Callable[..., Frame],
         sql: str,
-        session_number: int,
+        owner: Mapping[str, int | str],
         names: Sequence[str],
         context: Callable[[str, str], tuple[str, ...]],
     ) -> Op[int]:
-        """Write a session's rows of one table, each with its sealed parts opened."""
+        """Write the rows that one owner has in a table, each with its sealed parts opened."""
         count = after = 0
-        asked = {"session_number": session_number, "limit": ROWS_PER_PAGE}
-        while page := (yield from rows(sql, **asked, after=after)):
+        while page := (yield from rows(sql, **owner, limit=ROWS_PER_PAGE, after=after)):
             for row in page:
                 fields: dict[str, Any] = dict(row)
                 after = fields.pop("number")

@@ -242,7 +242,10 @@ class AttemptFrame(_Frame, frozen=True, tag="attempt"):
 
 
 class SpendFrame(_Frame, frozen=True, tag="spend"):
-    """One attempt at a model that the session before it paid for."""
+    """One attempt at a model that the session before it paid for.
+
+    With a `session_id`, a session that is gone paid for it; it counts for the tree before it.
+    """
 
     id: Name
     model: Name
@@ -254,6 +257,7 @@ class SpendFrame(_Frame, frozen=True, tag="spend"):
     created_at: Time
     updated_at: Time
     details: msgspec.Raw
+    session_id: Name | None = None
 
 
 class EndFrame(_Frame, frozen=True, tag="end"):

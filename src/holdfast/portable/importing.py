@@ -20,7 +20,7 @@ from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, batch, fresh_id, one, operation, query, rows
 from ..spend import context as spend_context
-from ..spend import recounted
+from ..spend import session_recounted, tree_recounted
 from ..work.items import FINAL
 from ..work.items import context as item_context
 from .frames import (
@@ -52,7 +52,7 @@ LINES_PER_BATCH = 200
 FENCE_STEP = 2**32
 UNFINISHED = "It was imported before it was finished, and may have begun where it came from."
 COUNTED = ("checkpoints", "effects", "items", "spends")
-# The number of an origin that was deleted: no session's.
+# The number of an origin, or of who paid, that was deleted: no session's.
 GONE = -1
 
 EXISTS = "SELECT id FROM hf_sessions WHERE id = :id"
@@ -144,7 +144,8 @@ SELECT number, CAST(:attempt AS INTEGER), CAST(:holder AS TEXT), CAST(:fence AS 
     CAST(:reason AS TEXT), CAST(:error AS BLOB), CAST(:ended_at AS INTEGER)
 FROM hf_work WHERE id = :item_id
 """
-# Spend outlives its session, so what a deleted one paid may be here still: it is its own again.
+# Spend outlives its session, so what a deleted one paid may be here still: it is its own again. Its
+# tree is not here then, because its root is in the file.
 ADD_SPEND = """
 INSERT INTO hf_spend (
     id, session_number, session_id, root_id, model, source, state, input_tokens, output_tokens,
@@ -154,7 +155,7 @@ INSERT INTO hf_spend (
     :output_tokens, :nano_usd, CAST(:details AS BLOB), :created_at, :updated_at
 ) ON CONFLICT (id) DO UPDATE SET
     session_number = excluded.session_number, root_id = excluded.root_id
-WHERE hf_spend.session_id = excluded.session_id
+WHERE hf_spend.session_id = excluded.session_id AND hf_spend.root_id = excluded.root_id
 RETURNING id
 """
 
@@ -211,8 +212,9 @@ class _Loader:
     _session: SessionFrame | None = None
     _wanted: list[str] = field(default_factory=list)
     """What is wrong if a query of those that wait returns nothing; "" where nothing is."""
-    _paid: dict[int, str] = field(default_factory=dict)
-    """The sessions that spent something, with their roots."""
+    _paid: set[int] = field(default_factory=set)
+    """The sessions that spent something."""
+    _paid_trees: set[str] = field(default_factory=set)
     _root_id: str = ""
     _has_feed: bool = False
     _line_id: int = 0
@@ -250,8 +252,10 @@ class _Loader:
         """Write what is left, and tell the feed of every tree."""
         self._use_lines()
         yield from self._flush()
-        for number, root_id in sorted(self._paid.items()):
-            yield from batch(*recounted(number, root_id))
+        for number in sorted(self._paid):
+            yield from batch(*session_recounted(number))
+        for root_id in sorted(self._paid_trees):
+            yield from batch(*tree_recounted(root_id))
         for root_id, count in sorted(self._sessions_of.items()):
             data = {"sessions": count, "source": label}
             yield from emit(self.codec, root_id, root_id, "session_imported", data)
@@ -422,10 +426,14 @@ class _Loader:
         is_empty, context = frame.details == NIL, spend_context(frame.id)
         fields["details"] = None if is_empty else self._seal(frame.details, context)
         self.counts["spends"] += 1
-        assert self._session is not None
-        self._paid[self._number] = self._session.root_id
+        if frame.session_id is None:
+            fields |= self._place()
+            self._paid.add(self._number)
+        else:
+            fields |= {"root_id": self._root_id, "session_number": GONE}
+        self._paid_trees.add(fields["root_id"])
         problem = f"spend {frame.id!r} is that of another session here"
-        self._later(ADD_SPEND, problem, **fields, **self._place())
+        self._later(ADD_SPEND, problem, **fields)
 
     def _place(self) -> dict[str, object]:
         assert self._session is not None
@@ -530,4 +538,14 @@ def already_there(id: str) -> InvalidArgument:
     """Return the error for a session that would be written over."""
     return InvalidArgument(
         f"there is a session {id!r} already; nothing was imported", session_id=id
+    )
+
+
+def spent_by_another(label: str, id: str) -> InvalidArgument:
+    """Return the error for spend that would be listed as that of a session it is not of."""
+    return InvalidArgument(
+        f"{label} has the spend of a deleted session {id!r}, and this store has another session of "
+        "that id, where it would be listed; nothing was imported. If you trust where it comes "
+        "from, import it with store_keys=True (--store-keys)",
+        session_id=id,
     )

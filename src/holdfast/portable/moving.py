@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..codec import Codec
 from ..effects import Ledger
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
-from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.flow import Flow, flow, invoke
 from ..kernel.newfile import new_file
 from ..kernel.operation import Call, Lock, Op, one, operation, rows
 from ..kernel.outside import require_own
@@ -20,7 +20,7 @@ from ..words import plural
 from .checking import check
 from .exporting import Exporter, Written
 from .frames import ExportFile, ExportWriter, Source
-from .importing import Importer, already_there
+from .importing import Importer, already_there, spent_by_another
 from .legacy import LegacyDatabase
 
 # So many of the trees that cannot be moved are named in the message.
@@ -72,22 +72,13 @@ class PortableOps:
         A session brings its whole tree, the trees it was forked from, and their effects, work items
         and spend. With a cipher the file is encrypted. Nothing is left behind if it fails.
 
-        `move` then cancels the trees here, with their items, in one transaction. SessionBusy names
-        those that were written to meanwhile: all go on here, and the file is removed.
+        `move` cancels the trees here, with their items, in one transaction; then the file gets its
+        name. SessionBusy names those that were written to meanwhile: all go on here.
         """
         require_own(self.driver, "export")
         ids = None if sessions is None else _ids(sessions)
-        written = yield from invoke(_export, self.driver, self.codec, path, ids)
-        exported: Exported = written[0]
-        positions: dict[str, int] = written[1]
-        if not move:
-            return exported
-        try:
-            yield from perform(PortableOps._leave, self, positions)
-        except SessionBusy:
-            yield from invoke(os.unlink, exported.path)
-            raise
-        return replace(exported, moved=tuple(positions))
+        exported: Exported = yield from invoke(_export, self, path, ids, move=move)
+        return exported
 
     @operation
     def _leave(self, positions: dict[str, int]) -> Op[None]:
@@ -179,31 +170,38 @@ def _existing(path: object) -> Path:
     return found
 
 
-def _export(
-    driver: Any, codec: Codec, place: object, ids: list[str] | None
-) -> tuple[Exported, dict[str, int]]:
-    """Write beside the wanted name first, so that it never names half an export."""
+def _export(ops: PortableOps, place: object, ids: list[str] | None, *, move: bool) -> Exported:
+    """Write beside the wanted name first: it never names half an export, or one of a failed move.
+
+    A file that could be imported while its trees go on here would let everything happen twice.
+    """
+    codec, driver = ops.codec, ops.driver.twin()
     with new_file(place) as partial:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w+b") as file:
             writer = ExportWriter(file, codec.widened(), os.urandom(16).hex())
             call = Call(Exporter.write, Exporter(codec), (writer, ids))
-            written: Written = driver.twin().run(call)
+            written: Written = driver.run(call)
             writer.end()
             size = file.tell()
+        if move:
+            driver.run(Call(PortableOps._leave, ops, (written.positions,)))
     counts: dict[str, Any] = dict(written.counts)
-    path = os.path.realpath(str(place))
-    return Exported(path=path, bytes=size, **counts), written.positions
+    moved = tuple(written.positions) if move else ()
+    return Exported(path=os.path.realpath(str(place)), bytes=size, **counts, moved=moved)
 
 
 def _import(driver: Any, codec: Codec, mark: str, read: Any, *, store_keys: bool) -> Imported:
     source: Source = read()
-    ids = check(codec, source, takes_store_keys=store_keys)
+    ids, gone = check(codec, source, takes_store_keys=store_keys)
     twin = driver.twin()
     importer = Importer(codec, mark)
     existing = twin.run(Call(Importer.existing, importer, (ids,)))
     if existing is not None:
         raise already_there(existing)
+    others = None if store_keys else twin.run(Call(Importer.existing, importer, (sorted(gone),)))
+    if others is not None:
+        raise spent_by_another(source.label, others)
     try:
         counts = twin.run(Call(Importer.write, importer, (source,)))
     except Refused as error:
