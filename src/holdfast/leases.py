@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import queue
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .clock import uptime_ms
 from .errors import (
@@ -34,6 +36,7 @@ from .records import Lease
 LEASE_SECONDS_MAX = 7 * 24 * 3600
 HOLDER_CHARACTERS_MAX = 256
 SELF_FENCE_SHARE = 0.2
+LEAVE_SECONDS_MAX = 2.0
 log = logging.getLogger("holdfast.leases")
 
 ACQUIRE = """
@@ -159,47 +162,139 @@ class Guard:
         self.require((yield self.look))
 
 
-class Heartbeat:
-    """A thread that renews a lease at a third of its length, and stops when it is lost.
+class Leasing(Protocol):
+    """One lease that a heartbeat takes, renews and gives back, each in a call of its own."""
 
-    It also stops when `owner` is gone: an interrupt may have hit who was to close it. `is_lost`
-    turns true as soon as another holder is seen, and also by itself shortly before the lease
-    would expire without an answer: the holder must then stop.
+    lease_seconds: float
+
+    def take(self) -> Lease:
+        """Take the lease, or raise why it cannot be had."""
+        ...
+
+    def renew(self, lease: Lease) -> object:
+        """Prolong it, or raise LeaseLost."""
+        ...
+
+    def release(self, lease: Lease) -> object:
+        """Give it back, or raise LeaseLost."""
+        ...
+
+
+class Heartbeat:
+    """A thread that takes a lease, renews it at a third of its length, and gives it back.
+
+    An interrupt or a cancellation hits whoever asked for the lease, never this thread. So no lease
+    is taken of which nobody knows, and it is given back as soon as it is stopped or `owner` is
+    gone. `is_lost` turns true as soon as another holder is seen, and also by itself shortly before
+    the lease would expire without an answer: the holder must then stop.
     """
 
-    def __init__(self, owner: object, beat: Callable[[], object], lease_seconds: float) -> None:
-        self._owner = weakref.ref(owner)
-        self._beat = beat
-        self._lease_seconds = lease_seconds
-        self._stopping = Flag()
-        self._is_taken = False
+    def __init__(self, owner: object, leasing: Leasing) -> None:
+        self._leasing = leasing
+        # Whatever is put here stops it. To put is one call of a function written in C, which an
+        # interrupt cannot cut in two, nor the clearing of `owner` drop.
+        self.stops: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._owner = weakref.ref(owner, self.stops.put)
+        self._lease: Lease | None = None
+        self._error: BaseException | None = None
+        self._taken = Flag()
+        self._ended = Flag()
+        self._is_taken_over = False
         self._renewed_at = uptime_seconds()
+        self._pid = os.getpid()
         self._thread = Thread(self._run, "holdfast-heartbeat")
-        self._thread.start()
 
     @property
     def is_lost(self) -> bool:
         """Whether the lease must be taken for lost."""
-        margin = self._lease_seconds * (1 - SELF_FENCE_SHARE)
-        return self._is_taken or uptime_seconds() - self._renewed_at > margin
+        margin = self._leasing.lease_seconds * (1 - SELF_FENCE_SHARE)
+        return self._is_taken_over or uptime_seconds() - self._renewed_at > margin
 
-    def stop(self) -> None:
-        """Stop beating and wait for a beat under way."""
-        self._stopping.set()
-        self._thread.join()
+    def take(self) -> Lease:
+        """Start, and return the lease once it is taken; raise why it cannot be had."""
+        self._thread.start()
+        self._taken.wait(threading.TIMEOUT_MAX)
+        self._raise_error()
+        assert self._lease is not None, "it was stopped before it began"
+        return self._lease
+
+    def leave(self) -> None:
+        """After a stop, wait for the lease to be given back, but not for long."""
+        # One that has not begun will find that it was stopped.
+        if self._thread.ident is not None:
+            self._ended.wait(LEAVE_SECONDS_MAX)
+
+    def finish(self) -> None:
+        """After a stop, wait until the lease is given back; raise why it was not.
+
+        An interrupt is raised once that is done; a second one at once, and it is still done.
+        """
+        if os.getpid() != self._pid:
+            self._give_back()
+        elif self._thread.ident is not None:
+            try:
+                while not self._ended.wait(1.0):
+                    pass
+            except BaseException:
+                self.leave()
+                raise
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._lease_seconds / 3) and self._owner() is not None:
-            began = uptime_seconds()
-            try:
-                self._beat()
-            except (LeaseLost, NotFound, StoreClosed, StoreForked):
-                self._is_taken = True
-                return
-            except HoldfastError:
-                log.warning("a lease could not be renewed; trying again", exc_info=True)
-            else:
-                self._renewed_at = began
+        try:
+            if self.stops.empty():
+                self._renewed_at = uptime_seconds()
+                self._lease = self._leasing.take()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._taken.set()
+        try:
+            while self._lease is not None and not self._is_taken_over and not self._is_stopped():
+                self._beat(self._lease)
+            self._give_back()
+        finally:
+            self._ended.set()
+
+    def _is_stopped(self) -> bool:
+        """Wait for a third of the lease, or until it is stopped."""
+        try:
+            self.stops.get(timeout=self._leasing.lease_seconds / 3)
+        except queue.Empty:
+            return False
+        return True
+
+    def _beat(self, lease: Lease) -> None:
+        began = uptime_seconds()
+        try:
+            self._leasing.renew(lease)
+        except (LeaseLost, NotFound, StoreClosed, StoreForked):
+            self._is_taken_over = True
+        except HoldfastError:
+            log.warning("a lease could not be renewed; trying again", exc_info=True)
+        else:
+            self._renewed_at = began
+
+    def _give_back(self) -> None:
+        """Give the lease back; one that is lost already is not an error."""
+        if self._lease is None:
+            return
+        try:
+            self._leasing.release(self._lease)
+        except (LeaseLost, NotFound):
+            return
+        except BaseException as error:
+            self._error = error
+            if self._owner() is None:
+                log.warning("a lease could not be given back; it will expire", exc_info=True)
 
 
 class Kept:

@@ -18,6 +18,7 @@ from .errors import InvalidArgument, LimitExceeded
 from .feed import event_statements, events_if_done, lock_statement, read_events
 from .kernel import health
 from .kernel.attempt import Hooks, Services
+from .kernel.awaiting import Opening
 from .kernel.backup import back_up
 from .kernel.fingerprints import CipherKeys
 from .kernel.flow import finish
@@ -376,35 +377,6 @@ def open(
     return store
 
 
-class Opening(Coroutine[Any, Any, AsyncStore]):
-    """A store that is being opened: `await` it, or open and close it by `async with`."""
-
-    def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
-        self._opening = opening
-
-    def __await__(self) -> Generator[Any, Any, AsyncStore]:
-        return self._opening.__await__()
-
-    async def __aenter__(self) -> AsyncStore:
-        self._store = await self._opening
-        return self._store
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._store.close()
-
-    def send(self, value: Any, /) -> Any:
-        """Go on, as a task does that runs this."""
-        return self._opening.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an error inside, as a task does that is cancelled."""
-        return self._opening.throw(*error)
-
-    def close(self) -> None:
-        """Give up before it has begun."""
-        self._opening.close()
-
-
 def aopen(
     url: str | None = None,
     *,
@@ -418,7 +390,7 @@ def aopen(
     migrate: bool = True,
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
-) -> Opening:
+) -> Opening[AsyncStore]:
     """Open a store in this event loop, by `await` or `async with`; the arguments of `open`."""
 
     async def opening() -> AsyncStore:

@@ -51,6 +51,7 @@ class Subject:
         prepare(self.store, "root", "neighbour")
         self.session = self.store.session("s")
         self.session.save(transcript=[{"n": n} for n in range(100)])
+        self.driven: holdfast.Session | None = None
         self._numbers = itertools.count()
 
     def name(self) -> str:
@@ -89,10 +90,10 @@ def _begin_and_complete(subject: Subject) -> Prepared:
 
 def _drive(subject: Subject) -> Prepared:
     def run() -> None:
-        with session.drive(lease_seconds=3) as driven:
+        with session.drive(lease_seconds=600) as driven:
             driven.append("transcript", [1])
 
-    session = subject.other()
+    session = subject.driven = subject.other()
     return run
 
 
@@ -171,6 +172,18 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
 }
 
 
+def driven_soon(session: holdfast.Session) -> None:
+    """Drive a session as another would, as soon as an interrupted driver has let go of it."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            with session.drive("other"):
+                return
+        except holdfast.SessionBusy:
+            assert time.monotonic() < deadline, f"{session} is still held"
+            time.sleep(0.005)
+
+
 class Alarm:
     """Raises KeyboardInterrupt in the main thread after a while, once, unless it is put off."""
 
@@ -224,6 +237,8 @@ class Checks:
         Counter(store).add(1, note="after")
         self._threads.submit(lambda: Counter(store).add(1, note="after")).result(WAIT_SECONDS)
         self._added += 2
+        if self._subject.driven is not None:
+            driven_soon(self._subject.driven)
 
     def long_check(self) -> None:
         """Make as many calls at once as the store has connections for."""

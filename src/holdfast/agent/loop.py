@@ -142,7 +142,7 @@ class Agent:
             driven = await session.item.drive()
             flow = self._flow(driven, message, message_id, ends=True)
             return await run_flow_async(driven.driver, flow)
-        async with await session.drive(**self._driver()) as driven:
+        async with session.drive(**self._driver()) as driven:
             flow = self._flow(driven, message, message_id, ends=True)
             return await run_flow_async(driven.driver, flow)
 

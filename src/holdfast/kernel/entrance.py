@@ -35,9 +35,14 @@ class Entrance:
         finally:
             inside.pop(thread, None)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call."""
+        return get_ident() in self._inside
+
     def require_outside(self) -> None:
         """Raise StoreReentered on a thread that is inside a call."""
-        if get_ident() in self._inside:
+        if self.is_inside:
             raise _error()
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any, TypeVar
 
 from ..effects import AsyncIssued, Issued, Ticket
-from ..errors import LeaseLost, NotFound
-from ..kernel.flow import finish
-from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, TxBound
+from ..kernel.awaiting import Opening
+from ..kernel.flow import finish, in_thread
+from ..kernel.operation import AsyncBound, Call, Composition, SyncBound, SyncDriver, TxBound
 from ..leases import Guard, Heartbeat, Kept, default_holder
 from ..records import Lease
 from .ops import Rewinding, SessionOps
 
-S = TypeVar("S")
+R = TypeVar("R")
 
 
 class _Named:
@@ -42,6 +41,41 @@ class _Named:
         return f"<{type(self).__name__} {self.id}>"
 
 
+class SessionLease:
+    """A session's lease as its heartbeat has it: on a thread, whatever the session's colour."""
+
+    def __init__(
+        self, session: Any, holder: str | None, lease_seconds: float, instance: str | None
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        self._session = session
+        self._holder = default_holder() if holder is None else holder
+        self._instance = instance
+        self._driven: dict[int, int] = session.heads.driven
+
+    def take(self) -> Lease:
+        """Take the lease. Raises SessionBusy while another's is alive."""
+        keywords = {"instance": self._instance}
+        arguments = (self._holder, self.lease_seconds)
+        lease = self._run(Call(SessionOps.lease, self._session, arguments, keywords))
+        self._driven[self._session.number] = lease.fence
+        return lease
+
+    def renew(self, lease: Lease) -> Lease:
+        """Prolong the lease, or raise LeaseLost."""
+        return self._run(Call(SessionOps.renew, self._session, (lease, self.lease_seconds)))
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, or raise LeaseLost."""
+        if self._driven.get(self._session.number) == lease.fence:
+            del self._driven[self._session.number]
+        self._run(Call(SessionOps.release, self._session, (lease,)))
+
+    def _run(self, call: Call[R]) -> R:
+        driver: SyncDriver = self._session.driver.twin()
+        return driver.run(call)
+
+
 class Session(_Named, Rewinding, SessionOps["Session", Issued], SyncBound):
     """A session; each call returns once its change is durable."""
 
@@ -65,29 +99,35 @@ class Session(_Named, Rewinding, SessionOps["Session", Issued], SyncBound):
         Raises SessionBusy while another drives it; `instance` names this one over restarts, and
         fences what an earlier boot of that name still holds.
         """
-        name = default_holder() if holder is None else holder
-        lease = self.lease(name, lease_seconds, instance=instance)
-        return DrivenSession(self, lease, lease_seconds)
+        self.driver.entrance.require_outside()
+        driven = DrivenSession(self, SessionLease(self, holder, lease_seconds, instance))
+        try:
+            lease = driven.heartbeat.take()
+            driven.fence, driven.holder = lease.fence, lease.holder
+        except BaseException:
+            driven.heartbeat.stops.put(None)
+            driven.heartbeat.leave()
+            raise
+        return driven
 
 
 class DrivenSession(Session):
-    """A session whose lease this handle holds; all its writes carry the fence."""
+    """A session whose lease this handle holds; all its writes carry the fence.
 
-    def __init__(self, session: Session, lease: Lease, lease_seconds: float) -> None:
+    The lease is given back when the handle is closed, and also when nobody has it any more.
+    """
+
+    def __init__(self, session: Session, lease: SessionLease) -> None:
         super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
-        self.fence = lease.fence
         self.guard = session.guard
-        self.holder = lease.holder
-        self._lease = lease
-        self.heads.driven[self.number] = lease.fence
-        self.heartbeat = keep(self, session, lease, lease_seconds)
+        self.heartbeat = Heartbeat(self, lease)
 
     def close(self) -> None:
         """Give the lease back; one that is lost already is not an error."""
-        self.heartbeat.stop()
-        self.heads.driven.pop(self.number, None)
-        with contextlib.suppress(LeaseLost, NotFound):
-            self.release(self._lease)
+        self.heartbeat.stops.put(None)
+        # A signal handler or `__del__` may be inside a call that the release has to wait for.
+        if not self.driver.entrance.is_inside:
+            self.heartbeat.finish()
 
     def __enter__(self) -> DrivenSession:
         return self
@@ -111,37 +151,46 @@ class AsyncSession(_Named, Rewinding, SessionOps["AsyncSession", AsyncIssued], A
     def _issued(self, ticket: Ticket, kept: Kept | None) -> AsyncIssued:
         return AsyncIssued(self.ledger, ticket, kept, self.driver)
 
-    async def drive(
+    def drive(
         self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
-    ) -> AsyncDrivenSession:
-        """Take the session's lease and keep it until closed: one process advances a session.
+    ) -> Opening[AsyncDrivenSession]:
+        """Take the session's lease, by `await` or `async with`, and keep it until closed.
 
-        Raises SessionBusy while another drives it; `instance` names this one over restarts, and
-        fences what an earlier boot of that name still holds.
+        One process advances a session. Raises SessionBusy while another drives it; `instance`
+        names this one over restarts, and fences what an earlier boot of that name still holds.
         """
-        name = default_holder() if holder is None else holder
-        lease = await self.lease(name, lease_seconds, instance=instance)
-        return AsyncDrivenSession(self, lease, lease_seconds)
+
+        async def driving() -> AsyncDrivenSession:
+            driven = AsyncDrivenSession(self, SessionLease(self, holder, lease_seconds, instance))
+            heartbeat = driven.heartbeat
+            try:
+                lease = await asyncio.wrap_future(in_thread(heartbeat.take))
+                driven.fence, driven.holder = lease.fence, lease.holder
+            except BaseException as error:
+                heartbeat.stops.put(None)
+                if not isinstance(error, GeneratorExit):
+                    await finish(asyncio.wrap_future(in_thread(heartbeat.leave)))
+                raise
+            return driven
+
+        return Opening(driving())
 
 
 class AsyncDrivenSession(AsyncSession):
-    """A session whose lease this handle holds; all its writes carry the fence."""
+    """A session whose lease this handle holds; all its writes carry the fence.
 
-    def __init__(self, session: AsyncSession, lease: Lease, lease_seconds: float) -> None:
+    The lease is given back when the handle is closed, and also when nobody has it any more.
+    """
+
+    def __init__(self, session: AsyncSession, lease: SessionLease) -> None:
         super().__init__(session.owner, session.id, session.number, session.root_id, session.name)
-        self.fence = lease.fence
         self.guard = session.guard
-        self.holder = lease.holder
-        self._lease = lease
-        self.heads.driven[self.number] = lease.fence
-        self.heartbeat = keep(self, session, lease, lease_seconds)
+        self.heartbeat = Heartbeat(self, lease)
 
     async def close(self) -> None:
-        """Give the lease back; one that is lost already is not an error."""
-        await finish(asyncio.to_thread(self.heartbeat.stop))
-        self.heads.driven.pop(self.number, None)
-        with contextlib.suppress(LeaseLost, NotFound):
-            await self.release(self._lease)
+        """Give the lease back, also when cancelled; one that is lost already is not an error."""
+        self.heartbeat.stops.put(None)
+        await finish(asyncio.wrap_future(in_thread(self.heartbeat.finish)))
 
     async def __aenter__(self) -> AsyncDrivenSession:
         return self
@@ -164,9 +213,3 @@ class TxSession(_Named, SessionOps["TxSession", Any], TxBound):
 
     def _session(self, id: str, number: int, root_id: str, name: str | None) -> TxSession:
         return TxSession(self.owner, id, number, root_id, name)
-
-
-def keep(driven: Any, session: Any, lease: Lease, lease_seconds: float) -> Heartbeat:
-    """Renew a session's lease from a thread, which neither the loop nor a handler can block."""
-    renew = Call(SessionOps.renew, session, (lease, lease_seconds))
-    return Heartbeat(driven, lambda: session.driver.twin().run(renew), lease_seconds)

@@ -1,0 +1,232 @@
+"""A driver that is interrupted or cancelled never leaves its session held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.agent import Agent, ScriptedModel
+from holdfast.errors import SessionBusy, StoreReentered
+from tests.faults.interrupts import WAIT_SECONDS, driven_soon
+from tests.faults.test_interrupts import Interrupt
+
+Report = Callable[[str], None]
+
+# Far longer than any test waits: a lease that nobody gives back is noticed.
+LEASE_SECONDS = 6_000
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def drive(session: holdfast.Session) -> None:
+    with session.drive(lease_seconds=LEASE_SECONDS):
+        pass
+
+
+async def driven_soon_async(session: holdfast.AsyncSession) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            async with session.drive("other"):
+                return
+        except SessionBusy:
+            assert time.monotonic() < deadline, f"{session} is still held"
+            await asyncio.sleep(0.005)
+
+
+def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report: Report) -> None:
+    with holdfast.open(**place) as store:
+        drive(store.session("first"))
+        for nth in range(1, 5_000):
+            session = store.session(f"s{nth}")
+            interrupt = Interrupt(nth)
+            with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
+                drive(session)
+            driven_soon(session)
+            if interrupt.remaining > 0:
+                break
+        report(f"interrupted at {nth - 1} places")
+        assert nth > 30
+
+
+def test_a_driver_that_two_signals_hit_lets_go(place: dict[str, Any], report: Report) -> None:
+    chance, remaining, hits = random.Random(3), 0, []
+
+    def strike(number: int, frame: types.FrameType | None) -> None:
+        nonlocal remaining
+        if remaining > 0:
+            remaining -= 1
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with holdfast.open(**place) as store:
+            drive(store.session("first"))
+            for turn in range(60):
+                session = store.session(f"s{turn}")
+                with contextlib.suppress(KeyboardInterrupt):
+                    try:
+                        remaining = 2
+                        first, second = chance.uniform(1e-6, 4e-3), chance.uniform(1e-6, 1e-3)
+                        signal.setitimer(signal.ITIMER_REAL, first, second)
+                        drive(session)
+                    finally:
+                        hits.append(2 - remaining)
+                        remaining = 0
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                driven_soon(session)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    report(f"of 60 drivers {hits.count(1)} were interrupted once, {hits.count(2)} twice")
+    assert hits.count(1) + hits.count(2) > 5
+
+
+def cancelling(
+    coroutine: Coroutine[Any, Any, Any], places: set[int], *, when_done: bool
+) -> Coroutine[Any, Any, Any]:
+    """Run a coroutine that is cancelled at some of its awaits, as they begin or as they end."""
+
+    @types.coroutine
+    def run() -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        resume: Callable[[Any], Any]
+        waited_for, nth = coroutine.send(None), 0
+        while True:
+            nth += 1
+            if nth in places and not when_done:
+                task.cancel()
+            try:
+                answer = yield waited_for
+                if nth in places and when_done:
+                    raise asyncio.CancelledError
+            except BaseException as error:
+                resume, answer = coroutine.throw, error
+            else:
+                resume = coroutine.send
+            try:
+                waited_for = resume(answer)
+            except StopIteration as stop:
+                if nth >= min(places):
+                    return stop.value
+                raise IndexError("it has not so many awaits") from None
+
+    async def own() -> Any:
+        return await run()
+
+    return own()
+
+
+@pytest.mark.parametrize("when_done", [False, True], ids=["as it begins", "as it ends"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_driver_cancelled_at_any_await_lets_go(
+    place: dict[str, Any], when_done: bool, times: int, report: Report
+) -> None:
+    async def drive(session: holdfast.AsyncSession) -> None:
+        async with session.drive(lease_seconds=LEASE_SECONDS) as driven:
+            await driven.append("transcript", [1])
+
+    async def cancel_everywhere() -> int:
+        async with holdfast.aopen(**place) as store:
+            for nth in range(1, 1_000):
+                session = await store.session(f"s{nth}")
+                places = set(range(nth, nth + times))
+                task = asyncio.create_task(cancelling(drive(session), places, when_done=when_done))
+                await asyncio.wait([task])
+                await driven_soon_async(session)
+                if not task.cancelled():
+                    assert isinstance(task.exception(), IndexError), task
+                    return nth - 1
+        raise AssertionError("it has no end")
+
+    places = asyncio.run(cancel_everywhere())
+    report(f"cancelled at {places} awaits")
+    assert places > 1
+
+
+def test_a_driver_that_nobody_has_any_more_lets_go(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        driven = session.drive("me", lease_seconds=LEASE_SECONDS)
+        with pytest.raises(SessionBusy, match="this process"):
+            session.save(x=1)
+        del driven
+        driven_soon(session)
+        session.save(x=1)
+
+
+def test_an_async_driver_that_nobody_has_any_more_lets_go(place: dict[str, Any]) -> None:
+    async def forget() -> None:
+        async with holdfast.aopen(**place) as store:
+            session = await store.session("s")
+            driven = await session.drive("me", lease_seconds=LEASE_SECONDS)
+            with pytest.raises(SessionBusy, match="this process"):
+                await session.save(x=1)
+            del driven
+            await driven_soon_async(session)
+            await session.save(x=1)
+
+    asyncio.run(forget())
+
+
+def test_a_driver_is_had_by_await_and_by_async_with(place: dict[str, Any]) -> None:
+    async def drive() -> None:
+        async with holdfast.aopen(**place) as store:
+            session = await store.session("s")
+            async with session.drive("a") as driven:
+                await driven.save(x=1)
+            async with await session.drive("b") as driven:
+                await driven.save(x=2)
+            driven = await asyncio.create_task(session.drive("c"))
+            assert (await session.info()).holder == "c"
+            await driven.close()
+            assert (await session.info()).holder is None
+
+    asyncio.run(drive())
+
+
+def test_a_driver_closed_inside_a_call_lets_go_behind_it(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        driven = session.drive(lease_seconds=LEASE_SECONDS)
+
+        def close(tx: holdfast.Transaction) -> holdfast.Op[None]:
+            driven.close()
+            with pytest.raises(StoreReentered):
+                session.drive()
+            yield from tx.session("other")
+
+        store.run(close)
+        driven_soon(session)
+
+
+def test_an_agent_that_was_interrupted_can_run_again(place: dict[str, Any], report: Report) -> None:
+    chance = random.Random(4)
+    with holdfast.open(**place) as store:
+
+        def run(name: str) -> None:
+            session = store.session(name, reopen=True)
+            agent = Agent(session, ScriptedModel(["done"]), lease_seconds=LEASE_SECONDS)
+            agent.run("hello", message_id="m1")
+
+        run("first")
+        whole = Interrupt(1_000_000)
+        with whole.armed():
+            run("whole")
+        places = 1_000_000 - whole.remaining
+        for nth in sorted(chance.sample(range(1, places), 30)):
+            with contextlib.suppress(KeyboardInterrupt), Interrupt(nth).armed():
+                run(f"s{nth}")
+            driven_soon(store.session(f"s{nth}", reopen=True))
+            run(f"s{nth}")
+    report(f"interrupted at 30 of {places} places")
