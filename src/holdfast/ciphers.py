@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from .arguments import shown
 from .errors import CorruptRecord, InvalidArgument, StoreError
 
 _KEY_BYTES: Final = 32
@@ -40,13 +41,13 @@ class AesGcm:
                 raise InvalidArgument("A key id has 1 to 255 bytes of UTF-8.", argument="keys")
             if type(key) is not bytes or len(key) != _KEY_BYTES:
                 raise InvalidArgument(
-                    f"The key {key_id!r} must be 32 random bytes; secrets.token_bytes(32) makes "
-                    "one, a password does not.",
+                    f"The key {shown(key_id)} must be 32 random bytes; secrets.token_bytes(32) "
+                    "makes one, a password does not.",
                     argument="keys",
                 )
         if current not in keys:
             raise InvalidArgument(
-                f"The current key {current!r} is not among the keys.", argument="current"
+                f"The current key {shown(current)} is not among the keys.", argument="current"
             )
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._current = current

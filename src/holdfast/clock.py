@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from .errors import InvalidArgument
-
-TIME_MAX = 2**53
 _UPTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -33,9 +30,6 @@ def boot_id() -> str | None:
         return None if _UPTIME is None else _BOOT_ID.read_text("ascii").strip()
     except OSError:
         return None
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
@@ -78,20 +72,6 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Move the clock; a negative number moves it back."""
         self._now_ms += round(seconds * 1000)
-
-
-def milliseconds_of(label: str, moment: object) -> int:
-    """Return a moment in milliseconds UTC; it is given as that, or as a datetime with a zone."""
-    milliseconds = moment
-    if isinstance(moment, datetime):
-        if moment.utcoffset() is None:
-            raise InvalidArgument(f"{label} needs a time zone, like datetime.now(UTC): {moment!r}")
-        milliseconds = (moment - _EPOCH) // timedelta(milliseconds=1)
-    if type(milliseconds) is not int or not 0 <= milliseconds <= TIME_MAX:
-        raise InvalidArgument(
-            f"{label} must be a datetime, or a time in milliseconds UTC, not {moment!r}"
-        )
-    return milliseconds
 
 
 def iso(milliseconds: int) -> str:

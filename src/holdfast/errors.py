@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+from typing import Any, ClassVar, Final
+
+# What commands a terminal, turns the direction of text, or cannot be written as UTF-8. Lines stay.
+_COMMANDING: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def escaped(text: str) -> str:
+    """Return text in which nothing commands a terminal: such characters stand escaped."""
+    return _COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class HoldfastError(Exception):
@@ -12,7 +23,7 @@ class HoldfastError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str | None = None, **fields: object) -> None:
-        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+        super().__init__(escaped(message or " ".join((type(self).__doc__ or "").split())))
         self.fields = fields
 
     def __getattr__(self, name: str) -> Any:

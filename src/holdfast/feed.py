@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 
+from .arguments import require_limit, require_text, require_whole
 from .codec import Codec
-from .errors import InvalidArgument, NotFound
+from .errors import NotFound
 from .kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
 from .records import Event
 
@@ -148,12 +149,9 @@ def _if_done(count: int) -> str:
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
     """Return a tree's events after a position, oldest first."""
-    if type(root_id) is not str:
-        raise InvalidArgument(f"root_id must be text, not {root_id!r}")
-    if type(limit) is not int or not 0 < limit <= EVENTS_PER_READ_MAX:
-        raise InvalidArgument(f"limit must be 1 to {EVENTS_PER_READ_MAX}, not {limit!r}")
-    if type(after) is not int or not 0 <= after < 2**63:
-        raise InvalidArgument(f"after must be a position, 0 or more, not {after!r}")
+    require_text("root_id", root_id)
+    require_limit(limit, EVENTS_PER_READ_MAX)
+    require_whole("after", after, 0)
     found = yield from rows(READ, root_id=root_id, after=after, limit=limit)
     return [
         Event(**{**row, "data": codec.unpack(row["data"], context=("hf_events", root_id))})

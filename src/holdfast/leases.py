@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .arguments import require_seconds, require_text, shown
 from .clock import uptime_ms
 from .errors import (
     HoldfastError,
@@ -34,7 +35,6 @@ from .kernel.threads import Flag, Thread
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
-HOLDER_CHARACTERS_MAX = 256
 SELF_FENCE_SHARE = 0.2
 LEAVE_SECONDS_MAX = 2.0
 log = logging.getLogger("holdfast.leases")
@@ -65,7 +65,7 @@ class LeasedTable:
 
     def __init__(self, table: str, noun: str) -> None:
         if not table.isidentifier():
-            raise InvalidArgument(f"{table!r} is not a table name")
+            raise InvalidArgument(f"{shown(table)} is not a table name")
         self._noun = noun
         self._acquire = ACQUIRE.format(table=table)
         self._renew = RENEW.format(table=table)
@@ -75,7 +75,7 @@ class LeasedTable:
     def acquire(self, id: str, holder: str, lease_seconds: float) -> Op[Lease]:
         """Take the lease and raise its fence. Raises LeaseHeld while another's is alive."""
         lease_ms = lease_milliseconds(lease_seconds)
-        require_holder(holder)
+        require_text("holder", holder)
         row = yield from one(self._acquire, id=id, holder=holder, lease_ms=lease_ms)
         if row is not None:
             return _lease(row)
@@ -90,6 +90,7 @@ class LeasedTable:
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
         """Prolong the lease, never shorten it. Raises LeaseLost under an old fence."""
         lease_ms = lease_milliseconds(lease_seconds)
+        _require_lease(lease)
         row = yield from one(self._renew, id=lease.id, fence=lease.fence, lease_ms=lease_ms)
         if row is None:
             raise (yield from self._lost(lease))
@@ -97,12 +98,14 @@ class LeasedTable:
 
     def check(self, lease: Lease) -> Op[None]:
         """Lock the row and make sure that the fence is still the lease's, or raise LeaseLost."""
+        _require_lease(lease)
         current = yield from self._current(lease.id)
         if current["fence"] != lease.fence or current["holder"] is None:
             raise self._error(lease, current)
 
     def release(self, lease: Lease) -> Op[None]:
         """Give the lease back. Raises LeaseLost under an old fence."""
+        _require_lease(lease)
         if (yield from one(self._release, id=lease.id, fence=lease.fence)) is None:
             raise (yield from self._lost(lease))
 
@@ -429,19 +432,10 @@ def _lease(row: Row) -> Lease:
 
 def lease_milliseconds(lease_seconds: float) -> int:
     """Return a lease's length in milliseconds, or refuse it."""
-    is_number = type(lease_seconds) in (int, float)
-    if not is_number or not 0 < lease_seconds <= LEASE_SECONDS_MAX:
-        raise InvalidArgument(
-            f"lease_seconds must be above 0 and at most {LEASE_SECONDS_MAX}, not {lease_seconds!r}"
-        )
-    return max(1, round(lease_seconds * 1000))
+    most = LEASE_SECONDS_MAX
+    return max(1, require_seconds("lease_seconds", lease_seconds, most, may_be_least=False))
 
 
-def require_holder(holder: str) -> None:
-    """Refuse what cannot name who holds a lease."""
-    is_text = isinstance(holder, str) and 0 < len(holder) <= HOLDER_CHARACTERS_MAX
-    if not is_text or not holder.isprintable():
-        raise InvalidArgument(
-            f"holder must be text of 1 to {HOLDER_CHARACTERS_MAX} printable characters, "
-            f"not {holder!r}"
-        )
+def _require_lease(lease: object) -> None:
+    if not isinstance(lease, Lease):
+        raise InvalidArgument(f"lease must be a Lease, not {type(lease).__name__}")

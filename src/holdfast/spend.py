@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
-from .checkpoints.ops import CheckpointOps, require_limit
+from .arguments import require_limit, require_one_of, require_text, require_whole, shown
+from .checkpoints.ops import CheckpointOps
 from .codec import Codec
 from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from .feed import emit
@@ -24,7 +25,6 @@ SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
 Money: TypeAlias = Decimal | float | str
 
-LABEL_CHARACTERS_MAX = 256
 SPENDS_PER_PAGE_MAX = 10_000
 NANOS = 1_000_000_000
 # A thousand of the largest fit into one total.
@@ -181,19 +181,20 @@ class SpendOps(CheckpointOps):
         An open attempt carries its estimate and needs the session's lease, if it is driven. Its
         outcome is a fact and is taken from anybody.
         """
-        spend_id = _require_label("id", id) if id is not None else (yield from fresh_id())
-        if state not in SPEND_STATES:
-            raise InvalidArgument(f"state must be one of {', '.join(SPEND_STATES)}, not {state!r}")
+        spend_id = require_text("id", id) if id is not None else (yield from fresh_id())
+        require_one_of("state", state, SPEND_STATES)
         given: dict[str, Any] = {
-            "model": _require_label("model", model),
-            "source": _require_label("source", source),
+            "model": require_text("model", model),
+            "source": require_text("source", source),
             "state": state,
-            "input_tokens": _require_count("input_tokens", input_tokens),
-            "output_tokens": _require_count("output_tokens", output_tokens),
+            "input_tokens": require_whole("input_tokens", input_tokens, 0, NUMBER_MAX),
+            "output_tokens": require_whole("output_tokens", output_tokens, 0, NUMBER_MAX),
             "nano_usd": nanos(usd),
         }
         packed = None
         if details is not None:
+            if not isinstance(details, Mapping):
+                raise InvalidArgument(f"details must be a dict, not {type(details).__name__}")
             told = self.ledger.redactor.redact(dict(details))
             packed = self.codec.pack(told, context=context(spend_id), name="details")
         if state == "open":
@@ -264,8 +265,7 @@ class StoreSpend:
         limit: int = SPENDS_PER_PAGE_MAX,
     ) -> Op[list[SpendGroup]]:
         """Return what was spent by session, model or day (UTC); it reads every attempt."""
-        if by not in GROUPS:
-            raise InvalidArgument(f"by must be one of {', '.join(GROUPS)}, not {by!r}")
+        require_one_of("by", by, GROUPS)
         require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
         where = " AND ".join(f"{column} = :{column}" for column in given) or "1 = 1"
@@ -287,13 +287,17 @@ class StoreSpend:
 
         Raises SessionBusy while its session is driven, RequestMismatch if it has an outcome.
         """
-        _require_label("id", id)
+        require_text("id", id)
         said = {"corrected_by": by, "note": note}
         for name, text in said.items():
             if text is not None:
-                _require_label(name, text)
+                require_text(name, text)
         asked = {"input_tokens": input_tokens, "output_tokens": output_tokens}
-        tokens = {name: _require_count(name, n) for name, n in asked.items() if n is not None}
+        tokens = {
+            name: require_whole(name, n, 0, NUMBER_MAX)
+            for name, n in asked.items()
+            if n is not None
+        }
         nano_usd = nanos(usd)
         row = yield from one(READ, id=id)
         if row is None:
@@ -404,9 +408,9 @@ def _recounted(scope: str, recount: str, owner: int | str) -> list[Query]:
 def _listed(
     codec: Codec, where: Mapping[str, Any], state: str | None, after: int, limit: int
 ) -> Op[list[Spend]]:
-    if state is not None and state not in SPEND_STATES:
-        raise InvalidArgument(f"state must be one of {', '.join(SPEND_STATES)}, not {state!r}")
-    _require_count("after", after)
+    if state is not None:
+        require_one_of("state", state, SPEND_STATES)
+    require_whole("after", after, 0)
     require_limit(limit, SPENDS_PER_PAGE_MAX)
     given = {**where, **({} if state is None else {"state": state})}
     # Only what is given stands in the text: then each has its index.
@@ -419,7 +423,7 @@ def _listed(
 
 def _of_session(session: object) -> dict[str, Any]:
     session_id = getattr(session, "id", session)
-    return {} if session_id is None else {"session_id": _require_label("session", session_id)}
+    return {} if session_id is None else {"session_id": require_text("session", session_id)}
 
 
 def _tell(codec: Codec, root_id: str, row: Row) -> Op[None]:
@@ -432,16 +436,17 @@ def nanos(usd: Money | None) -> int | None:
     """Return dollars as whole billionths, rounded; None stays None."""
     if usd is None:
         return None
+    is_number = isinstance(usd, int | float | str | Decimal) and not isinstance(usd, bool)
     try:
-        if isinstance(usd, bool):
-            raise InvalidOperation
-        amount = Decimal(str(usd)) * NANOS
-        whole = int(amount.to_integral_value(ROUND_HALF_UP))
-    except (InvalidOperation, ValueError, OverflowError):
-        raise InvalidArgument(f"usd must be an amount of money, not {usd!r}") from None
+        amount = Decimal(str(usd)) * NANOS if is_number else Decimal("nan")
+    except (ArithmeticError, ValueError):
+        amount = Decimal("nan")
+    if not amount.is_finite():
+        raise InvalidArgument(f"usd must be an amount of money, not {shown(usd)}")
+    whole = amount.to_integral_value(ROUND_HALF_UP)
     if not 0 <= whole <= NUMBER_MAX:
-        raise InvalidArgument(f"usd must be 0 or more, and not {usd!r}")
-    return whole
+        raise InvalidArgument(f"usd must be 0 to {dollars(NUMBER_MAX):,.0f}, not {shown(usd)}")
+    return int(whole)
 
 
 def dollars(nano_usd: int) -> Decimal:
@@ -507,19 +512,3 @@ def _details(codec: Codec, row: Row) -> Any:
 def context(spend_id: str) -> tuple[str, str]:
     """Return the place that an attempt's details are bound to."""
     return "hf_spend", spend_id
-
-
-def _require_label(name: str, label: object) -> str:
-    is_text = isinstance(label, str) and 0 < len(label) <= LABEL_CHARACTERS_MAX
-    if not is_text or not str(label).isprintable():
-        raise InvalidArgument(
-            f"{name} must be text of 1 to {LABEL_CHARACTERS_MAX} printable characters, "
-            f"not {label!r}"
-        )
-    return str(label)
-
-
-def _require_count(name: str, count: object) -> int:
-    if type(count) is not int or not 0 <= count <= NUMBER_MAX:
-        raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {count!r}")
-    return count

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
+from .arguments import require_one_of, require_seconds
 from .checkpoints import Heads
 from .ciphers import keys_of_environment
 from .clock import Clock, SystemClock
@@ -422,6 +423,8 @@ def current_session(environment: Mapping[str, str] | None = None) -> Identity | 
     is not the session's raises Forbidden; a session that the store does not have, SessionNotFound.
     """
     found = os.environ if environment is None else environment
+    if not isinstance(found, Mapping):
+        raise InvalidArgument(f"environment must be a dict, not {type(found).__name__}")
     id, url = found.get("AGENT_SESSION_ID"), found.get("HOLDFAST_URL")
     if not id or not url:
         return None
@@ -443,14 +446,9 @@ def _settings(
     durability: Durability, clock: Clock | None, busy_timeout_seconds: float, hooks: Hooks | None
 ) -> Settings:
     """Check what a store is opened with, before anything is touched."""
-    if durability not in ("full", "normal"):
-        raise InvalidArgument(f"durability must be 'full' or 'normal', not {durability!r}")
-    is_number = type(busy_timeout_seconds) in (int, float)
-    if not is_number or not 0 < busy_timeout_seconds <= BUSY_SECONDS_MAX:
-        raise InvalidArgument(
-            f"busy_timeout_seconds must be above 0 and at most {BUSY_SECONDS_MAX:g}, "
-            f"not {busy_timeout_seconds!r}"
-        )
+    require_one_of("durability", durability, get_args(Durability))
+    name, most = "busy_timeout_seconds", BUSY_SECONDS_MAX
+    require_seconds(name, busy_timeout_seconds, most, may_be_least=False)
     clock = SystemClock() if clock is None else clock
     if not callable(getattr(clock, "now_ms", None)):
         raise InvalidArgument(f"clock must have now_ms(), {type(clock).__name__} has not")

@@ -29,13 +29,14 @@ from holdfast import (
     TypeConflict,
     VersionConflict,
 )
+from holdfast.arguments import shown
 from holdfast.records import KINDS
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints import tables
 from tests.checkpoints.colours import both_colours
 
 LONG = "x" * 257
-ALL_KINDS = f"it must be one of {', '.join(KINDS)}"
+ALL_KINDS = f"kind must be one of {', '.join(KINDS)}, not "
 MANY = "\U0001f419" * 256
 
 
@@ -44,11 +45,7 @@ def these(*values: Any) -> tuple[Any, ...]:
 
 
 def text_of(what: str, value: object) -> str:
-    return f"{what} must be text of 1 to 256 printable characters, not {value!r}"
-
-
-def channel_of(value: object) -> str:
-    return f"a channel's name is text of 1 to 256 characters, not {value!r}"
+    return f"{what} must be text of 1 to 256 printable characters, not {shown(value)}"
 
 
 def nested(levels: int, inner: Any) -> Any:
@@ -88,7 +85,7 @@ class Point:
     x: int = 1
 
 
-VERSION = "a version is a whole number from 1 up, not "
+VERSION = "version must be 1 to 4294967295, not "
 ITERATION = 'needs data {"iteration": N} with N from 1 up'
 LEASE = "lease_seconds must be above 0 and at most 604800, not "
 ENDED = "session ended is completed; open it with reopen=True to go on"
@@ -165,8 +162,7 @@ SESSIONS: list[Case] = [
         (
             lambda here, status=status: here.store.sessions(status=status),
             InvalidArgument,
-            f"unknown status {status!r}; it is one of active, waiting, completed, failed, "
-            "cancelled",
+            f"status must be one of active, waiting, completed, failed, cancelled, not {status!r}",
         )
         for status in ("", "running", "ACTIVE", 7, ["active"])
     ],
@@ -182,10 +178,15 @@ SESSIONS: list[Case] = [
         (
             lambda here, after=after: here.store.sessions(after=after),
             InvalidArgument,
-            f"after must be the number of a session, not {after!r}",
+            f"after must be a whole number from 0 up, not {after!r}",
         )
-        for after in (-1, 2**63, "s", None, 1.0, True)
+        for after in (-1, "s", None, 1.0, True)
     ],
+    (
+        lambda here: here.store.sessions(after=2**63),
+        InvalidArgument,
+        f"after must be 0 to {2**63 - 1}, not {2**63}",
+    ),
     (lambda here: here.store.sessions(agent=7), InvalidArgument, text_of("agent", 7)),
     (lambda here: here.store.sessions(root=7), InvalidArgument, text_of("root", 7)),
     *[
@@ -238,14 +239,14 @@ CHANNELS: list[Case] = [
         for value in ([], [1], "x", 0, False, {1})
     ],
     *[
-        (lambda here, name=name: here.s.save({name: 1}), InvalidArgument, channel_of(name))
+        (lambda here, name=name: here.s.save({name: 1}), InvalidArgument, text_of("channel", name))
         for name in ("", LONG, 7, None, (1,))
     ],
     *[
         (
             lambda here, name=name: here.s.append(name, [1]),
             InvalidArgument,
-            f"channel {name!r} has characters that cannot be printed",
+            text_of("channel", name),
         )
         for name in ("a\nb", "\0", "\ud800")
     ],
@@ -327,7 +328,7 @@ VERSIONS: list[Case] = [
         (
             lambda here, kind=kind: here.s.record(kind),
             InvalidArgument,
-            f"unknown kind {kind!r}; {ALL_KINDS}",
+            f"{ALL_KINDS}{kind!r}",
         )
         for kind in ("", "note", "Turn", "turn ", None, 7, ["turn"])
     ],
@@ -359,7 +360,7 @@ VERSIONS: list[Case] = [
         (
             lambda here, item=item: here.s.record("turn", item=item),
             InvalidArgument,
-            f"item must be a work item or its id, not {item!r}",
+            text_of("item", item),
         )
         for item in (7, "", LONG, "a\0b", "\ud800", ["i"])
     ],
@@ -407,7 +408,7 @@ VERSIONS: list[Case] = [
         (
             lambda here, name=name: getattr(here.s, name)(kind="note"),
             InvalidArgument,
-            f"unknown kind 'note'; {ALL_KINDS}",
+            f"{ALL_KINDS}'note'",
         )
         for name in ("latest", "history")
     ],
@@ -424,7 +425,7 @@ VERSIONS: list[Case] = [
         for v in (0, "2", 1.5)
     ],
     (lambda here: here.s.history(item=7), InvalidArgument,
-     "item must be a work item or its id, not 7"),
+     text_of("item", 7)),
     (
         lambda here: here.s.fork(1, id="ended"),
         InvalidArgument,

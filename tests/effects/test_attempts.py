@@ -153,5 +153,5 @@ async def test_a_rewind_settles_nothing_that_may_have_happened(subject: Subject)
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
 def test_it_is_a_number_of_attempts(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="max_attempts must be 1 or more"):
+    with pytest.raises(InvalidArgument, match="max_attempts must be a whole number from 1 up"):
         World().tool(max_attempts=wrong)

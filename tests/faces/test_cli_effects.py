@@ -174,7 +174,7 @@ def test_a_list_can_be_narrowed_and_paged(effects: dict[str, str], quick: Run) -
     assert tools("--session", "trip", "--limit", "2") == ["mail", "charge"]
     first = data(quick("effects", "list", "--json", "--limit", "1"))
     assert tools("--after", str(first["next_after"])) == ["charge", "note"]
-    assert "unknown status" in failed(quick("effects", "list", "--status", "odd"), 2)
+    assert "--status must be one of" in failed(quick("effects", "list", "--status", "odd"), 2)
     assert "no session" in failed(quick("effects", "list", "--session", "nowhere"), 3)
 
 
@@ -262,7 +262,7 @@ def test_what_was_settled_stays_as_it_is(effects: dict[str, str], quick: Run) ->
         (["--not-landed", "--landed", "--by", "ann"], "either --landed or --not-landed"),
         (["--not-landed", "--by", "ann", "--result", "1"], "has no result"),
         (["--landed", "--by", "ann", "--result", "{"], "--result"),
-        (["--landed", "--by", "", "--result", "1"], "by must say who decides"),
+        (["--landed", "--by", "", "--result", "1"], "by must be text of 1 to 256"),
     ],
 )
 def test_a_decision_without_its_parts_changes_nothing(

@@ -314,7 +314,7 @@ def _interrupt(process: int, descriptor: int) -> int:
         (("submit", "t", "--session=none"), 3, "no session"),
         (("submit", "t", "--max-retries=-1"), 2, "--max-retries"),
         (("submit", "t", "--on-crash=panic"), 2, "--on-crash"),
-        (("list", "--status=lost"), 2, "unknown status"),
+        (("list", "--status=lost"), 2, "--status must be one of"),
         (("list", "--limit=0"), 2, "limit"),
         (("list", "--dead", "--type=t"), 2, "--dead"),
         (("run", "handlers"), 2, "MODULE:HANDLERS"),

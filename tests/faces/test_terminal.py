@@ -253,11 +253,11 @@ def test_a_missing_store_is_made_by_the_command_that_is_suggested(run: Any) -> N
     [
         ("effects list --limit 0", "--limit must be 1 to 1000"),
         ("sessions list --limit 0", "--limit must be 1 to"),
-        ("sessions list --after -1", "--after must be the number of a session"),
+        ("sessions list --after -1", "--after must be a whole number from 0 up"),
         ("checkpoints list s --limit 0", "--limit must be 1 to"),
         ("prune --keep 0 --yes", "--keep must be"),
         ("prune --work-days -1 --yes", "--work-days must be"),
-        ("effects resolve 1 --landed --by ''", "--by must say who decides"),
+        ("effects resolve 1 --landed --by ''", "--by must be text of 1 to 256"),
         ("sessions list --namespace A", "--namespace 'A' must be"),
         ("work list --limit 0", "--limit must be"),
         ("work submit t --priority 99999999999", "--priority must be"),

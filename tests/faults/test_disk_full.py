@@ -313,6 +313,15 @@ def test_on_a_real_file_system_that_fills_up_nothing_is_lost(
     report(f"1 MB: {first}")
 
 
+def test_a_backup_that_does_not_fit_says_so(tmp_path: Path, small_disk: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/live.db") as store:
+        store.session("s").append("t", ["x" * 1_000] * 3_000)
+        with pytest.raises(holdfast.StoreFull) as raised:
+            store.backup(small_disk / "copy.db")
+    assert str(raised.value).endswith("/.copy.db.partial has no room left; nothing was written")
+    assert list(small_disk.iterdir()) == []
+
+
 def test_a_store_cannot_be_made_where_there_is_no_room_and_can_be_later(
     small_disk: Path, report: Report
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.arguments import shown
 from holdfast.errors import (
     CorruptStore,
     HoldfastError,
@@ -454,7 +455,7 @@ def test_a_registry_is_adopted_whole(place: Any, make: Make) -> None:
     ("row", "problem"),
     [
         (evidence(1, "guess", {}), "unknown type"),
-        (evidence(0, "turn", {}), "a whole number from 1 up"),
+        (evidence(0, "turn", {}), "version must be 1 to"),
         (("checkpoints", ("k", "t", None, "turn", 1, "{", None, NOON)), "is not JSON text"),
         (("work_items", ("w", "t", b"5", "pending", 0, *(None,) * 4, 0, 3, None, None, None, NOON,
                          None, None, NOON)), "cannot be adopted"),
@@ -515,7 +516,7 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
     "a hostile id": (COORDINATOR, [session("a\x1b[2J", "A")], InvalidArgument,
         "id must be text of 1 to 256 printable characters, not 'a\\x1b[2J'"),
     "a long name": (COORDINATOR, [session("a", "A" * 257)], InvalidArgument,
-        f"name must be text of 1 to 256 printable characters, not '{'A' * 257}'"),
+        f"name must be text of 1 to 256 printable characters, not {shown('A' * 257)}"),
     "state that is no JSON": (COORDINATOR + KEYS,
         [session("a", "A"), ("session_state_kv", ("a", "k", "{", 1, NOON, NOON, None))],
         InvalidValue, "state key 'k' of 'a' is not JSON text: Expecting property name enclosed in "
@@ -535,7 +536,7 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
     "a transcript of bytes": (CHECKPOINTER, [("checkpoints", ("a", 1, NOON, b"[]", None, 0))],
         InvalidValue, "the transcript of session 'a' version 1 is not JSON text"),
     "a version below 1": (CHECKPOINTER, [saved("a", 0, [])], InvalidArgument,
-        "session 'a' version 0: a version is a whole number from 1 up"),
+        "session 'a' version 0: version must be 1 to 4294967295, not 0"),
     "a giant message": (CHECKPOINTER, [saved("a", 1, [1, "x" * 2**20])], LimitExceeded,
         "session 'a' version 1 transcript[1] takes 1,048,581 bytes or more; the limit is 1,048,576 "
         "(Limits.value_bytes)."),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ..errors import BudgetExceeded, InvalidArgument
+from ..arguments import require_whole
+from ..errors import BudgetExceeded
 from ..spend import Money, Spent, dollars, nanos
 
 
@@ -49,8 +50,8 @@ class Budget:
         self, *, usd: Money | None = None, tokens: int | None = None, tree: bool = False
     ) -> None:
         limit = nanos(usd)
-        if tokens is not None and (type(tokens) is not int or tokens < 0):
-            raise InvalidArgument(f"tokens must be a whole number, 0 or more, not {tokens!r}")
+        if tokens is not None:
+            require_whole("tokens", tokens, 0)
         self.usd = None if limit is None else dollars(limit)
         self.tokens = tokens
         self.tree = tree

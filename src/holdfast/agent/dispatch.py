@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..arguments import shown
 from ..checkpoints.diffing import same
 from ..codec import Codec
 from ..effects.calls import Result
@@ -242,8 +243,8 @@ def _permitted(rules: Rules, session: Any, call: ToolCall, tool: Tool[..., Any])
         raise Told(f"{call.name} was not permitted, nothing was run. {reason}".strip())
     if verdict != "allow":
         raise InvalidArgument(
-            f"permit returned {decision!r}; it returns 'allow', 'deny' or 'ask', alone or with a "
-            "reason"
+            f"permit returned {shown(decision)}; it returns 'allow', 'deny' or 'ask', alone or "
+            "with a reason"
         )
 
 

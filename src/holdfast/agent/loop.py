@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..arguments import require_text_or_none
 from ..effects.tools import Tool
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, perform, run_flow, run_flow_async
@@ -192,6 +193,4 @@ class Agent:
 def _check(message: object, message_id: object) -> None:
     if message is not None and not isinstance(message, str):
         raise InvalidArgument(f"a message is text, not {type(message).__name__}")
-    is_id = isinstance(message_id, str) and 0 < len(message_id) <= 256
-    if message_id is not None and not is_id:
-        raise InvalidArgument(f"message_id is text of 1 to 256 characters, not {message_id!r}")
+    require_text_or_none("message_id", message_id)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from .budget import Price, Usage
 from .transcript import Block, Message, ReasoningBlock, TextBlock, ToolCall, ToolResult
@@ -94,7 +95,7 @@ def estimate_of(model: object, request: Request) -> Usage:
     estimate = getattr(model, "estimate", None)
     found = estimate(request) if callable(estimate) else Usage()
     if not isinstance(found, Usage):
-        raise InvalidArgument(f"{name_of(model)}.estimate returned no Usage but {found!r}")
+        raise InvalidArgument(f"{name_of(model)}.estimate returned no Usage but {shown(found)}")
     return found
 
 

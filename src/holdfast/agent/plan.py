@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
+from ..arguments import shown
 from ..errors import InvalidArgument, InvalidValue, SchemaMismatch
 from .shapes import Shape, read
 
@@ -64,7 +65,7 @@ def _read_steps(data: Any, where: str) -> tuple[Step, ...]:
     for number, step in enumerate(steps):
         if step.status not in STEP_STATUSES:
             raise InvalidValue(
-                f"{where}[{number}].status is {step.status!r}; it is one of "
+                f"{where}[{number}].status is {shown(step.status)}; it is one of "
                 f"{', '.join(STEP_STATUSES)}",
                 path=f"{where}[{number}].status",
             )
@@ -91,7 +92,7 @@ class Plan(Shape):
         for step in self.steps:
             if step.id == step_id:
                 return step
-        raise InvalidArgument(f"the plan has no step {step_id!r}")
+        raise InvalidArgument(f"the plan has no step {shown(step_id)}")
 
     def with_step(self, step: Step) -> Plan:
         """Return the plan with this step in the place of the one with its id, or behind all."""

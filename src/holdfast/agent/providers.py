@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from ..kernel.threads import Thread
 from .budget import Price, Usage
@@ -58,7 +59,7 @@ class ProviderModel:
         try:
             self._model = models.infer_model(model)
         except (exceptions.UserError, ValueError, ImportError) as error:
-            raise InvalidArgument(f"{model!r} cannot be used: {error}") from error
+            raise InvalidArgument(f"{shown(model)} cannot be used: {error}") from error
         self._settings = dict(settings or {})
         self._price = price
         self.name = self._model.model_name

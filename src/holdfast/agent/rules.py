@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
+from ..arguments import require_one_of, require_seconds, require_whole, shown
 from ..effects.schema import parameters_of, taking_plain
 from ..effects.tools import Tool, by_name
 from ..errors import InvalidArgument
@@ -27,6 +28,7 @@ REPEATS_MAX = 3
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
+CADENCE_SECONDS_MAX = 366 * 24 * 3600
 CONTENT_BYTES_MAX = 262_144
 
 
@@ -43,10 +45,10 @@ def every(*, turns: int | None = None, seconds: float | None = None) -> Cadence:
     """Save every so many turns, or whenever so many seconds have passed, whichever comes first."""
     if turns is None and seconds is None:
         raise InvalidArgument("every takes turns=, seconds=, or both")
-    if turns is not None and (type(turns) is not int or turns < 1):
-        raise InvalidArgument(f"turns must be a whole number from 1 up, not {turns!r}")
-    if seconds is not None and (type(seconds) not in (int, float) or seconds < 0):
-        raise InvalidArgument(f"seconds must be a number, 0 or more, not {seconds!r}")
+    if turns is not None:
+        require_whole("turns", turns, 1)
+    if seconds is not None:
+        require_seconds("seconds", seconds, CADENCE_SECONDS_MAX)
     return Cadence(turns=turns, seconds=seconds)
 
 
@@ -98,14 +100,12 @@ def make_rules(
         )
     if budget is not None and not isinstance(budget, Budget):
         raise InvalidArgument(f"budget must be a Budget, not {type(budget).__name__}")
-    if on_unresolved not in {"stop", "tell"}:
-        raise InvalidArgument(f"on_unresolved must be 'stop' or 'tell', not {on_unresolved!r}")
+    require_one_of("on_unresolved", on_unresolved, get_args(OnUnresolved))
     if repeats_max is not None:
-        _require_whole("repeats_max", repeats_max, 1)
-    _require_whole("turns_max", turns_max, 1)
-    _require_whole("retries", retries, 0)
-    if type(backoff_seconds) not in (int, float) or backoff_seconds < 0:
-        raise InvalidArgument(f"backoff_seconds must be 0 or more, not {backoff_seconds!r}")
+        require_whole("repeats_max", repeats_max, 1)
+    require_whole("turns_max", turns_max, 1)
+    require_whole("retries", retries, 0)
+    require_seconds("backoff_seconds", backoff_seconds, CADENCE_SECONDS_MAX)
     for name in ("permit", "approve", "on_progress"):
         if rest[name] is not None and not callable(rest[name]):
             raise InvalidArgument(f"{name} must be a function, not {type(rest[name]).__name__}")
@@ -139,10 +139,5 @@ def _cadence(cadence: object) -> Cadence:
     if cadence == "call":
         return Cadence(each_call=True)
     raise InvalidArgument(
-        f"cadence must be 'turn', 'call' or every(turns=…, seconds=…), not {cadence!r}"
+        f"cadence must be 'turn', 'call' or every(turns=…, seconds=…), not {shown(cadence)}"
     )
-
-
-def _require_whole(name: str, number: object, least: int) -> None:
-    if type(number) is not int or number < least:
-        raise InvalidArgument(f"{name} must be a whole number from {least} up, not {number!r}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from ..arguments import shown
 from ..errors import InvalidValue
 
 S = TypeVar("S", bound="Shape")
@@ -62,7 +63,7 @@ def read(shape: type[S], data: Any, where: str) -> S:
         if each.name in extra:
             values[each.name] = _read(shape, each.name, extra.pop(each.name), where)
         elif _default(each) is MISSING:
-            raise InvalidValue(f"{where} has no {each.name!r}", path=f"{where}.{each.name}")
+            raise InvalidValue(f"{where} has no {shown(each.name)}", path=f"{where}.{each.name}")
     return shape(**values, extra=extra, keys=tuple(data))
 
 

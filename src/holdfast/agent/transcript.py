@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+from ..arguments import shown
 from ..errors import InvalidValue, SchemaMismatch, UnknownBlock
 from .shapes import Shape, read
 
@@ -165,7 +166,7 @@ def read_message(data: Any, where: str = "message") -> Message:
         raise InvalidValue(f"{where} must be a dict, not {type(data).__name__}", path=where)
     format_number = data.get("format", 1)
     if type(format_number) is not int or format_number < 1:
-        raise InvalidValue(f"{where}.format is {format_number!r}", path=f"{where}.format")
+        raise InvalidValue(f"{where}.format is {shown(format_number)}", path=f"{where}.format")
     if format_number > FORMAT:
         raise SchemaMismatch(
             f"{where} has format {format_number} and this Holdfast reads formats up to {FORMAT}; "
@@ -176,7 +177,7 @@ def read_message(data: Any, where: str = "message") -> Message:
     message = read(Message, _from_1(data, where) if format_number == 1 else data, where)
     if message.role not in ROLES:
         raise InvalidValue(
-            f"{where}.role is {message.role!r}; it is one of {', '.join(ROLES)}",
+            f"{where}.role is {shown(message.role)}; it is one of {', '.join(ROLES)}",
             path=f"{where}.role",
         )
     return message
@@ -227,7 +228,7 @@ def _milliseconds(said: Any, where: str) -> tuple[int, bool]:
     try:
         moment = datetime.fromisoformat(said)
     except (TypeError, ValueError):
-        raise InvalidValue(f"{where} is no ISO-8601 time: {said!r}", path=where) from None
+        raise InvalidValue(f"{where} is no ISO-8601 time: {shown(said)}", path=where) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     microseconds = round(moment.timestamp() * 1_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
@@ -29,7 +30,6 @@ from .reading import (
 )
 from .writing import LOOK, Place, draft, id_of_item, require_fence, write
 
-CHANNEL_CHARACTERS_MAX = 256
 HISTORY_MAX = 10_000
 REASON_CHARACTERS_MAX = 1_000
 
@@ -103,7 +103,7 @@ class CheckpointOps:
         if not isinstance(items, list):
             raise InvalidArgument(
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
-                f"append({channel!r}, [item])"
+                f"append({shown(channel)}, [item])"
             )
         changes = {channel: Extend(self.codec.encode_each(items, name=channel))}
         ready = draft(self.codec, kind, changes, data, metadata, item, expected_version, key)
@@ -133,7 +133,8 @@ class CheckpointOps:
     ) -> Op[LoadedCheckpoint | None]:
         """Return the newest version on the path, or the newest of a kind; None if there is none."""
         require_kind(kind)
-        _require_count("last", last)
+        if last is not None:
+            require_whole("last", last, 1)
         row = (yield from newest(self.number)) if kind is None else None
         if row is not None:
             return (yield from load(self.codec, self.id, self.number, row, last))
@@ -148,7 +149,8 @@ class CheckpointOps:
     def at(self, version: int, *, last: int | None = None) -> Op[LoadedCheckpoint]:
         """Return a version with its channels, or raise CheckpointNotFound."""
         require_version(version)
-        _require_count("last", last)
+        if last is not None:
+            require_whole("last", last, 1)
         return (yield from self._load(version, last))
 
     @large_query
@@ -308,32 +310,15 @@ class CheckpointOps:
 
 def require_channel(channel: object) -> None:
     """Refuse what cannot name a channel."""
-    if not isinstance(channel, str) or not 0 < len(channel) <= CHANNEL_CHARACTERS_MAX:
-        raise InvalidArgument(
-            f"a channel's name is text of 1 to {CHANNEL_CHARACTERS_MAX} characters, not {channel!r}"
-        )
-    if not channel.isprintable():
-        raise InvalidArgument(f"channel {channel!r} has characters that cannot be printed")
+    require_text("channel", channel)
 
 
 def require_kind(kind: object) -> None:
     """Refuse an unknown kind; None is any."""
-    if kind is not None and kind not in KINDS:
-        raise InvalidArgument(f"unknown kind {kind!r}; it must be one of {', '.join(KINDS)}")
+    if kind is not None:
+        require_one_of("kind", kind, KINDS)
 
 
 def require_version(version: object) -> None:
     """Refuse what cannot be a version."""
-    if not isinstance(version, int) or isinstance(version, bool) or not 0 < version < SHIFT:
-        raise InvalidArgument(f"a version is a whole number from 1 up, not {version!r}")
-
-
-def require_limit(limit: object, most: int) -> None:
-    """Refuse what cannot be the length of a page."""
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= most:
-        raise InvalidArgument(f"limit must be 1 to {most}, not {limit!r}")
-
-
-def _require_count(name: str, count: object) -> None:
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise InvalidArgument(f"{name} must be a whole number from 1 up, not {count!r}")
+    require_whole("version", version, 1, SHIFT - 1)

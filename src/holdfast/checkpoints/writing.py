@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import require_one_of, require_text, shown
 from ..codec import Codec
 from ..errors import (
     CorruptRecord,
@@ -80,7 +81,6 @@ SELECT number, version, epoch, head, origin_number, salt, status, holder, fence,
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
 MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
-ID_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +133,19 @@ def draft(
     key: object = None,
 ) -> Draft:
     """Check and encode a checkpoint's own parts."""
-    if kind not in KINDS:
-        raise InvalidArgument(f"unknown kind {kind!r}; it must be one of {', '.join(KINDS)}")
+    known = require_one_of("kind", kind, KINDS)
     iteration = _iteration(kind, data)
     if expected_version is not None and not _is_whole(expected_version):
-        raise InvalidArgument(f"expected_version must be a version, not {expected_version!r}")
+        raise InvalidArgument(f"expected_version must be a version, not {shown(expected_version)}")
     return Draft(
-        kind=kind,
+        kind=known,
         changes=changes,
         data=None if data is None else codec.encode(data, name="data"),
         metadata=encode_metadata(codec, metadata),
         iteration=iteration,
         item_id=id_of_item(item),
         expected_version=expected_version,
-        key=None if key is None else _require_key(key),
+        key=None if key is None else require_text("key", key),
     )
 
 
@@ -155,21 +154,7 @@ def id_of_item(item: object) -> str | None:
     item_id = getattr(item, "id", item)
     if item_id is None:
         return None
-    if (
-        not isinstance(item_id, str)
-        or not 0 < len(item_id) <= ID_CHARACTERS_MAX
-        or not item_id.isprintable()
-    ):
-        raise InvalidArgument(f"item must be a work item or its id, not {item!r}")
-    return item_id
-
-
-def _require_key(key: object) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= ID_CHARACTERS_MAX or not key.isprintable():
-        raise InvalidArgument(
-            f"key must be text of 1 to {ID_CHARACTERS_MAX} printable characters, not {key!r}"
-        )
-    return key
+    return require_text("item", item_id)
 
 
 def encode_metadata(codec: Codec, metadata: Mapping[str, Any] | None) -> bytes | None:

@@ -40,7 +40,9 @@ def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
     text = str(error)
     for parameter in parameters:
         name, option = parameter.name.rstrip("_"), max(parameter.opts, key=len)
-        shown = option if option.startswith("-") else parameter.metavar or name.upper()
+        shown = (
+            option if option.startswith("-") else (parameter.metavar or name.upper()).strip("[].")
+        )
         if isinstance(error, InvalidArgument):
             text = re.sub(rf"^{name}(?=( '[^']*')? must\b)", shown, text)
         text = re.sub(rf"\b{name}=True\b", shown, text)

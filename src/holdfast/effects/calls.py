@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from ..arguments import require_text
 from ..checkpoints.writing import Place, id_of_item
 from ..codec import check
 from ..errors import (
@@ -43,10 +44,9 @@ from ..records import Effect
 from .doubt import ask_verdict, describe, doubt_of, landed, unknown_outcome, unresolved
 from .ledger import Ledger, log
 from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic, unless_spent
-from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_seconds
+from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_span
 
 V = TypeVar("V")
-CALL_ID_CHARACTERS_MAX = 256
 FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
 POLL_SECONDS = 0.1
@@ -375,8 +375,8 @@ def prepare(
 ) -> Calling:
     """Check a call before anything is written, and say what makes it the same as another."""
     if call_id is not None:
-        require_call_id(call_id)
-    require_seconds("wait_seconds", wait_seconds)
+        require_text("call_id", call_id)
+    require_span("wait_seconds", wait_seconds)
     given = tool.bind(arguments)
     if ledger.is_joined:
         raise InvalidArgument(
@@ -473,16 +473,6 @@ def _policy(
     if tool.dedupe == "call":
         return "call", ["call", call_id]
     return tool.dedupe, arguments
-
-
-def require_call_id(call_id: object) -> None:
-    """Refuse what cannot be the id of a call."""
-    is_text = isinstance(call_id, str) and 0 < len(call_id) <= CALL_ID_CHARACTERS_MAX
-    if not is_text or not str(call_id).isprintable():
-        raise InvalidArgument(
-            f"call_id must be text of 1 to {CALL_ID_CHARACTERS_MAX} printable characters, "
-            f"not {call_id!r}"
-        )
 
 
 def _failed(tool: str, id: str, error: str | None) -> EffectFailed:

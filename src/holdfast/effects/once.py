@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..arguments import require_text
 from ..errors import InvalidArgument
 from ..records import EffectKind
 from .calls import Calling
-from .tools import TTL_SECONDS_MAX, OnUnknown, Tool, Verify, require_seconds
+from .tools import TTL_SECONDS_MAX, OnUnknown, Tool, Verify, require_span
 
 ONCE_SECONDS = 24 * 3600.0
 KEY_CHARACTERS_MAX = 200
@@ -16,17 +17,13 @@ KEY_CHARACTERS_MAX = 200
 
 def require_key(key: object) -> None:
     """Refuse what cannot be a key."""
-    is_text = isinstance(key, str) and 0 < len(key) <= KEY_CHARACTERS_MAX
-    if not is_text or not str(key).isprintable():
-        raise InvalidArgument(
-            f"a key is text of 1 to {KEY_CHARACTERS_MAX} printable characters, not {key!r}"
-        )
+    require_text("key", key, KEY_CHARACTERS_MAX)
 
 
 def once_of(calling: Calling, key: str, request: Any, ttl_seconds: float | None) -> Calling:
     """Return a call that counts by a key of the caller's, and for some time only."""
     require_key(key)
-    require_seconds("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    require_span("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
     ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
     return calling.asking(policy="once", distinct=key, arguments=request, ttl_ms=ttl_ms)
 

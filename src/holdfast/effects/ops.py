@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from ..checkpoints.ops import require_limit, require_version
+from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
+from ..checkpoints.ops import require_version
 from ..checkpoints.reading import spans
 from ..checkpoints.writing import Place
 from ..codec import Codec
@@ -23,7 +24,7 @@ from ..kernel.operation import (
 )
 from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
-from .calls import Calling, Result, known_result, prepare, require_call_id
+from .calls import Calling, Result, known_result, prepare
 from .doubt import ask_about, landed
 from .finding import find_call
 from .identity import Past, read_past
@@ -39,7 +40,6 @@ from .rows import (
     Outcome,
     Ticket,
     found_effect,
-    require_effect_id,
     settled_at,
     ticket_of,
 )
@@ -60,7 +60,8 @@ I = TypeVar("I")  # noqa: E741
 I_co = TypeVar("I_co", covariant=True)
 
 EFFECTS_PER_PAGE_MAX = 1_000
-WHO_CHARACTERS_MAX = 256
+# An effect's own key has its scope before it.
+KEY_OF_LEDGER_CHARACTERS_MAX = 1_000
 
 LOOK_AT = f"{SELECT} WHERE id = :id"
 LIST = f"{SELECT} WHERE number > :after"
@@ -154,7 +155,7 @@ class SessionEffects(Generic[I_co]):
         LeaseLost. A Replay if it is completed; NotFound if the session's history has no such call:
         none was begun, it was undone, or a rewind left it behind and an equal one may run again.
         """
-        require_call_id(call_id)
+        require_text("call_id", call_id)
         row = yield from perform(SessionEffects._call, self, call_id)
         if row["status"] != "issued":
             return Replay(known_result(self.ledger.effect(row)))
@@ -333,12 +334,10 @@ class StoreEffects(Generic[I_co]):
 
         `key` is what `once` was given, an effect's own key, or its idempotency key.
         """
-        if status is not None and status not in EFFECT_STATUSES:
-            known = ", ".join(EFFECT_STATUSES)
-            raise InvalidArgument(f"unknown status {status!r}; it is one of {known}")
+        if status is not None:
+            require_one_of("status", status, EFFECT_STATUSES)
         require_limit(limit, EFFECTS_PER_PAGE_MAX)
-        if type(after) is not int or not 0 <= after < 2**63:
-            raise InvalidArgument(f"after must be the number of an effect, not {after!r}")
+        require_whole("after", after, 0)
         wanted = {
             "session_id": getattr(session, "id", session),
             "item_id": getattr(item, "id", item),
@@ -348,8 +347,7 @@ class StoreEffects(Generic[I_co]):
         }
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
-            if not isinstance(value, str) or "\0" in value:
-                raise InvalidArgument(f"{name} must be text, not {value!r}")
+            require_text(name.removesuffix("_id"), value, KEY_OF_LEDGER_CHARACTERS_MAX)
         conditions = "".join(_condition(name) for name in given)
         if "session_id" in given:
             found_session = yield from one(NUMBER, id=given["session_id"])
@@ -363,7 +361,7 @@ class StoreEffects(Generic[I_co]):
     @query
     def effect(self, id: str) -> Op[Effect]:
         """Return one row of the ledger, or raise NotFound."""
-        found = yield from one(LOOK_AT, id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_text("id", id))
         return self.ledger.effect(found_effect(found, id))
 
     @query
@@ -372,13 +370,13 @@ class StoreEffects(Generic[I_co]):
 
         8 characters or more are enough if no other id begins with them.
         """
-        row = yield from find_row("effect", SELECT, require_effect_id(id))
+        row = yield from find_row("effect", SELECT, require_text("id", id))
         return self.ledger.effect(found_effect(row, id))
 
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:
         """Return every attempt of an effect, and what replaced it, oldest first."""
-        found = yield from one(LOOK_AT, id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_text("id", id))
         key = found_effect(found, id)["key"]
         return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=key))]
 
@@ -394,10 +392,9 @@ class StoreEffects(Generic[I_co]):
             verdict = verdict()
         if not isinstance(verdict, Landed | NotLanded):
             raise InvalidArgument(
-                f"an effect is resolved as Landed(result) or NotLanded(), not {verdict!r}"
+                f"an effect is resolved as Landed(result) or NotLanded(), not {shown(verdict)}"
             )
-        if not isinstance(by, str) or not 0 < len(by) <= WHO_CHARACTERS_MAX or not by.isprintable():
-            raise InvalidArgument("by must say who decides: text of 1 to 256 printable characters")
+        require_text("by", by)
         if note is not None and not isinstance(note, str):
             raise InvalidArgument(f"note must be text, not {type(note).__name__}")
         outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
@@ -453,7 +450,7 @@ class StoreEffects(Generic[I_co]):
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:
         """Return an effect, whether its arguments are whole, and how long it must settle still."""
-        found = yield from one(LOOK_AT, id=require_effect_id(id))
+        found = yield from one(LOOK_AT, id=require_text("id", id))
         row = found_effect(found, id)
         yield from self.ledger.salts.look()
         wait_ms = settled_at(row) - row["now_ms"] if row["status"] == "unknown" else 0
@@ -461,7 +458,7 @@ class StoreEffects(Generic[I_co]):
 
     def _lock_effect(self, id: str) -> Op[tuple[Row, Place | None]]:
         """Lock an effect's tree and row; return the row and its session's place."""
-        looked = yield from one(LOOK_AT, id=require_effect_id(id))
+        looked = yield from one(LOOK_AT, id=require_text("id", id))
         found = found_effect(looked, id)
         session = None
         if found["session_number"] is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..checkpoints.writing import LOOK, Place, require_writable
 from ..codec import Codec
-from ..errors import InvalidArgument, LeaseLost, NotFound, RequestMismatch
+from ..errors import LeaseLost, NotFound, RequestMismatch
 from ..kernel.operation import Lock, Op, Query, Row, batch
 from ..leases import Guard
 from ..records import Effect, EffectKind, EffectStatus
@@ -379,13 +379,6 @@ def found_effect(row: Row | None, id: object) -> Row:
     if row is None:
         raise NotFound(f"there is no effect {id!r}", id=id)
     return row
-
-
-def require_effect_id(id: object) -> str:
-    """Refuse what cannot be the id of an effect."""
-    if not isinstance(id, str) or not 0 < len(id) <= 256 or not id.isprintable():
-        raise InvalidArgument(f"an effect's id is text, not {id!r}")
-    return id
 
 
 def takeover_at(row: Row) -> int | None:

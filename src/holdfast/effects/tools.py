@@ -6,8 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args, overload
 
+from ..arguments import require_one_of, require_seconds, require_text, require_whole, shown
 from ..errors import InvalidArgument
 from ..leases import lease_milliseconds
 from ..records import EffectKind
@@ -15,7 +16,6 @@ from ..records import EffectKind
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-NAME_CHARACTERS_MAX = 256
 LEASE_SECONDS = 15.0
 WAIT_SECONDS = 60.0
 SECONDS_MAX = 7 * 24 * 3600.0
@@ -82,7 +82,13 @@ class Tool(Generic[P, R_co]):
 
     def __post_init__(self) -> None:
         _check(self)
-        signature = inspect.signature(self.function)
+        try:
+            signature = inspect.signature(self.function)
+        except ValueError:
+            name = shown(self.function)
+            raise InvalidArgument(
+                f"{name} does not tell its parameters; wrap it in a def"
+            ) from None
         _check_parameters(self.name, signature)
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "takes_key", KEY in signature.parameters)
@@ -196,8 +202,7 @@ def tool(
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
         if not callable(function):
             raise InvalidArgument(f"a tool is a function, not {type(function).__name__}")
-        if effect not in DEFAULT_POLICY:
-            raise InvalidArgument(f"effect must be 'read', 'write' or 'mutate', not {effect!r}")
+        require_one_of("effect", effect, DEFAULT_POLICY)
         label = name if name is not None else getattr(function, "__name__", "")
         policy = DEFAULT_POLICY[effect] if dedupe is None else dedupe
         return Tool(function=function, name=label, effect=effect, dedupe=policy, **rules)
@@ -215,14 +220,14 @@ def by_name(tools: object) -> dict[str, Tool[..., Any]]:
     for each in tools:
         known = require_tool(each)
         if found.setdefault(known.name, known) is not known:
-            raise InvalidArgument(f"there are two tools named {known.name!r}")
+            raise InvalidArgument(f"there are two tools named {shown(known.name)}")
     return found
 
 
 def require_tool(tool: object) -> Tool[..., Any]:
     """Refuse what was not made a tool."""
     if not isinstance(tool, Tool):
-        name = getattr(tool, "__name__", repr(tool))
+        name = getattr(tool, "__name__", None) or shown(tool)
         raise InvalidArgument(f"{name} is not a tool; put @holdfast.tool(effect=…) above it")
     return tool
 
@@ -231,61 +236,46 @@ def _check_parameters(name: str, signature: inspect.Signature) -> None:
     for parameter in signature.parameters.values():
         if parameter.name in RESERVED:
             raise InvalidArgument(
-                f"tool {name}: a parameter cannot be named {parameter.name!r}, which "
+                f"tool {name}: a parameter cannot be named {shown(parameter.name)}, which "
                 "session.call keeps for itself"
             )
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise InvalidArgument(
-                f"tool {name}: its arguments are given by name, and {parameter.name!r} cannot be"
+                f"tool {name}: its arguments are given by name, {shown(parameter.name)} cannot be"
             )
 
 
 def _check(tool: Tool[..., Any]) -> None:
     name = tool.name
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
-        raise InvalidArgument(f"a tool's name is text of 1 to 256 characters, not {name!r}")
-    if not name.isprintable():
-        raise InvalidArgument(f"tool {name!r}: its name has characters that cannot be printed")
-    if tool.on_unknown not in {"retry", "fail", "park"}:
-        raise InvalidArgument(
-            f"tool {name}: on_unknown must be 'retry', 'fail' or 'park', not {tool.on_unknown!r}"
+    require_text("a tool's name", name)
+    require_one_of(f"tool {name}: effect", tool.effect, DEFAULT_POLICY)
+    require_one_of(f"tool {name}: on_unknown", tool.on_unknown, get_args(OnUnknown))
+    if not callable(tool.dedupe):
+        require_one_of(
+            f"tool {name}: dedupe, if no function of the arguments,", tool.dedupe, POLICIES
         )
-    if not callable(tool.dedupe) and tool.dedupe not in POLICIES:
-        raise InvalidArgument(
-            f"tool {name}: dedupe must be one of {', '.join(POLICIES)} or a function of the "
-            f"arguments, not {tool.dedupe!r}"
-        )
-    most = tool.max_attempts
-    if most is not None and (type(most) is not int or most < 1):
-        raise InvalidArgument(f"tool {name}: max_attempts must be 1 or more, not {most!r}")
+    if tool.max_attempts is not None:
+        require_whole(f"tool {name}: max_attempts", tool.max_attempts, 1)
     for label, hook in (("verify", tool.verify), ("undo", tool.undo)):
         if hook is not None and not callable(hook):
-            raise InvalidArgument(f"tool {name}: {label} must be a function, not {hook!r}")
+            raise InvalidArgument(f"tool {name}: {label} must be a function, not {shown(hook)}")
     if tool.lease_seconds is not None:
         lease_milliseconds(tool.lease_seconds)
-    require_seconds("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
+    require_span("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
     if (tool.timeout_seconds or 0) >= (tool.lease_seconds or SECONDS_MAX + 1):
         raise InvalidArgument(
             f"tool {name}: timeout_seconds ({tool.timeout_seconds:g}) must be shorter than "
             f"lease_seconds ({tool.lease_seconds:g}), or others step in while it runs; leave "
             "lease_seconds out and it is long enough"
         )
-    require_seconds("settle_seconds", tool.settle_seconds)
-    require_seconds("wait_seconds", tool.wait_seconds)
-    require_seconds("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    require_span("settle_seconds", tool.settle_seconds)
+    require_span("wait_seconds", tool.wait_seconds)
+    require_span("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
 
 
-def require_seconds(
+def require_span(
     label: str, seconds: object, most: float = SECONDS_MAX, *, may_be_zero: bool = True
 ) -> None:
     """Refuse what is not a number of seconds; None passes."""
-    if seconds is None:
-        return
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if (
-        not is_number
-        or not 0 <= cast("float", seconds) <= most
-        or (not may_be_zero and seconds == 0)
-    ):
-        least = "0 or more" if may_be_zero else "above 0"
-        raise InvalidArgument(f"{label} must be {least} and at most {most:g}, not {seconds!r}")
+    if seconds is not None:
+        require_seconds(label, seconds, most, may_be_least=may_be_zero)

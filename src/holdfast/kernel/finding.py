@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from .operation import Op, Row, one, rows
 
@@ -26,6 +27,6 @@ def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
         found = [each for each in found if each["id"].startswith(given)]
         if len(found) > 1:
             ids = ", ".join(each["id"] for each in found[:3])
-            raise InvalidArgument(f"more than one {noun}'s id begins with {given!r}: {ids} …")
+            raise InvalidArgument(f"more than one {noun}'s id begins with {shown(given)}: {ids} …")
         row = found[0] if found else None
     return row

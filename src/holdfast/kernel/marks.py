@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from .operation import Op, one, operation, rows
 
@@ -57,7 +58,9 @@ def parse_commit_id(id: str) -> tuple[str, int]:
     """Return the writer and the batch that an id names."""
     parts = _COMMIT_ID.fullmatch(id) if isinstance(id, str) else None
     if parts is None:
-        raise InvalidArgument(f"{id!r} is not the id of a commit; take it from CommitUnknown.id")
+        raise InvalidArgument(
+            f"{shown(id)} is not the id of a commit; take it from CommitUnknown.id"
+        )
     return parts[1], int(parts[2])
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..arguments import require_path
 from ..errors import InvalidArgument, StoreBusy, StoreUnavailable
 
 
@@ -18,9 +19,7 @@ def new_file(place: object) -> Iterator[Path]:
     Nothing is left behind if that fails. A second writer of the same name gets StoreBusy: it
     would take away what the first one is writing, or give the name to half of its own.
     """
-    if not isinstance(place, str | Path) or str(place) in {"", "."} or "\0" in str(place):
-        raise InvalidArgument(f"path must name a new file, not {place!r}")
-    path = Path(os.path.realpath(place))
+    path = require_path(place, "a new file")
     _require_new(path)
     if not os.path.isdir(path.parent):
         raise InvalidArgument(f"there is no directory {path.parent}; create it first")
@@ -93,5 +92,5 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _remove(path: Path) -> None:
     """Remove a file, with those that SQLite has beside a database."""
-    for suffix in ("", "-wal", "-shm", "-lock"):
+    for suffix in ("", "-journal", "-wal", "-shm", "-lock"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 
 DEFAULT_URL = "sqlite:///holdfast.db"
@@ -106,13 +107,13 @@ def parse(url: str | None, namespace: str | None) -> Target:
         _require_namespace(namespace)
     # The standard parser removes them without a word, and another file would be opened.
     if _CONTROL.search(given):
-        raise InvalidArgument(f"{redact(given)!r} contains a control character; remove it")
+        raise InvalidArgument(f"{shown(redact(given))} contains a control character; remove it")
     scheme = given.partition("://")[0] if "://" in given else None
     if scheme == "sqlite":
         return _sqlite(given, namespace, must_be_absolute=is_from_environment)
     if scheme in {"postgresql", "postgres"}:
         return _postgres(given, namespace)
-    raise InvalidArgument(f"{redact(given)!r} is not a database URL; use {_KNOWN}")
+    raise InvalidArgument(f"{shown(redact(given))} is not a database URL; use {_KNOWN}")
 
 
 def redact(url: str) -> str:
@@ -151,8 +152,8 @@ def without_values(reason: str, url: str) -> str:
 def _require_namespace(namespace: object) -> None:
     if not isinstance(namespace, str) or _NAMESPACE.fullmatch(namespace) is None:
         raise InvalidArgument(
-            f"namespace {namespace!r} must be 1 to 40 of a-z, 0-9 and _, and begin with a letter "
-            "but not with pg_"
+            f"namespace {shown(namespace)} must be 1 to 40 of a-z, 0-9 and _, and begin with a "
+            "letter but not with pg_"
         )
 
 
@@ -163,7 +164,7 @@ def _one_namespace(in_url: str | None, given: str | None) -> str | None:
     _require_namespace(in_url)
     if given not in {None, in_url}:
         raise InvalidArgument(
-            f"the URL names the namespace {in_url!r}, not {given!r}; name one of them"
+            f"the URL names the namespace {shown(in_url)}, not {shown(given)}; name one of them"
         )
     return in_url
 
@@ -172,7 +173,7 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
     parts = urlsplit(url)
     if parts.netloc:
         raise InvalidArgument(
-            f"{redact(url)!r} names a host; a file takes three slashes (sqlite:///file.db), "
+            f"{shown(redact(url))} names a host; a file takes three slashes (sqlite:///file.db), "
             "an absolute path four"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -181,7 +182,8 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
     if options or parts.fragment:
         unknown = next(iter(options), parts.fragment)
         raise InvalidArgument(
-            f"{redact(url)!r}: unknown option {unknown!r}; in a file name write ? as %3F, # as %23"
+            f"{shown(redact(url))}: unknown option {shown(unknown)}; in a file name write ? as "
+            "%3F, # as %23"
         )
     name = unquote(parts.path)[1:]
     if not name:
@@ -189,11 +191,11 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
             raise InvalidArgument("a temporary store has no namespace; name a file")
         return SqliteTarget(None, vfs)
     if "\0" in name:
-        raise InvalidArgument(f"{url!r}: a file name cannot contain a null character")
+        raise InvalidArgument(f"{shown(url)}: a file name cannot contain a null character")
     if must_be_absolute and not name.startswith("/"):
         raise InvalidArgument(
-            f"HOLDFAST_URL {url!r} is relative; child processes run elsewhere, so name an absolute "
-            "path (sqlite:////home/me/agents.db)"
+            f"HOLDFAST_URL {shown(url)} is relative; child processes run elsewhere, so name an "
+            "absolute path (sqlite:////home/me/agents.db)"
         )
     # A file that is a symbolic link is refused later; directories may be links.
     directory, file = os.path.split(name)
@@ -209,7 +211,7 @@ def _postgres(url: str, namespace: str | None) -> PostgresTarget:
     namespace = _one_namespace(options.pop("namespace", None), namespace)
     prepare = options.pop("prepare", "on")
     if prepare not in {"on", "off"}:
-        raise InvalidArgument(f"prepare must be on or off, not {prepare!r}")
+        raise InvalidArgument(f"prepare must be on or off, not {shown(prepare)}")
     listen = options.pop("listen", "on")
     if listen not in {"on", "off"}:
         if not listen.startswith(_SERVERS):

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..arguments import require_path
 from ..checkpoints.deltas import Delta
 from ..clock import iso
 from ..codec import Cipher, Codec, Limits, from_json, to_json
@@ -44,7 +45,7 @@ class Archive:
     """An archive that is open for appending; one process at a time."""
 
     def __init__(self, path: str | Path, store_id: str) -> None:
-        self._path = require_path(path)
+        self._path = _place_of(path)
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -113,11 +114,9 @@ class Archive:
         return StoreUnavailable(f"cannot write the archive {self._path}: {error.strerror}")
 
 
-def require_path(path: object) -> Path:
-    """Return where a file may lie, or say why it cannot."""
-    if not isinstance(path, str | Path) or str(path) in {"", "."} or "\0" in str(path):
-        raise InvalidArgument(f"a path names a file, {path!r} does not")
-    found = Path(os.path.realpath(path))
+def _place_of(path: object) -> Path:
+    """Return where an archive may lie, or say why it cannot."""
+    found = require_path(path)
     if os.path.isdir(found):
         raise InvalidArgument(f"{found} is a directory; name a file in it")
     if not os.path.isdir(found.parent):

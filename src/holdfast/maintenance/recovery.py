@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import require_text, require_text_or_none
 from ..checkpoints.writing import Place
 from ..effects import Landed, Ledger, Unknown
 from ..effects.doubt import ask_about, doubt_of, landed, unknown_outcome
@@ -17,10 +18,9 @@ from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of,
 from ..effects.tools import Tool, by_name
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.operation import Op, Query, batch, one, operation, query, rows
-from ..leases import default_holder, require_holder
+from ..leases import default_holder
 from ..records import Effect
 from ..sessions.ops import BOOT_MARK
-from ..sessions.rows import require_text
 from ..work import Swept
 from ..work.ops import WorkOps
 
@@ -80,9 +80,9 @@ class RecoveryOps:
         are verified with the hooks of `tools`, or parked.
         """
         known = by_name(tools)
-        require_text("instance", instance)
+        require_text_or_none("instance", instance)
         if holder is not None:
-            require_holder(holder)
+            require_text("holder", holder)
         recovery = _Recovery(self.ledger)
         name = default_holder() if holder is None else holder
         fenced = 0

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..arguments import require_seconds, require_text, require_whole
 from ..checkpoints import Heads
 from ..checkpoints.collecting import prunable, release, remove_versions
 from ..checkpoints.deltas import read_delta
@@ -19,7 +20,7 @@ from ..checkpoints.lines import SHIFT
 from ..checkpoints.manifest import Manifest, checkpoint_context, unpack
 from ..checkpoints.reading import ONE, header, resume_row
 from ..codec import Codec
-from ..errors import CorruptRecord, InvalidArgument, SessionNotFound
+from ..errors import CorruptRecord, SessionNotFound
 from ..feed import emit
 from ..kernel.flow import Flow, flow, invoke, perform
 from ..kernel.marks import MarkOps
@@ -28,7 +29,7 @@ from ..kernel.outside import require_own, vacuum_store
 from ..kernel.schema import read_store_id
 from ..kernel.signals import Signals
 from ..kernel.url import Target
-from ..sessions.rows import READ, require_id
+from ..sessions.rows import READ
 from ..work import Watchdog
 from ..work import prune as prune_items
 from .archive import Archive, archive_line
@@ -111,13 +112,13 @@ class MaintenanceOps:
         old. With `archive` each is durable in that file before it goes. `vacuum` gives the space
         back; on SQLite other writers wait meanwhile. `progress` is told how many were removed.
         """
-        require_keep(keep)
+        require_whole("keep", keep, 1, SHIFT - 1)
         work_ms = require_days(work_days)
         key_ms = require_days(key_days, "key_days")
         effect_ms = require_days(effect_days, "effect_days")
         if vacuum:
             require_own(self.driver, "be vacuumed")
-        only = None if session is None else require_id(getattr(session, "id", session), "session")
+        only = None if session is None else require_text("session", getattr(session, "id", session))
         work = _Retention(self.codec, keep, key_ms, only)
         book = None
         if archive is not None:
@@ -140,17 +141,9 @@ class MaintenanceOps:
         return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))
 
 
-def require_keep(keep: object) -> None:
-    """Refuse a number that would not keep the latest checkpoint."""
-    if type(keep) is not int or not 0 < keep < SHIFT:
-        raise InvalidArgument(f"keep must be a whole number from 1 up, not {keep!r}")
-
-
 def require_days(days: object, name: str = "work_days") -> int:
     """Return an age in days as milliseconds."""
-    if type(days) not in (int, float) or not 0 <= days <= DAYS_MAX:  # type: ignore[operator]
-        raise InvalidArgument(f"{name} must be 0 to {DAYS_MAX}, not {days!r}")
-    return round(days * 86_400_000)  # type: ignore[operator]
+    return 86_400 * require_seconds(name, days, DAYS_MAX)
 
 
 def _prune_sessions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from ..kernel.operation import Row
 
@@ -40,7 +41,7 @@ class Ancestry:
     def _id(self, row: Row) -> str:
         id = row["session_id"]
         if not isinstance(id, str):
-            raise InvalidArgument(f"a session's id is text, not {id!r}")
+            raise InvalidArgument(f"a session's id is text, not {shown(id)}")
         return id
 
     def _parent(self, row: Row) -> str | None:

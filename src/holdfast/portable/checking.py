@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from ..arguments import require_text
 from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Ref
 from ..checkpoints.ops import require_channel
@@ -16,7 +17,6 @@ from ..codec import Codec
 from ..effects.identity import ITEM, UNDO, scope_of
 from ..errors import CorruptRecord, InvalidArgument
 from ..plain import too_large
-from ..sessions.rows import require_id
 from ..work.items import FINAL, RETRIES_MAX, STATES
 from .building import ITERATIONS
 from .frames import (
@@ -154,7 +154,7 @@ class _Checker:
         return "it brings too many salts" if len(self._salts) > SALTS_MAX else None
 
     def _check_tree(self, frame: TreeFrame) -> str | None:
-        require_id(frame.root_id)
+        require_text("id", frame.root_id)
         if frame.root_id in self._trees:
             return f"tree {frame.root_id!r} comes twice"
         problem = self._check_feed()
@@ -211,7 +211,7 @@ class _Checker:
         return None
 
     def _check_session(self, frame: SessionFrame) -> str | None:
-        require_id(frame.id)
+        require_text("id", frame.id)
         if problem := self._check_feed():
             return problem
         if type(self._admit(frame.metadata, "metadata")) is not dict:
@@ -345,7 +345,7 @@ class _Checker:
         if owner is None or frame.id in self._spends:
             return f"spend {frame.id!r} comes twice, or without its session"
         if frame.session_id is not None:
-            self.gone.add(require_id(frame.session_id))
+            self.gone.add(require_text("id", frame.session_id))
         if type(self._admit(frame.details, "details")) not in {dict, NoneType}:
             return f"spend {frame.id!r} has details that are no object"
         self._spent += max(frame.input_tokens, frame.output_tokens, frame.nano_usd or 0)

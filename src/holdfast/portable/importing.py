@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from ..arguments import shown
 from ..checkpoints import manifest as manifests
 from ..checkpoints.lines import SHIFT, Piece, Ref
 from ..checkpoints.lines import item_context as line_item_context
@@ -537,15 +538,15 @@ def known_otherwise(here: str, there: str) -> InvalidArgument:
 def already_there(id: str) -> InvalidArgument:
     """Return the error for a session that would be written over."""
     return InvalidArgument(
-        f"there is a session {id!r} already; nothing was imported", session_id=id
+        f"there is a session {shown(id)} already; nothing was imported", session_id=id
     )
 
 
 def spent_by_another(label: str, id: str) -> InvalidArgument:
     """Return the error for spend that would be listed as that of a session it is not of."""
     return InvalidArgument(
-        f"{label} has the spend of a deleted session {id!r}, and this store has another session of "
-        "that id, where it would be listed; nothing was imported. If you trust where it comes "
-        "from, import it with store_keys=True (--store-keys)",
+        f"{label} has the spend of a deleted session {shown(id)}, and this store has another "
+        "session of that id, where it would be listed; nothing was imported. If you trust where "
+        "it comes from, import it with store_keys=True (--store-keys)",
         session_id=id,
     )

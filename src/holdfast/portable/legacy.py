@@ -25,13 +25,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from ..arguments import require_text, require_text_or_none, require_whole, shown
 from ..codec import Limits, from_json
 from ..effects.pen import Pen
 from ..errors import InvalidArgument, InvalidValue
 from ..kernel.legacy import LegacyFile
 from ..kernel.operation import Row
 from ..records import KINDS, Status
-from ..sessions.rows import require_id, require_text
 from ..spend import nanos
 from ..work.items import FINAL
 from .ancestry import Ancestry
@@ -191,7 +191,7 @@ class LegacyDatabase:
             self._notes.append(f"the state of {owner!r} is left out: there is no such session")
         for row, parent_id, root_id in ancestry.ordered():
             if parent_id is None:
-                yield TreeFrame(require_id(root_id), 0, 0)
+                yield TreeFrame(require_text("id", root_id), 0, 0)
             builder = SessionBuilder(self._codec, new_line_id)
             created_at = moment(row, "created_at")
             resumed_at = max(created_at, moment(row, "last_resumed_at") or 0)
@@ -238,7 +238,7 @@ class LegacyDatabase:
             for row in file.rows(sql, id=id) if table in self._tables else ():
                 document = parsed(row, "state_data", f"the state of {id!r}")
                 if type(document) is not dict:
-                    raise InvalidArgument(f"the state of {id!r} is no JSON object")
+                    raise InvalidArgument(f"the state of {shown(id)} is no JSON object")
                 shared = {"version": row["version"], "updated_at": row["updated_at"]}
                 return [
                     {"key": key, "value": value, **shared, "updated_by": None}
@@ -252,7 +252,7 @@ class LegacyDatabase:
             self._notes.append(f"{_where(row)} had checkpoints only; it is taken for active")
         for row in [*file.rows(SESSIONS), *unlisted]:
             id = row["session_id"]
-            yield TreeFrame(require_id(id), 0, 0)
+            yield TreeFrame(require_text("id", id), 0, 0)
             builder = SessionBuilder(self._codec, new_line_id)
             spent: Any = 0
             for saved in file.rows(CHECKPOINTS, id=id):
@@ -302,7 +302,7 @@ class LegacyDatabase:
     def _registry(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Frame]:
         for row in file.rows(TASKS):
             id = row["task_id"]
-            yield TreeFrame(require_id(id), 0, 0)
+            yield TreeFrame(require_text("id", id), 0, 0)
             builder = SessionBuilder(self._codec, new_line_id)
             iterations, latest = 0, moment(row, "updated_at")
             for saved in file.rows(EVIDENCE, id=id):
@@ -427,9 +427,9 @@ class LegacyDatabase:
         self, row: Row, builder: SessionBuilder, metadata: dict[str, Any], fields: dict[str, Any]
     ) -> Generator[Frame, None, SessionFrame]:
         """Yield a session with its lines and versions, and return it."""
-        require_id(row["session_id"])
+        require_text("id", row["session_id"])
         for label in ("name", "agent"):
-            require_text(label, fields[label])
+            require_text_or_none(label, fields[label])
         status = STATUSES.get(str(row["status"]).lower())
         if status is None:
             self._notes.append(f"{_where(row)} was {row['status']!r}; it is taken for active")
@@ -469,8 +469,7 @@ def _channels(saved: Row) -> dict[str, Any]:
 
 def require_version_of(where: str, version: object) -> None:
     """Refuse what cannot number a checkpoint."""
-    if type(version) is not int or not 0 < version < 2**32:
-        raise InvalidArgument(f"{where}: a version is a whole number from 1 up")
+    require_whole(f"{where}: version", version, 1, 2**32 - 1)
 
 
 def _spend(session: SessionFrame, spent: Any, at: int) -> SpendFrame:
@@ -519,4 +518,6 @@ def moment(row: Row, column: str) -> int:
             return round(when.timestamp() * 1000)
         return round(float(value) * 1000)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(f"{_where(row)} has a {column} that is no time: {value!r}") from None
+        raise InvalidArgument(
+            f"{_where(row)} has a {column} that is no time: {shown(value)}"
+        ) from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments import require_path, shown
 from ..codec import Codec
 from ..effects import Ledger
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
@@ -155,14 +156,12 @@ def _ids(sessions: Iterable[object]) -> list[str]:
         raise InvalidArgument("sessions is empty; leave it out to export all")
     for id in ids:
         if not isinstance(id, str):
-            raise InvalidArgument(f"a session is named by its id, not by {id!r}")
+            raise InvalidArgument(f"a session is named by its id, not by {shown(id)}")
     return list(map(str, ids))
 
 
 def _existing(path: object) -> Path:
-    if not isinstance(path, str | Path) or str(path) in {"", "."} or "\0" in str(path):
-        raise InvalidArgument(f"path must name a file, not {path!r}")
-    found = Path(os.path.realpath(path))
+    found = require_path(path)
     if os.path.isdir(found):
         raise InvalidArgument(f"{found} is a directory; name a file in it")
     if not os.path.exists(found):

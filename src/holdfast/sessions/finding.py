@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from ..arguments import require_text
 from ..errors import SessionNotFound
 from ..kernel.finding import find_row
 from ..kernel.operation import Op, query
-from .rows import require_id
 
 H = TypeVar("H")
 
@@ -27,7 +27,7 @@ class FindOps(Generic[H]):
 
         It is named by its id, its number, or 8 characters or more that no other id begins with.
         """
-        row = yield from find_row("session", SELECT, require_id(id))
+        row = yield from find_row("session", SELECT, require_text("id", id))
         if row is None:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
         return self._session(row["id"], row["number"], row["root_id"], row["name"])

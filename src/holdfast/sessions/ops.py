@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from ..arguments import require_text, require_text_or_none, shown
 from ..checkpoints import RewindOps, copy_fork_point
 from ..checkpoints.branching import find_and_hold
 from ..checkpoints.collecting import remove_all
@@ -46,7 +47,7 @@ from ..kernel.operation import (
 from ..leases import LeasedTable
 from ..records import Checkpoint, Lease, SessionInfo, Status
 from ..spend import FORGET_DETAILS, SpendOps
-from .rows import COLUMNS, READ, info, require_id, require_text
+from .rows import COLUMNS, READ, info
 
 H = TypeVar("H")
 J = TypeVar("J")
@@ -158,7 +159,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         """End the session as completed, failed or cancelled; its lease is given back."""
         if status not in {"completed", "failed", "cancelled"}:
             raise InvalidArgument(
-                f"a session ends as completed, failed or cancelled, not {status!r}"
+                f"a session ends as completed, failed or cancelled, not {shown(status)}"
             )
         row = require_writable(self._place(), (yield from lock_and_look(self._place())))
         yield from record_status(self.codec, self.heads, self._place(), row["status"], status)
@@ -224,8 +225,8 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         It stands beside this one in the tree; the fork of a root is a new root.
         """
         require_version(version)
-        require_text("name", name)
-        new_id = require_id(id) if id is not None else (yield from fresh_id())
+        require_text_or_none("name", name)
+        new_id = require_text("id", id) if id is not None else (yield from fresh_id())
         yield from self._lock()
         origin = yield from self._row()
         owner, row = yield from find_and_hold(self.number, self.id, version)
@@ -248,7 +249,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             lineage=(yield from lineage_at(self.number, self.id, version)),
         )
         if created is None:
-            raise InvalidArgument(f"there is a session {new_id!r} already; choose another id")
+            raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
         with naming(self.id, version):
             yield from copy_fork_point(self.codec, owner, row, created["number"])
         data = {"origin": self.id, "version": version}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from ..codec import Codec
-from ..errors import InvalidArgument
 from ..kernel.operation import Row
 from ..records import SessionInfo
-
-TEXT_CHARACTERS_MAX = 256
 
 COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
@@ -23,19 +20,3 @@ def info(codec: Codec, row: Row) -> SessionInfo:
     fields["is_driven"] = bool(row["is_driven"])
     fields["metadata"] = codec.unpack(row["metadata"], context=("hf_sessions", row["id"]))
     return SessionInfo(**fields)
-
-
-def require_id(id: object, what: str = "id") -> str:
-    """Return an id that is text of 1 to 256 printable characters."""
-    if not isinstance(id, str) or not 0 < len(id) <= TEXT_CHARACTERS_MAX or not id.isprintable():
-        raise InvalidArgument(
-            f"{what} must be text of 1 to {TEXT_CHARACTERS_MAX} printable characters, not {id!r}"
-        )
-    return id
-
-
-def require_text(label: str, text: object) -> None:
-    """Refuse what is neither None nor short text."""
-    if text is None:
-        return
-    require_id(text, label)

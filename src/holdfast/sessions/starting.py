@@ -5,11 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from ..arguments import (
+    milliseconds_of,
+    require_limit,
+    require_one_of,
+    require_text,
+    require_text_or_none,
+    require_whole,
+)
 from ..checkpoints import Heads
-from ..checkpoints.ops import require_kind, require_limit
+from ..checkpoints.ops import require_kind
 from ..checkpoints.reading import HEADER, header
 from ..checkpoints.writing import Place, random_id, record_status
-from ..clock import milliseconds_of
 from ..codec import Codec
 from ..errors import InvalidArgument, SessionEnded, SessionNotFound
 from ..feed import emit, plant_tree
@@ -26,7 +33,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
-from .rows import COLUMNS, READ, info, require_id, require_text
+from .rows import COLUMNS, READ, info
 
 H = TypeVar("H")
 
@@ -87,14 +94,14 @@ class SessionsOps(Generic[H]):
         Its root is its parent's root, for ever; without a parent it is a root itself.
         """
         for label, text in (("name", name), ("agent", agent), ("user", user)):
-            require_text(label, text)
+            require_text_or_none(label, text)
         if metadata is not None and type(metadata) is not dict:
             raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
         body = None if metadata is None else self.codec.encode(metadata, name="metadata")
         parent_id = None
         if parent is not None:
-            parent_id = require_id(getattr(parent, "id", parent), "parent")
-        session_id = require_id(id) if id is not None else (yield from fresh_id())
+            parent_id = require_text("parent", getattr(parent, "id", parent))
+        session_id = require_text("id", id) if id is not None else (yield from fresh_id())
         context = ("hf_sessions", session_id)
         given: dict[str, Any]
         given = {"id": session_id, "name": name, "agent": agent, "user_id": user}
@@ -166,14 +173,13 @@ class SessionsOps(Generic[H]):
 
         `after` is the `number` of the last one seen.
         """
-        if status is not None and status not in STATUSES:
-            raise InvalidArgument(f"unknown status {status!r}; it is one of {', '.join(STATUSES)}")
+        if status is not None:
+            require_one_of("status", status, STATUSES)
         require_limit(limit, SESSIONS_PER_PAGE_MAX)
-        require_text("agent", agent)
+        require_text_or_none("agent", agent)
         root_id = getattr(root, "root_id", root)
-        require_text("root", root_id)
-        if type(after) is not int or not 0 <= after < 2**63:
-            raise InvalidArgument(f"after must be the number of a session, not {after!r}")
+        require_text_or_none("root", root_id)
+        require_whole("after", after, 0)
         wanted = {"status": status, "agent": agent, "root_id": root_id}
         given = {column: value for column, value in wanted.items() if value is not None}
         # Only what is given stands in the text: then each has its index.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..arguments import shown
 from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost
 from ..feed import emit, event, lock_tree, plant_tree
@@ -109,7 +110,7 @@ class CounterOps:
     def add(self, amount: int = 1, *, note: str = "") -> Op[int]:
         """Add to the counter, creating it if missing, and return its new value."""
         if not isinstance(amount, int) or isinstance(amount, bool):
-            raise InvalidArgument(f"amount must be a whole number, not {amount!r}")
+            raise InvalidArgument(f"amount must be a whole number, not {shown(amount)}")
         yield from lock_tree(self.root_id)
         row = yield from one(ADD, id=self.root_id, amount=amount)
         assert row is not None

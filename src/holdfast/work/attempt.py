@@ -22,7 +22,7 @@ from .items import (
     WorkStatus,
     context,
     error_text,
-    require_seconds,
+    require_delay,
     status_of,
 )
 from .submitting import SUBMISSIONS_MAX
@@ -146,7 +146,7 @@ class ItemOps(StoreParts, Item, Generic[S]):
         and StoreBusy, nor by Unresolved, which parks the item until the effect is resolved.
         """
         if delay_seconds is not None:
-            require_seconds("delay_seconds", delay_seconds)
+            require_delay("delay_seconds", delay_seconds)
         text = error_text(error, self.owner.ledger.redactor.redact)
         ending = failing(self, error, text, retry=retry, delay_seconds=delay_seconds)
         return (yield from self._end(ending))

@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..arguments import require_limit, require_text, shown
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, decide, fresh_id, rows
-from ..leases import lease_milliseconds, require_holder
+from ..leases import lease_milliseconds
 from .driving import renew_driven
-from .items import COLUMNS, require_name, require_number
+from .items import COLUMNS
 
 CLAIM_MAX = 1_000
 QUEUES_MAX = 50
@@ -122,8 +123,8 @@ def claim(
     holder: str, limit: int, queues: Sequence[str] | str | None, lease_seconds: float
 ) -> Op[list[Row]]:
     """Lease up to `limit` items to a holder: the highest priority first, then the oldest."""
-    require_holder(holder)
-    require_number("limit", limit, 1, CLAIM_MAX)
+    require_text("holder", holder)
+    require_limit(limit, CLAIM_MAX)
     lease_milliseconds(lease_seconds)
     if queues is None:
         # A queue whose best item is not among the best of `limit` queues cannot be served now.
@@ -145,8 +146,8 @@ def require_queues(queues: Sequence[str] | str) -> list[str]:
     """Return the names of queues, each once."""
     names = [queues] if isinstance(queues, str) else queues
     if not isinstance(names, list | tuple | set | frozenset) or not 0 < len(names) <= QUEUES_MAX:
-        raise InvalidArgument(f"queues must be 1 to {QUEUES_MAX} names, not {queues!r}")
-    return sorted({require_name("queue", name) for name in names})
+        raise InvalidArgument(f"queues must be 1 to {QUEUES_MAX} names, not {shown(queues)}")
+    return sorted({require_text("queue", name) for name in names})
 
 
 @functools.cache

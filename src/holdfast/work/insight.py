@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..clock import iso
 from ..codec import Codec
 from ..kernel.operation import Op, Row, one, rows
-from .items import COLUMNS, Item, WorkStatus, context, require_seconds, status_of
+from .items import COLUMNS, Item, WorkStatus, context, require_delay, status_of
 
 STALE_SECONDS = 120
 AHEAD_MAX = 1_000
@@ -143,7 +143,7 @@ def counts(*, finished: bool) -> Op[list[WorkCount]]:
 
 def health(stale_seconds: float) -> Op[LeaseHealth]:
     """Look at the leases of the items that run now."""
-    row = yield from one(HEALTH, stale_ms=require_seconds("stale_seconds", stale_seconds))
+    row = yield from one(HEALTH, stale_ms=require_delay("stale_seconds", stale_seconds))
     assert row is not None
     return LeaseHealth(
         active=row["active"],

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from ..clock import milliseconds_of
+from ..arguments import (
+    milliseconds_of,
+    require_one_of,
+    require_seconds,
+    require_text,
+    require_whole,
+)
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..kernel.operation import Query, Row
@@ -27,7 +33,6 @@ STATES: dict[str, tuple[str, ...]] = {
 }
 FINAL = frozenset({"completed", "failed", "cancelled"})
 
-NAME_CHARACTERS_MAX = 256
 PRIORITY_MAX = 2**31 - 1
 RETRIES_MAX = 1_000
 DELAY_SECONDS_MAX = 10 * 366 * 24 * 3600
@@ -68,22 +73,19 @@ class Submission:
 
     def check(self) -> None:
         """Refuse what cannot be submitted."""
-        require_name("type", self.type)
+        require_text("type", self.type)
         for label, text in (("queue", self.queue), ("key", self.key), ("id", self.id)):
             if text is not None:
-                require_name(label, text)
-        require_number("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
-        require_number("max_retries", self.max_retries, 0, RETRIES_MAX)
+                require_text(label, text)
+        require_whole("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
+        require_whole("max_retries", self.max_retries, 0, RETRIES_MAX)
         if self.available_at is not None:
             milliseconds_of("available_at", self.available_at)
         if self.delay_seconds is not None:
-            require_seconds("delay_seconds", self.delay_seconds)
+            require_delay("delay_seconds", self.delay_seconds)
             if self.available_at is not None:
                 raise InvalidArgument("give available_at or delay_seconds, not both")
-        if self.on_crash not in ON_CRASH:
-            raise InvalidArgument(
-                f"on_crash must be one of {', '.join(ON_CRASH)}, not {self.on_crash!r}"
-            )
+        require_one_of("on_crash", self.on_crash, ON_CRASH)
 
 
 class Item:
@@ -216,26 +218,6 @@ def error_text(error: object, redact: Callable[[str], str]) -> str:
     return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
 
 
-def require_name(label: str, text: object) -> str:
-    """Return a name that is text of 1 to 256 printable characters."""
-    is_text = isinstance(text, str) and 0 < len(text) <= NAME_CHARACTERS_MAX
-    if not is_text or not text.isprintable():  # type: ignore[attr-defined]
-        raise InvalidArgument(
-            f"{label} must be text of 1 to {NAME_CHARACTERS_MAX} printable characters, not {text!r}"
-        )
-    return text  # type: ignore[return-value]
-
-
-def require_number(label: str, number: object, least: int, most: int) -> int:
-    """Return a whole number within its bounds."""
-    if type(number) is not int or not least <= number <= most:
-        raise InvalidArgument(f"{label} must be {least} to {most}, not {number!r}")
-    return number
-
-
-def require_seconds(label: str, seconds: object) -> int:
-    """Return a duration in milliseconds."""
-    is_number = type(seconds) in (int, float)
-    if not is_number or not 0 <= seconds <= DELAY_SECONDS_MAX:  # type: ignore[operator]
-        raise InvalidArgument(f"{label} must be 0 to {DELAY_SECONDS_MAX}, not {seconds!r}")
-    return round(seconds * 1000)  # type: ignore[operator]
+def require_delay(label: str, seconds: object) -> int:
+    """Return how long to wait, in milliseconds."""
+    return require_seconds(label, seconds, DELAY_SECONDS_MAX)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from ..arguments import require_limit, require_one_of, require_text, require_whole
 from ..errors import InvalidArgument
 from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow
@@ -33,8 +34,6 @@ from .items import (
     OnCrash,
     Submission,
     WorkStatus,
-    require_name,
-    require_number,
 )
 from .submitting import submit_all
 from .sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
@@ -153,6 +152,8 @@ class WorkOps(StoreParts, Generic[I]):
         written.
         """
         require_list("outputs", outputs)
+        if not all(isinstance(each, tuple | list) and len(each) == 2 for each in outputs):
+            raise InvalidArgument("outputs must be pairs of a claimed work item and its output")
         require_held([item for item, _ in outputs])
         ended = [
             (item, Ending("completed", "completed", output=self.codec.encode(out, name="output")))
@@ -167,13 +168,13 @@ class WorkOps(StoreParts, Generic[I]):
 
         Any number of processes may sweep at once.
         """
-        require_number("limit", limit, 1, SWEPT_MAX)
+        require_limit(limit, SWEPT_MAX)
         return (yield from sweep(self._watchdog(), limit))
 
     @operation
     def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:
         """Make items ready whose time has come; return how many."""
-        require_number("limit", limit, 1, PROMOTED_PER_PASS)
+        require_limit(limit, PROMOTED_PER_PASS)
         return (yield from Watchdog.promote(self._watchdog(), limit))[0]
 
     @operation
@@ -229,7 +230,7 @@ class WorkOps(StoreParts, Generic[I]):
         row = yield from self._found_row(id)
         if fence is None:
             return self._item(row)
-        require_number("fence", fence, 1, 2**63 - 1)
+        require_whole("fence", fence, 1, 2**63 - 1)
         item = self._item(row, lease_seconds=LEASE_SECONDS)
         if item.fence != fence or item.state != "in_progress":
             item.fence = fence
@@ -250,12 +251,12 @@ class WorkOps(StoreParts, Generic[I]):
     ) -> Op[Many[I]]:
         """Return items, the newest first; `before` is the `number` of the last one seen."""
         statuses = () if status is None else _statuses(status)
-        require_number("limit", limit, 1, ITEMS_PER_PAGE_MAX)
+        require_limit(limit, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
         wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
-            require_name(name.removesuffix("_id"), value)
+            require_text(name.removesuffix("_id"), value)
         page = _page(given, statuses)
         bounds = {"before": _before(before), "limit": limit}
         found = yield from rows(page, **given, **bounds)
@@ -264,7 +265,7 @@ class WorkOps(StoreParts, Generic[I]):
     @query
     def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Many[I]]:
         """Return failed items that nobody has redriven, the newest first."""
-        require_number("limit", limit, 1, ITEMS_PER_PAGE_MAX)
+        require_limit(limit, ITEMS_PER_PAGE_MAX)
         found = yield from rows(DEAD, before=_before(before), limit=limit)
         return [self._item(row) for row in found]
 
@@ -281,7 +282,7 @@ class WorkOps(StoreParts, Generic[I]):
     @large_query
     def growth(self, *, limit: int = 10) -> Op[Grown]:
         """Return the sessions with the most checkpoints."""
-        require_number("limit", limit, 1, GROWTH_MAX)
+        require_limit(limit, GROWTH_MAX)
         return (yield from insight.growth(limit))
 
     @query
@@ -290,7 +291,7 @@ class WorkOps(StoreParts, Generic[I]):
 
         8 characters or more are enough if no other id begins with them.
         """
-        row = yield from find_row("work item", SELECT, require_name("id", id))
+        row = yield from find_row("work item", SELECT, require_text("id", id))
         if row is None:
             raise finishing.not_found(id)
         return self._item(row)
@@ -304,13 +305,13 @@ class WorkOps(StoreParts, Generic[I]):
     @query
     def why(self, id: str) -> Op[str]:
         """Say in a sentence why an item runs or does not."""
-        row = yield from one(insight.LOOK, id=require_name("id", id))
+        row = yield from one(insight.LOOK, id=require_text("id", id))
         if row is None:
             raise finishing.not_found(id)
         return (yield from insight.why(self._item(row), row["now"]))
 
     def _found_row(self, id: str) -> Op[Row]:
-        row = yield from one(READ, id=require_name("id", id))
+        row = yield from one(READ, id=require_text("id", id))
         if row is None:
             raise finishing.not_found(id)
         return row
@@ -325,10 +326,7 @@ class WorkOps(StoreParts, Generic[I]):
 def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
     given: tuple[Any, ...] = tuple(status) if isinstance(status, list | tuple) else (status,)
     for each in given or (None,):
-        if each not in WORK_STATUSES:
-            raise InvalidArgument(
-                f"unknown status {each!r}; it is one of {', '.join(WORK_STATUSES)}"
-            )
+        require_one_of("status", each, WORK_STATUSES)
     return given
 
 
@@ -354,4 +352,4 @@ def _page(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
 
 
 def _before(before: int | None) -> int:
-    return 2**62 if before is None else require_number("before", before, 0, 2**62)
+    return 2**62 if before is None else require_whole("before", before, 0, 2**62)

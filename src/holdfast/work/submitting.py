@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import milliseconds_of, require_text
 from ..checkpoints.writing import Place, require_open
-from ..clock import milliseconds_of
 from ..codec import Codec
 from ..errors import InvalidArgument, Refused, RequestMismatch, SessionNotFound, StoreBusy
 from ..feed import emit
@@ -23,7 +23,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..kernel.signals import Signals
-from .items import COLUMNS, READ, Item, Submission, context, require_name, require_seconds
+from .items import COLUMNS, READ, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
 ROWS_PER_BATCH = 500
@@ -126,7 +126,7 @@ def _place_of(session: Any) -> Op[Place]:
             )
         guard = getattr(session, "guard", None)
         return Place(session.id, number, session.root_id, None, guard)
-    require_name("session", session)
+    require_text("session", session)
     row = yield from one(FIND_SESSION, id=session)
     if row is None:
         raise SessionNotFound(f"there is no session {session!r}", id=session)
@@ -162,7 +162,7 @@ def _parameters(codec: Codec, submission: Submission, place: Place | None) -> di
         "on_crash": submission.on_crash,
         "max_retries": submission.max_retries,
         "available_at": None if at is None else milliseconds_of("available_at", at),
-        "delay_ms": 0 if delay is None else require_seconds("delay_seconds", delay),
+        "delay_ms": 0 if delay is None else require_delay("delay_seconds", delay),
     }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
+from ..arguments import shown
 from ..checkpoints.diffing import printable
 from ..clock import iso
 from ..errors import (
@@ -196,7 +197,7 @@ class Attempt:
             if isinstance(result, Coroutine):
                 result.close()
             raise InvalidArgument(
-                f"the handler of {self.item.type!r} returned an awaitable; write it as `async def`"
+                f"the handler of {shown(self.item.type)} returned an awaitable; use `async def`"
             )
         return result
 

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
+from ..arguments import require_seconds, require_text, require_text_or_none, require_whole, shown
 from ..effects.tools import by_name
 from ..errors import InvalidArgument
 from ..kernel.flow import in_thread
 from ..kernel.opening import open_driver
 from ..kernel.url import SqliteTarget
-from ..leases import default_holder, lease_milliseconds, require_holder
+from ..leases import default_holder, lease_milliseconds
 from ..maintenance.retention import require_days
 from ..sessions.ops import BOOT_MARK
 from ..store import AsyncStore, Store
@@ -60,21 +61,22 @@ class Worker(Generic[S]):
     ) -> None:
         if not isinstance(store, Store | AsyncStore):
             raise InvalidArgument(f"a worker needs a store, not {type(store).__name__}")
-        _require_count("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        _require_count("prefetch", prefetch, 0, CLAIM_MAX - concurrency)
+        require_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        require_whole("prefetch", prefetch, 0, CLAIM_MAX - concurrency)
         lease_milliseconds(lease_seconds)
         for label, seconds, least in (
             ("poll_seconds", poll_seconds, 0.001),
             ("sweep_interval_seconds", sweep_interval_seconds, 0.001),
             ("drain_seconds", drain_seconds, 0),
         ):
-            _require_seconds(label, seconds, least)
+            require_seconds(label, seconds, SECONDS_MAX, least=least)
         if work_days is not None:
             require_days(work_days)
         by_name(tools)
         boot = default_holder() if holder is None else holder
+        require_text_or_none("instance", instance)
         name = boot if instance is None else f"{instance}{BOOT_MARK}{boot}"
-        require_holder(name)
+        require_text("holder", name)
         self.store = store
         self._plan = Plan(
             handlers=_require_handlers(handlers),
@@ -223,17 +225,6 @@ def _require_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:
     for type_, handler in handlers.items():
         if not callable(handler):
             raise InvalidArgument(
-                f"the handler of {type_!r} must be a function, not {type(handler).__name__}"
+                f"the handler of {shown(type_)} must be a function, not {type(handler).__name__}"
             )
     return dict(handlers)
-
-
-def _require_count(label: str, count: object, least: int, most: int) -> None:
-    if type(count) is not int or not least <= count <= most:
-        raise InvalidArgument(f"{label} must be a whole number of {least} to {most}, not {count!r}")
-
-
-def _require_seconds(label: str, seconds: object, least: float) -> None:
-    is_number = type(seconds) in (int, float)
-    if not is_number or not least <= seconds <= SECONDS_MAX:  # type: ignore[operator]
-        raise InvalidArgument(f"{label} must be {least:g} to {SECONDS_MAX}, not {seconds!r}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import apsw
 
+from ...arguments import shown
 from ...errors import (
     CorruptStore,
     HoldfastError,
@@ -71,7 +72,7 @@ def files_of(path: Path) -> list[Path]:
 def require_place(path: Path, vfs: str | None) -> None:
     """Refuse a place where no database file can safely be."""
     if vfs is not None and vfs not in apsw.vfs_names():
-        raise InvalidArgument(f"SQLite has no file system layer {vfs!r}; leave ?vfs= out")
+        raise InvalidArgument(f"SQLite has no file system layer {shown(vfs)}; leave ?vfs= out")
     for file in files_of(path):
         if os.path.islink(file):
             raise StoreError(
@@ -313,7 +314,9 @@ _UNREACHABLE = (
 def translate(error: apsw.Error, path: Path) -> HoldfastError:
     """Return our error for one of SQLite's."""
     if isinstance(error, apsw.FullError) or _lacks_shared_memory(error):
-        return StoreFull(f"{path} has no room left: {error}; nothing was written")
+        # A backup's error is that of the copy, which SQLite does not tell: "not an error".
+        reason = "" if str(error).endswith("not an error") else f": {error}"
+        return StoreFull(f"{path} has no room left{reason}; nothing was written")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(f"{path} is locked by another program: {error}; nothing was written")
     if isinstance(error, apsw.NotADBError):
