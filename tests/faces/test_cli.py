@@ -161,7 +161,7 @@ def bad(result: Result) -> list[str]:
 
 def test_the_entry_point_is_the_one_the_package_declares() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"holdfast": "holdfast.cli:main"}
+    assert project["scripts"] == {"holdfast": "holdfast_command:main"}
     assert project["version"] == holdfast.__version__
     command = str(Path(sys.executable).with_name("holdfast"))
     shown = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import typer
 
@@ -16,6 +19,7 @@ from . import (
     backup,
     checkpoints,
     demo,
+    discard_output,
     doctor,
     effects,
     migrate,
@@ -27,6 +31,9 @@ from . import (
     work,
 )
 from .groups import Commands
+
+# How writing to the standard output fails. A file of our own that cannot be written is named.
+UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 app = Commands(
     name="holdfast",
@@ -71,14 +78,26 @@ def run(arguments: Sequence[str]) -> int:
     try:
         command = typer.main.get_command(app)
         code = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if "--debug" in arguments or os.environ.get("HOLDFAST_DEBUG", "0") != "0":
             traceback.print_exc()
-        output.fail(described(error), as_json="--json" in arguments)
+        # Where nobody can be told, the exit code still tells.
+        with contextlib.suppress(OSError):
+            output.fail(described(error), as_json="--json" in arguments)
+        if _is_of_output(error):
+            discard_output()
         return int(getattr(error, "exit_code", 1))
+
+
+def _is_of_output(error: Exception) -> TypeGuard[OSError]:
+    is_unnamed = isinstance(error, OSError) and error.filename is None
+    return is_unnamed and error.errno in UNWRITABLE  # type: ignore[attr-defined]
 
 
 def described(error: Exception) -> dict[str, object]:
@@ -86,7 +105,9 @@ def described(error: Exception) -> dict[str, object]:
     if isinstance(error, HoldfastError):
         return error.to_dict()
     name, message = type(error).__name__, str(error)
-    if wrong_use := getattr(error, "format_message", None):
+    if _is_of_output(error):
+        message = f"cannot write the output: {error.strerror}"
+    elif wrong_use := getattr(error, "format_message", None):
         command = getattr(getattr(error, "ctx", None), "command_path", "holdfast")
         told = str(wrong_use()).rstrip(".")
         told += " " if told.endswith("?") else "; "

@@ -66,14 +66,11 @@ def named_tools(names: list[str] | None) -> list[Tool[..., Any]]:
 
 
 def _tools_of(name: str) -> list[Tool[..., Any]]:
-    """Import what the command line names, from the working directory too."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = imported(name)
+    except Exception as error:
         raise InvalidArgument(
-            f"--tools {name}: {error}; name a tool as MODULE:NAME, importable from here"
+            f"--tools {name}: {cause(error)}; name a tool as MODULE:NAME, importable from here"
         ) from error
     values = found if isinstance(found, list | tuple) else [found]
     if isinstance(found, type(sys)):
@@ -82,3 +79,15 @@ def _tools_of(name: str) -> list[Tool[..., Any]]:
     if not tools:
         raise InvalidArgument(f"--tools {name}: there is no tool; @holdfast.tool makes one")
     return tools
+
+
+def imported(name: str) -> Any:
+    """Import what the command line names, from the working directory too; it may fail anyhow."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return pkgutil.resolve_name(name)
+
+
+def cause(error: Exception) -> str:
+    """Say what went wrong in somebody's own code."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import pkgutil
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from .. import store
+from ..arguments import shown
 from ..errors import InvalidArgument
 from ..kernel.flow import is_async
 from ..worker import Handler, Worker
 from . import INTERRUPTED
-from .options import AsJson, Namespace, Url, named_tools
+from .options import AsJson, Namespace, Url, cause, imported, named_tools
 from .output import print_json
 from .showing import say
 
@@ -149,19 +147,21 @@ def _announce(worker: Worker[Any], handlers: Mapping[str, Handler]) -> None:
 def load(name: str) -> Mapping[str, Handler]:
     """Return the handlers that a name like `module:handlers` stands for."""
     if ":" not in name:
-        raise InvalidArgument(f"{name!r} must be MODULE:HANDLERS, like mails.work:handlers")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        raise InvalidArgument(f"{shown(name)} must be MODULE:HANDLERS, like mails.work:handlers")
     try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidArgument(f"{name!r} cannot be loaded: {error}") from error
+        found = imported(name)
+    except Exception as error:
+        raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
     if not isinstance(found, Mapping) and callable(found):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise InvalidArgument(
+                f"{shown(name)} was called to give the handlers, and failed: {cause(error)}"
+            ) from error
     if not isinstance(found, Mapping) or not found:
         raise InvalidArgument(
-            f"{name!r} must be a dict of type to function, not {type(found).__name__}"
+            f"{shown(name)} must be a dict of type to function, not {type(found).__name__}"
         )
     return found
 

@@ -1,0 +1,118 @@
+"""The command line where its streams, its start or somebody's code fail: no traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli.app import run
+
+COMMAND = [sys.executable, "-m", "holdfast"]
+SECONDS_MAX = 180
+Result = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.session("s").save(a=1)
+    return tmp_path / "store.db"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        (">/dev/full", 1, "cannot write the output: No space left on device"),
+        (">&-", 1, "cannot write the output: Bad file descriptor"),
+        (">/dev/null 2>&-", 0, ""),
+        (">/dev/null 2>/dev/full", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_told_or_told_by_the_code(
+    file: Path, closed: str, code: int, said: str, options: list[str]
+) -> None:
+    def ended(*arguments: str) -> Result:
+        words = shlex.join([*COMMAND, *arguments, *options])
+        return subprocess.run(
+            ["/bin/sh", "-c", f"{words} {closed}"],
+            cwd=file.parent,
+            env={**os.environ, "HOLDFAST_DEBUG": "0"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    before = file.read_bytes()
+    result = ended("sessions", "list", "--url", f"sqlite:///{file.name}")
+    assert result.returncode == code
+    assert said in result.stderr
+    assert not {"Traceback", "defect"} & set(re.findall(r"\w+", result.stderr))
+    assert bool(result.stderr) == bool(said)
+    # What is wrong is told by the code, whoever listens.
+    assert ended("sessions", "show", "nobody", "--url", f"sqlite:///{file.name}").returncode == 3
+    # No stream's number went to the database.
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("module", ["holdfast.store", "typer"])
+def test_ctrl_c_while_the_command_is_imported_says_nothing(module: str) -> None:
+    program = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting)
+from holdfast_command import main
+main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("json:dumps", "was called to give the handlers, and failed: TypeError: dumps() missing"),
+        ("json:nothing", "cannot be loaded: AttributeError: module 'json' has no attribute"),
+        ("broken:handlers", "cannot be loaded: ZeroDivisionError: division by zero"),
+        ("json:__name__", "must be a dict of type to function, not str"),
+    ],
+)
+def test_handlers_that_fail_are_told_as_what_they_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    problem: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("broken.py").write_text("1 / 0\n")
+    assert run(["work", "run", name]) == 2
+    said = capfd.readouterr().err
+    assert f"'{name}' {problem}" in said
+    assert "defect" not in said
+
+
+def test_tools_that_cannot_be_imported_are_told_as_what_they_are(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("broken.py").write_text("1 / 0\n")
+    options = ["--tools", "broken", "--url", "sqlite:///store.db"]
+    assert run(["effects", "verify", "1", *options]) == 2
+    assert "--tools broken: ZeroDivisionError: division by zero" in capfd.readouterr().err
