@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..codec import Limits
-from ..kernel.operation import Op, Query, Row, batch, rows
+from ..kernel.operation import Op, Query, Row, batch, one, rows
 from .identity import Past, counting, key_within, read_past, scope_of
 from .rows import (
     BY_CALL,
     BY_KEY,
     NEWEST_CHANGE,
     NEWEST_CHANGE_IN_CHAIN,
+    ORIGINAL,
     PAST_ROWS_MAX,
     Wanted,
     mismatch,
@@ -21,6 +22,8 @@ from .rows import (
 from .salts import Salts
 
 VERSION_MAX = 2**62
+OF_SESSION = frozenset({"session", "latest", "call"})
+"""Policies under which a call is equal only to one of the same session's history."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,11 @@ class Found:
     """Whether the same call id was there before, whatever came of it."""
     is_own: bool
     """Whether the row that counts is that call's own."""
+    is_inherited: bool
+    """Whether it was left by another session: an earlier one of the same id, or one before a fork.
+
+    Neither a fork of this session nor a new one of its id would find it there.
+    """
     past: Past | None
     """The history of a session that was rewound or forked."""
 
@@ -71,8 +79,16 @@ def find(
     for row in counting(own, equal):
         if not salts.is_of(limits, row, wanted):
             raise mismatch(row, wanted.request)
-    is_own = any(row is each for each in own)
-    return Found(row, newest, bool(own), is_own, past)
+    is_inherited = row is not None and _is_inherited(wanted, row)
+    is_own = not is_inherited and any(row is each for each in own)
+    return Found(row, newest, bool(own), is_own, is_inherited, past)
+
+
+def _is_inherited(wanted: Wanted, row: Row) -> bool:
+    """Whether a row is another session's that counts in this one's calls."""
+    if wanted.place is None or wanted.request.chain_id is not None:
+        return False
+    return wanted.request.policy in OF_SESSION and row["session_number"] != wanted.place.number
 
 
 def find_call(number: int, session_id: str, call_id: str) -> Op[Row | None]:
@@ -96,10 +112,13 @@ def is_latest(wanted: Wanted, found: Found) -> Op[bool]:
             Query(NEWEST_CHANGE, {"session_number": number, "before": before})
             for number, before in {wanted.place.number: VERSION_MAX, **ends}.items()
         ]
+    number = found.row["number"]
+    if found.row["replay_of"] is not None:
+        original = yield from one(ORIGINAL, id=found.row["replay_of"])
+        number = -1 if original is None else original["number"]
     answers = yield from batch(*looks)
     newest = max(row["number"] or 0 for (row,) in answers)
-    is_read = wanted.request.effect == "read"
-    return bool(newest < found.row["number"] if is_read else newest == found.row["number"])
+    return bool(newest < number if wanted.request.effect == "read" else newest == number)
 
 
 def _counts(row: Row) -> bool:
@@ -111,8 +130,7 @@ def _in_the_past(
 ) -> Op[tuple[list[Row], list[Row]]]:
     """Return a call's own rows and those of equal calls in a history of several parts."""
     request = wanted.request
-    is_of_session = request.policy in {"session", "latest", "call"}
-    known = salts.of(wanted.belief, request) if is_of_session else ()
+    known = salts.of(wanted.belief, request) if request.policy in OF_SESSION else ()
     own: list[Row] = []
     equal: list[Row] = []
     scopes = _scopes(past, wanted.identity.scope)

@@ -188,7 +188,8 @@ class Ledger:
         is_other = request.policy == "latest" and not found.is_same_call
         if is_other and not (yield from is_latest(wanted, found)):
             return None
-        return self.effect(found.row), found.is_own or request.call_id is None
+        has_row = found.is_own or (request.call_id is None and not found.is_inherited)
+        return self.effect(found.row), has_row
 
     @query
     def compare(self, request: Request) -> Op[Match]:
@@ -381,16 +382,21 @@ class Ledger:
     def _answer(self, wanted: Wanted, found: Found, row: Row) -> Op[Effect]:
         """Return the effect that answers a call, which has a row of its own from then on."""
         effect = self.effect(row)
-        if found.is_own or wanted.request.call_id is None:
+        if found.is_own or (wanted.request.call_id is None and not found.is_inherited):
             return effect
-        replay = self.pen.replaying((yield from fresh_id()), wanted, effect)
+        key, generation = row["key"], 0
+        if found.is_inherited:
+            key = wanted.identity.key
+            generation = 1 if found.newest is None else found.newest["generation"] + 1
+        replay = self.pen.replaying((yield from fresh_id()), wanted, effect, key, generation)
         [inserted] = yield replay
         id, call_id = str(replay.parameters["id"]), wanted.request.call_id
+        replay_of = effect.replay_of or effect.id
         if wanted.place is not None:
             outcome = Outcome(effect.status, effect.reason)
             told = (wanted.place, id, effect.tool, call_id, outcome)
-            yield self.pen.event(*told, replay_of=effect.id)
-        return replace(effect, id=id, number=inserted["number"], replay_of=effect.id)
+            yield self.pen.event(*told, replay_of=replay_of)
+        return replace(effect, id=id, number=inserted["number"], replay_of=replay_of)
 
     def _step_in(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
         """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""

@@ -65,7 +65,7 @@ KEY_OF_LEDGER_CHARACTERS_MAX = 1_000
 
 LOOK_AT = f"{SELECT} WHERE id = :id"
 LIST = f"{SELECT} WHERE number > :after"
-HISTORY = f"{SELECT} WHERE key = :key AND replay_of IS NULL ORDER BY generation"
+HISTORY = f"{SELECT} WHERE key = :key AND generation > 0 ORDER BY generation"
 IN_DOUBT = f"""{SELECT} WHERE {OF_SESSION}
     AND (status = 'unknown' OR {ABANDONED})
 ORDER BY number"""
@@ -376,9 +376,10 @@ class StoreEffects(Generic[I_co]):
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:
         """Return every attempt of an effect, and what replaced it, oldest first."""
-        found = yield from one(LOOK_AT, id=require_text("id", id))
-        key = found_effect(found, id)["key"]
-        return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=key))]
+        row = found_effect((yield from one(LOOK_AT, id=require_text("id", id))), id)
+        if row["replay_of"] is not None:
+            row = (yield from one(LOOK_AT, id=row["replay_of"])) or row
+        return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=row["key"]))]
 
     @operation
     def resolve(

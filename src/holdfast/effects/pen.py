@@ -101,13 +101,17 @@ class Pen:
         del row["note"]
         return Query(ISSUE, row)
 
-    def replaying(self, id: str, wanted: Wanted, effect: Effect) -> Query:
+    def replaying(
+        self, id: str, wanted: Wanted, effect: Effect, key: str, generation: int
+    ) -> Query:
         """Return the statement that writes a call which another's effect answers."""
         session_number, session_id = wanted.owner or (None, None)
         outcome = Outcome(effect.status, effect.reason, effect.result, effect.error)
         row = {
             "id": id,
             "scope": wanted.identity.scope,
+            "key": key,
+            "generation": generation,
             "call_id": wanted.request.call_id,
             "session_number": session_number,
             "session_id": session_id,

@@ -35,7 +35,7 @@ BY_CALL = f"""{SELECT}
 WHERE scope = :scope AND call_id = :call_id AND call_id IS NOT NULL
 ORDER BY number DESC LIMIT :limit
 """
-BY_KEY = f"""{SELECT} WHERE key = :key AND replay_of IS NULL
+BY_KEY = f"""{SELECT} WHERE key = :key AND generation > 0
 ORDER BY generation DESC LIMIT :limit
 """
 BY_ID = f"{SELECT} WHERE id = :id /*pg FOR NO KEY UPDATE */"
@@ -53,6 +53,7 @@ SELECT max(number) AS number FROM hf_effects
 WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL
     AND effect IN ('write', 'mutate') AND replay_of IS NULL
 """
+ORIGINAL = "SELECT number FROM hf_effects WHERE id = :id"
 # The first time it goes out with the looks, in the hope that there is nothing to be found; what
 # is found then stands against it here as well.
 ISSUE = f"""
@@ -77,7 +78,7 @@ SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:genera
     CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + CAST(:ttl_ms AS INTEGER) END
 WHERE :is_first = 0 OR (
     NOT EXISTS (
-        SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.replay_of IS NULL
+        SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.generation > 0
     )
     AND NOT EXISTS (
         SELECT 1 FROM hf_effects e WHERE e.scope = CAST(:scope AS TEXT)
@@ -94,7 +95,7 @@ WHERE :is_first = 0 OR (
     ))
     AND (SELECT value FROM hf_meta WHERE name = 'effects_salt') = CAST(:salts AS TEXT)
 )
-ON CONFLICT (key, generation) WHERE replay_of IS NULL DO NOTHING
+ON CONFLICT (key, generation) WHERE generation > 0 DO NOTHING
 RETURNING {TICKET}
 """  # noqa: S608
 # A call that another's row answers; its result and error are sealed anew, as its own.
@@ -105,13 +106,14 @@ INSERT INTO hf_effects (
     error, attempt, holder, timeout_ms, settle_ms, ttl_ms, replay_of, issued_at, ended_at,
     expires_at
 )
-SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), key, generation, CAST(:call_id AS TEXT),
-    CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT), CAST(:item_id AS TEXT),
-    coalesce((
+SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:generation AS INTEGER),
+    CAST(:call_id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
+    CAST(:item_id AS TEXT), coalesce((
         SELECT s.version FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
     ), 0), tool, effect, is_irreversible, CAST(:request_digest AS TEXT), idempotency_key,
     CAST(:arguments AS BLOB), status, reason, CAST(:result AS BLOB), CAST(:error AS BLOB), attempt,
-    CAST(:holder AS TEXT), timeout_ms, settle_ms, ttl_ms, id, :now, :now, expires_at
+    CAST(:holder AS TEXT), timeout_ms, settle_ms, ttl_ms, coalesce(replay_of, id), :now, :now,
+    expires_at
 FROM hf_effects WHERE number = :number
 RETURNING number
 """

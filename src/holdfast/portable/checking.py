@@ -371,6 +371,8 @@ class _Checker:
             is_undo and frame.key != f"{UNDO}{frame.undoes}"
         ):
             return f"effect {frame.id!r} undoes another than it says"
+        if frame.generation == 0 and frame.replay_of is None:
+            return f"effect {frame.id!r} is of no generation"
         self._named |= {id for id in (frame.undoes, frame.undone_by) if id is not None}
         self._effects.add(frame.id)
         what = f"effect {frame.id!r} with the key {frame.key!r}"
@@ -387,8 +389,8 @@ class _Checker:
             return False
         within = frame.key.removeprefix(f"{frame.scope}:")
         is_within = within != frame.key and (":" not in within or is_of_item)
-        # Only an attempt is found by its key; a replay has that of the attempt it names.
-        return frame.replay_of is not None or is_within or frame.key.startswith(UNDO)
+        # A replay of generation 0 has the key of the attempt that it names, and is not found by it.
+        return frame.generation == 0 or is_within or frame.key.startswith(UNDO)
 
     def _counts_beyond(self, what: str) -> None:
         self.beyond = self.beyond or what

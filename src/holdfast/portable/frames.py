@@ -175,7 +175,7 @@ class EffectFrame(_Frame, frozen=True, tag="effect"):
     id: Name
     scope: Text
     key: Text
-    generation: Version
+    generation: Small
     call_id: Name | None
     item_id: Name | None
     issued_version: Small

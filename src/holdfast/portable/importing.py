@@ -114,10 +114,9 @@ INSERT INTO hf_effects (
     unlinked_at
 ) VALUES (
     :id, :scope, :key, (
-        SELECT CASE WHEN coalesce(max(generation), 0) >= CAST(:generation AS INTEGER)
+        SELECT CASE WHEN max(generation) >= CAST(:generation AS INTEGER)
             THEN max(generation) + 1 ELSE CAST(:generation AS INTEGER) END
-        FROM hf_effects
-        WHERE key = :key AND replay_of IS NULL AND CAST(:replay_of AS TEXT) IS NULL
+        FROM hf_effects WHERE key = :key AND generation > 0 AND CAST(:generation AS INTEGER) > 0
     ), :call_id, :session_number, :session_id, :item_id, :issued_version, :tool,
     :effect, :is_irreversible, :request_digest, :idempotency_key, :arguments, :status, :reason,
     :result, :error, :attempt, :holder, :fence,

@@ -3,8 +3,11 @@
 --             new one comes after a failure, when the last has expired, or when something else was
 --             written in between. Nothing is ever rolled back here
 --
--- A call that another's row answered has a row of its own that names it in replay_of, with the key,
--- generation and outcome of that one, so that the same call id is never run later. It is no attempt.
+-- A call that another's row answered has a row of its own that names it in replay_of, with its
+-- outcome, so that the same call id is never run later. It is no attempt. Answered by a row of the
+-- same session it has that one's key and generation 0, and only its call id finds it. Answered by one
+-- of another session (an earlier one of the same id, or one that it was forked from) it has a key and
+-- a generation of its own session's, where later calls, forks and new sessions of the same id look.
 --
 -- An effect outlives its session: a retry that comes late must still find it, and a new session of
 -- the same id lists it. unlinked_at says when its session was deleted; what was settled then has
@@ -59,7 +62,7 @@ CREATE TABLE hf_effects (
     unlinked_at INTEGER
 );
 
-CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation) WHERE replay_of IS NULL;
+CREATE UNIQUE INDEX ux_effects_key ON hf_effects (key, generation) WHERE generation > 0;
 
 CREATE INDEX ix_effects_call ON hf_effects (scope, call_id) WHERE call_id IS NOT NULL;
 

@@ -1,0 +1,132 @@
+"""A call that another session's effect answers leaves a row in its own session, which stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.testing.subject import Subject, done
+from tests.checkpoints.colours import both_colours
+from tests.effects.test_replays import elsewhere
+from tests.effects.world import World
+
+
+async def created_again(store: Any, id: str) -> Any:
+    await done((await done(store.session(id))).delete())
+    session = await done(store.session(id))
+    await done(session.save(n=1))
+    return session
+
+
+async def forked(store: Any, tool: Any, call_id: str | None) -> tuple[Any, Any]:
+    """Return what a session did, and a fork of it from afterwards."""
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    first = await done(session.call(tool, to="ann", call_id=call_id))
+    await done(session.save(n=2))
+    return first, await done(session.fork(2, id="f"))
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_was_answered(subject: Subject) -> None:
+    await fork_created_again(await subject.open(), "c1")
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_calls_without_an_id(subject: Subject) -> None:
+    await fork_created_again(await subject.open(), None)
+
+
+async def fork_created_again(store: Any, call_id: str | None) -> None:
+    world = World()
+    mail = world.tool()
+    first, fork = await forked(store, mail, call_id)
+    answered = [await done(fork.call(mail, to="ann", call_id=call_id)) for _ in range(2)]
+    (row,) = await done(store.effects(session=fork))
+    for each in answered:
+        assert (each.value, each.replay_of) == (1, first.effect_id)
+    assert (answered[0].effect_id, row.replay_of) == (row.id, first.effect_id)
+    assert [each.id for each in await done(store.attempts(row.id))] == [first.effect_id]
+    for _ in range(2):
+        fork = await created_again(store, "f")
+        for asked in (call_id, "c2", None):
+            again = await done(fork.call(mail, to="ann", call_id=asked))
+            assert (again.value, again.replay_of) == (1, first.effect_id)
+    assert len(world.done) == 1
+
+
+@both_colours
+async def test_a_fork_of_a_session_created_again_has_what_that_was_answered(
+    subject: Subject,
+) -> None:
+    await fork_of_created_again(await subject.open(), "c1")
+
+
+@both_colours
+async def test_a_fork_of_a_session_created_again_has_calls_without_an_id(subject: Subject) -> None:
+    await fork_of_created_again(await subject.open(), None)
+
+
+async def fork_of_created_again(store: Any, call_id: str | None) -> None:
+    mail = World().tool()
+    first = await done((await done(store.session("s"))).call(mail, to="ann", call_id=call_id))
+    session = await created_again(store, "s")
+    assert (await done(session.call(mail, to="ann", call_id=call_id))).replayed
+    await done(session.save(n=2))
+    for version, is_known in ((2, True), (1, False)):
+        for asked in (call_id, "c2", None):
+            fork = await done(session.fork(version))
+            found = await done(fork.call(mail, to="ann", call_id=asked))
+            assert (found.replay_of == first.effect_id) is is_known
+            deeper = await done(fork.fork(version))
+            found = await done(deeper.call(mail, to="ann", call_id=asked))
+            assert (found.replay_of == first.effect_id) is is_known
+
+
+@both_colours
+async def test_a_moved_session_brings_what_it_was_answered(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    mail = world.tool()
+    first, fork = await forked(store, mail, None)
+    await done(fork.call(mail, to="ann"))
+    fork = await created_again(store, "f")
+    await done(fork.call(mail, to="ann"))
+    await done(fork.save(n=2))
+    file = subject.directory / "file"
+    await done(store.export(file, sessions=["f"]))
+    target = await subject.open(**elsewhere(subject))
+    await done(target.import_sessions(file))
+    moved = await done(target.session("f"))
+    for each in (moved, await done(moved.fork(2))):
+        assert (await done(each.call(mail, to="ann"))).replay_of == first.effect_id
+    assert len(world.done) == 1
+
+
+@both_colours
+async def test_what_its_session_undid_answers_no_other(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    mail = world.tool(undo=lambda arguments, result, key: None)
+    _, fork = await forked(store, mail, "c1")
+    await done(fork.call(mail, to="ann", call_id="c1"))
+    fork = await created_again(store, "f")
+    await done(fork.call(mail, to="ann", call_id="c1"))
+    assert (await done(fork.compensate(to=1))).undone == ()
+    await done((await done(store.session("s"))).compensate(to=1))
+    assert not (await done(fork.call(mail, to="ann", call_id="c1"))).replayed
+    assert len(world.done) == 2
+
+
+@both_colours
+async def test_an_answer_from_before_a_fork_is_no_write(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    write = world.tool(effect="write")
+    look = world.tool(effect="read", dedupe="latest", name="look")
+    first, fork = await forked(store, write, None)
+    looked = await done((await done(store.session("s"))).call(look, to="x"))
+    fork = await done((await done(store.session("s"))).fork(2, id="g"))
+    assert not (await done(fork.call(look, to="x"))).replayed
+    for _ in range(2):
+        assert (await done(fork.call(write, to="ann"))).replay_of == first.effect_id
+    assert (await done(fork.call(look, to="x"))).value == looked.value + 1
+    assert not (await done(fork.call(write, to="bob"))).replayed
+    assert not (await done(fork.call(write, to="ann"))).replayed
+    assert [to for to, _ in world.done] == ["ann", "x", "x", "bob", "ann"]
