@@ -294,6 +294,20 @@ def test_spend_of_a_deleted_session_is_not_listed_as_that_of_another(
         assert target.find_session("c").spent(tree=True).usd == 2
 
 
+def test_an_import_takes_no_spend_out_of_another_tree(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        for each, root in ((store, "p"), (target, "q")):
+            child = each.session("c", parent=each.session(root))
+            child.spend("m", usd=1, id="same")
+            child.delete()
+        store.export(file)
+        with pytest.raises(holdfast.InvalidArgument, match="is that of another session here"):
+            target.import_sessions(file, store_keys=True)
+        target.find_session("q").spend("m", usd=2)
+        (spending,) = target.spending()
+        assert target.find_session("q").spent(tree=True).usd == spending.usd == 3
+
+
 def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, file: Path) -> None:
     with open_at(place) as store:
         store.session("s").spend("m", usd=2, id="paid")
