@@ -197,7 +197,8 @@ class Attempt:
             if isinstance(result, Coroutine):
                 result.close()
             raise InvalidArgument(
-                f"the handler of {shown(self.item.type)} returned an awaitable; use `async def`"
+                f"the handler of {shown(self.item.type)} returned an awaitable; "
+                "write it as `async def`"
             )
         return result
 
