@@ -46,12 +46,20 @@ class Interrupt:
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
         before = sys.gettrace()
+        # Python 3.12 traces instructions only if some frame asked for them before tracing began.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         try:
             yield
         finally:
-            sys.settrace(before)
-            self._last.clear()
+            # One that was interrupted as it ended is closed by the garbage collector, at any time.
+            if sys.gettrace() in (None, self._trace):
+                sys.settrace(before)
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the frames that were seen, also if `armed` itself was interrupted."""
+        self._last.clear()
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is type(self).armed.__wrapped__.__code__:  # type: ignore[attr-defined]
