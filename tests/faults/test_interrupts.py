@@ -40,6 +40,8 @@ class Interrupt:
     """
 
     def __init__(self, nth: int) -> None:
+        if sys.version_info >= (3, 13):
+            pytest.skip("Python 3.13 traces the instructions of a function from its second run on")
         self.remaining = nth
         self._last: dict[FrameType, int] = {}
 
