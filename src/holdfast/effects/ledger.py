@@ -9,6 +9,7 @@ from typing import Any
 
 from ..checkpoints.writing import Place
 from ..codec import Codec
+from ..errors import SessionNotFound
 from ..kernel.operation import (
     AfterCommit,
     Call,
@@ -243,11 +244,20 @@ class Ledger:
     @operation
     def run_again(self, ticket: Ticket, request: Request, outcome: Outcome) -> Op[Ticket | None]:
         """Close an attempt that is known not to have happened, and issue the next of it."""
+        before = yield from one(BY_ID, id=ticket.id)
         if not (yield from self.finishing(ticket, outcome)):
             return None
+        if ticket.place is not None:
+            try:
+                yield from look_at(ticket.place)
+            except SessionNotFound:
+                # Deleted meanwhile. It is closed, and whoever asks once more is told so.
+                return None
         row = yield from one(BY_ID, id=ticket.id)
+        assert before is not None
         assert row is not None
-        arguments = self.codec.unseal(row["arguments"], context=context(row["id"], "arguments"))
+        # An effect whose session was deleted has none any more once it is closed.
+        arguments = self.codec.unseal(before["arguments"], context=context(row["id"], "arguments"))
         owner = None
         if row["session_number"] is not None:
             # An effect of the session that this one was forked from stays that one's: both, and
