@@ -303,9 +303,12 @@ class Heartbeat:
 class Kept:
     """One of the leases that a Keeper keeps alive."""
 
-    __slots__ = ("_is_lost", "fence", "lease_seconds", "number", "renewed_at")
+    __slots__ = ("_is_lost", "_owner", "fence", "lease_seconds", "number", "renewed_at")
 
-    def __init__(self, number: int, fence: int, lease_seconds: float, renewed_at: float) -> None:
+    def __init__(
+        self, owner: object, number: int, fence: int, lease_seconds: float, renewed_at: float
+    ) -> None:
+        self._owner = weakref.ref(owner)
         self.number = number
         self.fence = fence
         self.lease_seconds = lease_seconds
@@ -322,6 +325,15 @@ class Kept:
     def due_at(self) -> float:
         """When it is to be renewed."""
         return self.renewed_at + self.lease_seconds / 3
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody is left who holds it: an interrupt may have hit who was to drop it."""
+        return self._owner() is not None
+
+    def belong_to(self, owner: object) -> None:
+        """Let another object be who holds it."""
+        self._owner = weakref.ref(owner)
 
     def lose(self) -> None:
         """Another holder has it."""
@@ -345,9 +357,14 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def keep(self, number: int, fence: int, lease_seconds: float, taken_at: float) -> Kept:
-        """Keep a lease alive that was asked for at `taken_at`, until it is dropped."""
-        kept = Kept(number, fence, lease_seconds, taken_at)
+    def keep(
+        self, owner: object, number: int, fence: int, lease_seconds: float, taken_at: float
+    ) -> Kept:
+        """Keep a lease alive that was asked for at `taken_at`, until it is dropped.
+
+        Once its owner is gone it is kept no longer: the owner may be the call that uses it.
+        """
+        kept = Kept(owner, number, fence, lease_seconds, taken_at)
         with self._lock:
             self._kept.add(kept)
             # Idle, the thread wakes in time for any lease of this length: none need wake it.
@@ -396,6 +413,7 @@ class Keeper:
         with self._lock:
             while not self._is_closed:
                 now = uptime_seconds()
+                self._kept = {kept for kept in self._kept if kept.is_used}
                 due = [kept for kept in self._kept if kept.due_at <= now]
                 if due:
                     return due

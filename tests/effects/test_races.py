@@ -90,7 +90,7 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
     with holdfast.open(**place, clock=clock) as owner:
         begun = owner.session("s").begin(counted.tool, {"what": "it"})
         assert not isinstance(begun, holdfast.Replay)
-        kept = Kept(begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
+        kept = Kept(begun, begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
 
         def renew_first(point: Point) -> None:
             if "SET status = 'issued'" in point.sql and point.moment == "before" and not renewed:
@@ -114,7 +114,7 @@ def test_an_owner_has_no_say_while_another_verifies(place: dict[str, Any], lands
     with holdfast.open(**place, clock=clock) as owner, holdfast.open(**place, clock=clock) as heir:
         begun = owner.session("s").begin("act", {"what": "it"})
         assert not isinstance(begun, holdfast.Replay)
-        kept = Kept(begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
+        kept = Kept(begun, begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
 
         def verify(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
             assert owner.ledger.run(Call(Ledger.renew, owner.ledger, ([kept],))) == []
@@ -314,7 +314,7 @@ def test_a_keeper_goes_on_after_an_error_that_nobody_expected() -> None:
         return kept
 
     keeper = Keeper(renew)
-    kept = keeper.keep(1, 1, 0.3, uptime_seconds())
+    kept = keeper.keep(keeper, 1, 1, 0.3, uptime_seconds())
     assert renewed.wait(120)
     keeper.drop(kept)
     keeper.close()

@@ -17,7 +17,7 @@ import holdfast
 from holdfast.agent import Agent, ScriptedModel
 from holdfast.errors import SessionBusy, StoreReentered
 from tests.faults.interrupts import WAIT_SECONDS, driven_soon
-from tests.faults.test_interrupts import Interrupt
+from tests.faults.tracing import Interrupt
 
 Report = Callable[[str], None]
 

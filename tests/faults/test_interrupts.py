@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import random
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,68 +18,13 @@ from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.kernel.threads import Flag, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
+from tests.faults.tracing import Interrupt
 from tests.faults.workload import found_in, in_threads, together
 
 Report = Callable[[str], None]
 
 # Python drops an interrupt that hits while it clears an object away.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-# After these Python looks for signals. At the event "call" nothing is raised: Python 3.11 would
-# crash where the function is a closure.
-LOOKING = {n for name, n in dis.opmap.items() if name.startswith("CALL") or name == "RESUME"}
-
-
-class Interrupt:
-    """Raises KeyboardInterrupt at the nth place where CPython itself can raise it.
-
-    Python looks for signals when a function begins, when a loop goes back, and after a call of a
-    function written in C; nowhere else. Tracing every instruction finds these places.
-    """
-
-    def __init__(self, nth: int) -> None:
-        if sys.version_info >= (3, 13):
-            pytest.skip("Python 3.13 traces the instructions of a function from its second run on")
-        self.remaining = nth
-        self._last: dict[FrameType, int] = {}
-
-    @contextlib.contextmanager
-    def armed(self) -> Iterator[None]:
-        before = sys.gettrace()
-        # Python 3.12 traces instructions only if some frame asked for them before tracing began.
-        sys._getframe().f_trace_opcodes = True
-        sys.settrace(self._trace)
-        try:
-            yield
-        finally:
-            # One that was interrupted as it ended is closed by the garbage collector, at any time.
-            if sys.gettrace() in (None, self._trace):
-                sys.settrace(before)
-            self.forget()
-
-    def forget(self) -> None:
-        """Let go of the frames that were seen, also if `armed` itself was interrupted."""
-        self._last.clear()
-
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code is type(self).armed.__wrapped__.__code__:  # type: ignore[attr-defined]
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "call":
-            self._last[frame] = dis.opmap["RESUME"]
-        elif event == "return" and frame.f_back is not None:
-            self._last[frame.f_back] = -1
-        elif event == "opcode":
-            instruction = frame.f_code.co_code[frame.f_lasti]
-            if self._last.get(frame) in LOOKING or instruction == dis.opmap["JUMP_BACKWARD"]:
-                self._pass()
-            self._last[frame] = instruction
-        return self._trace
-
-    def _pass(self) -> None:
-        self.remaining -= 1
-        if self.remaining == 0:
-            raise KeyboardInterrupt
 
 
 def check_usable(store: holdfast.Store, path: Path, note: str) -> None:

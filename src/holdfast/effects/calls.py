@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
@@ -28,9 +28,9 @@ from ..errors import (
 from ..kernel.flow import (
     CancelledAfterwards,
     Flow,
+    Invoke,
     Perform,
     StillRunning,
-    invoke_within,
     is_async,
     needs_async_store,
     perform,
@@ -71,7 +71,7 @@ class Result(Generic[V]):
         return self.replay_of is not None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
 class Calling:
     """One call on its way: which tool, with what, and for which session."""
 
@@ -81,6 +81,11 @@ class Calling:
     arguments: dict[str, Any]
     request: Request
     wait_seconds: float
+    _issue: Call[Any] | None = field(default=None, init=False)
+    """What may have issued an attempt."""
+    _step: Invoke | None = field(default=None, init=False)
+    """The call of the tool."""
+    _is_watched_by_thread: bool = field(default=False, init=False)
 
     def asking(self, **changes: Any) -> Calling:
         """Return the same call with another request."""
@@ -93,6 +98,20 @@ class Calling:
                 raise needs_async_store(function)
         if self.tool.effect == "read":
             return (yield from self._read())
+        return (yield from self.unless_interrupted(self._take_and_execute()))
+
+    def unless_interrupted(self, steps: Flow[V]) -> Flow[V]:
+        """Do what may issue an attempt; who is interrupted before its tool is called closes it."""
+        try:
+            return (yield from steps)
+        except INTERRUPTS:
+            if self._issue is not None and (self._step is None or self._step.withdraw()):
+                with contextlib.suppress(HoldfastError):
+                    given = (self.place, self.request.guard, self._issue.ids)
+                    yield from perform_to_the_end(Ledger.let_go, self.ledger, *given)
+            raise
+
+    def _take_and_execute(self) -> Flow[Result[Any]]:
         taken = yield from self.take()
         if isinstance(taken, Result):
             return taken
@@ -129,18 +148,9 @@ class Calling:
                     pause = min(pause * 2, POLL_SECONDS_MAX)
 
     def _issuing(self, call: Call[V]) -> Flow[V]:
-        """Run what may issue an attempt. An interrupted caller runs none, and says so."""
-        try:
-            result: V = yield Perform(call)
-        except INTERRUPTS:
-            yield from self._let_go(call.ids)
-            raise
+        self._issue = call
+        result: V = yield Perform(call)
         return result
-
-    def _let_go(self, ids: Sequence[str]) -> Flow[None]:
-        with contextlib.suppress(HoldfastError):
-            given = (self.place, self.request.guard, ids)
-            yield from perform_to_the_end(Ledger.let_go, self.ledger, *given)
 
     def _read(self) -> Flow[Result[Any]]:
         """Run a tool without effects; a completed read of the same call id is returned."""
@@ -179,25 +189,25 @@ class Calling:
     def _execute(self, ticket: Ticket, asked_at: float) -> Flow[Result[Any]]:
         """Run the tool under a lease that is kept alive, and record what became of it."""
         kept = self.keep(ticket, asked_at)
-        yield from self.make_sure(kept, ticket)
-        is_watched_by_thread = False
         try:
-            return (yield from self._run_owned(ticket))
+            yield from self.make_sure(kept, ticket)
+            return (yield from self._run_owned(ticket, kept))
         except StillRunning as late:
-            is_watched_by_thread = True
-            late.ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
+            self._watch(ticket, kept, late.ended)
             return (yield from self._timed_out(ticket, late))
         finally:
             # It is owned until its outcome is recorded, which may have to wait for the store.
-            if not is_watched_by_thread:
+            if not self._is_watched_by_thread:
                 self.ledger.keeper.drop(kept)
 
-    def _run_owned(self, ticket: Ticket) -> Flow[Result[Any]]:
+    def _run_owned(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         try:
             value = yield from self._invoke(ticket.idempotency_key)
-        except CancelledAfterwards as cancelled:
-            yield from self._finish(ticket, self._outcome_at(cancelled.ended))
-            raise asyncio.CancelledError from cancelled
+        except INTERRUPTS as interrupt:
+            yield from self._interrupted(ticket, kept, interrupt)
+            if isinstance(interrupt, CancelledAfterwards):
+                raise asyncio.CancelledError from interrupt
+            raise
         except (StillRunning, GeneratorExit):
             raise
         except BaseException as error:
@@ -208,10 +218,29 @@ class Calling:
             raise _not_storable(self.tool, outcome.error)
         return Result(value, ticket.id)
 
+    def _interrupted(self, ticket: Ticket, kept: Kept, interrupt: BaseException) -> Flow[None]:
+        """Record what is known of a tool whose caller was interrupted."""
+        if self._step is None or self._step.withdraw():
+            return  # It was not called, and is closed as such.
+        ended = self._step.ended
+        if ended is None:
+            yield from self._finish(ticket, self._outcome_of(interrupt))
+        elif ended.flag.is_set:
+            yield from self._finish(ticket, self._outcome_at(ended))
+        else:
+            # Its caller was interrupted again and waits no longer; the thread goes on.
+            self._watch(ticket, kept, ended)
+
+    def _watch(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
+        """Leave an effect to the thread of its tool, which records the outcome when it ends."""
+        self._is_watched_by_thread = True
+        ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
+
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:
-        """Keep the ownership of an effect alive until it is dropped."""
+        """Keep the ownership of an effect alive until it is dropped, or this call is gone."""
         lease_seconds = self.request.lease_ms / 1000
-        return self.ledger.keeper.keep(ticket.number, ticket.fence, lease_seconds, asked_at)
+        keeper = self.ledger.keeper
+        return keeper.keep(self, ticket.number, ticket.fence, lease_seconds, asked_at)
 
     def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
         """Look whether the effect is still owned, if its owner slept since it asked for it."""
@@ -225,9 +254,6 @@ class Calling:
                     break
                 kept.renewed_at = asked_at
                 is_owned = not kept.is_lost
-        except INTERRUPTS:
-            yield from self._let_go([ticket.id])
-            raise
         finally:
             if not is_owned:
                 self.ledger.keeper.drop(kept)
@@ -235,7 +261,8 @@ class Calling:
 
     def _invoke(self, idempotency_key: str) -> Flow[Any]:
         given = {**self.arguments, KEY: idempotency_key} if self.tool.takes_key else self.arguments
-        return invoke_within(self.tool.timeout_seconds, self.tool.function, **given)
+        self._step = Invoke(self.tool.function, (), given, self.tool.timeout_seconds)
+        return (yield self._step)
 
     def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
         return finish(self.ledger, ticket, outcome)

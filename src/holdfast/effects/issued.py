@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +31,11 @@ class IssuedOps:
     def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept | None) -> None:
         self.ledger = ledger
         self.ticket = ticket
-        # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
         self._drop: Callable[[], None] = lambda: None
         if kept is not None:
+            # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
+            kept.belong_to(self)
             self._drop = functools.partial(ledger.keeper.drop, kept)
-        weakref.finalize(self, self._drop)
 
     @property
     def effect_id(self) -> str:

@@ -473,6 +473,10 @@ class StoreEffects(Generic[I_co]):
 
 def begin(calling: Calling, issued: Callable[[Ticket, Kept], I]) -> Flow[Replay | I]:
     """Take a call for a caller that runs it itself."""
+    return (yield from calling.unless_interrupted(_begin(calling, issued)))
+
+
+def _begin(calling: Calling, issued: Callable[[Ticket, Kept], I]) -> Flow[Replay | I]:
     taken = yield from calling.take()
     if isinstance(taken, Result):
         return Replay(taken)

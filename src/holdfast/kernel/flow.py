@@ -12,14 +12,16 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from ..errors import InvalidArgument
 from .operation import AsyncBound, AsyncDriver, Call, SyncBound, SyncDriver, operation
-from .threads import Thread
+from .threads import Flag, Thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +39,14 @@ class Perform:
     to_the_end: bool = False
 
 
+class Ended(Future[R]):
+    """What a thread returns; `flag` tells its end to one who may be interrupted while waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = Flag()
+
+
 @dataclass(slots=True)
 class Invoke:
     """Call the user's code, a function or a coroutine function, with a timeout or without."""
@@ -45,6 +55,29 @@ class Invoke:
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
     timeout_seconds: float | None = None
+    ended: Ended[Any] | None = field(default=None, init=False)
+    """Resolves when the function returns, if it runs in a thread."""
+    _token: list[None] = field(default_factory=lambda: [None], init=False)
+    _is_withdrawn: bool = field(default=False, init=False)
+
+    def call(self) -> Any:
+        """Call the function, unless that was withdrawn."""
+        try:
+            # No interrupt comes between this and the call: Python looks for them after calls.
+            del self._token[0]
+        except IndexError:
+            name = _name(self.function)
+            raise InvalidArgument(f"{name} was withdrawn before it was called") from None
+        return self.function(*self.arguments, **self.keywords)
+
+    def withdraw(self) -> bool:
+        """See to it that the function is not called; False if it was."""
+        try:
+            del self._token[0]
+            self._is_withdrawn = True
+        except IndexError:
+            pass  # Whoever took it has called the function, or withdrawn it.
+        return self._is_withdrawn
 
 
 @dataclass(slots=True)
@@ -63,7 +96,7 @@ Flow: TypeAlias = Generator[Step, Any, R]
 class StillRunning(TimeoutError):
     """A function timed out and cannot be interrupted; `ended` resolves when it returns."""
 
-    def __init__(self, message: str, ended: Future[Any]) -> None:
+    def __init__(self, message: str, ended: Ended[Any]) -> None:
         super().__init__(message)
         self.ended = ended
 
@@ -96,13 +129,6 @@ def perform_to_the_end(
 def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Flow[Any]:
     """Call user code and return its result; both colours of function work in an async store."""
     return (yield Invoke(function, args, kwargs))
-
-
-def invoke_within(
-    timeout_seconds: float | None, function: Callable[..., Any], /, **kwargs: Any
-) -> Flow[Any]:
-    """Call user code that must end in time, or raise TimeoutError; StillRunning if it goes on."""
-    return (yield Invoke(function, (), kwargs, timeout_seconds))
 
 
 def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
@@ -170,20 +196,28 @@ def _without_self(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
-    """Run a generator of steps to its end: results are sent in, errors thrown in."""
-    advance: Callable[[Any], S] = steps.send
+    """Run a generator of steps to its end: results are sent in, errors thrown in.
+
+    So is an interrupt that comes between two steps.
+    """
     answer: Any = None
+    error: BaseException | None = None
     while True:
         try:
-            step = advance(answer)
-        except StopIteration as stop:
-            return cast("R", stop.value)
-        try:
-            answer = perform_step(step)
-        except BaseException as error:
-            advance, answer = steps.throw, error
-        else:
-            advance = steps.send
+            if error is not None:
+                step = steps.throw(error)
+                error = None
+                answer = perform_step(step)
+            while True:
+                answer = perform_step(steps.send(answer))
+        except BaseException as raised:
+            # No error that leaves may refer to itself: with it stays what the steps referred to.
+            is_over = cast("GeneratorType[S, Any, R]", steps).gi_frame is None
+            error = None if is_over else raised
+            if error is None:
+                if isinstance(raised, StopIteration):
+                    return cast("R", raised.value)
+                raise
 
 
 async def drive_async(
@@ -256,10 +290,9 @@ def _run_to_the_end(driver: SyncDriver, call: Call[R], tries: int = INTERRUPTS_M
 def _invoke(step: Invoke) -> Any:
     if step.timeout_seconds is None:
         context = contextvars.copy_context()
-        result = context.run(step.function, *step.arguments, **step.keywords)
+        result = context.run(step.call)
     else:
-        called = functools.partial(step.function, *step.arguments, **step.keywords)
-        result = _result_within(step.timeout_seconds, step.function, in_thread(called))
+        result = _result_within(step.timeout_seconds, step)
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -277,12 +310,11 @@ async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
                 return await finish(asyncio.wrap_future(in_thread(lambda: driver.twin().run(call))))
             case Perform(call):
                 return await driver.run(call)
-            case Invoke(function, arguments, keywords, timeout_seconds):
-                called = functools.partial(function, *arguments, **keywords)
-                if is_async(function):
-                    async with asyncio.timeout(timeout_seconds):
-                        return await called()
-                result = await _await_thread(called, function, timeout_seconds)
+            case Invoke():
+                if is_async(step.function):
+                    async with asyncio.timeout(step.timeout_seconds):
+                        return await step.call()
+                result = await _await_thread(step)
                 return await result if inspect.isawaitable(result) else result
             case Wait(seconds, topic, seen):
                 return await driver.signals.wait_async(topic, seen, seconds)
@@ -292,7 +324,12 @@ async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
 
 def in_thread(function: Callable[[], R]) -> Future[R]:
     """Run a function in a thread of its own, in a copy of this context."""
-    ended: Future[R] = Future()
+    ended: Ended[R] = Ended()
+    _start(function, ended)
+    return ended
+
+
+def _start(function: Callable[[], R], ended: Ended[R]) -> None:
     # It cannot be cancelled, only left alone.
     ended.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -309,40 +346,46 @@ def in_thread(function: Callable[[], R]) -> Future[R]:
             ended.set_exception(error)
         else:
             ended.set_result(result)
+        finally:
+            ended.flag.set()
 
     Thread(run, "holdfast-call").start()
-    return ended
 
 
-def _result_within(timeout_seconds: float, function: Callable[..., Any], ended: Future[Any]) -> Any:
+def _result_within(timeout_seconds: float, step: Invoke) -> Any:
+    """Wait for a function in a thread; who is interrupted waits as well, until the next time."""
+    ended = step.ended = Ended()
     try:
-        return ended.result(timeout_seconds)
-    except TimeoutError:
-        if ended.done():
-            raise
-        raise _still_running(function, timeout_seconds, ended) from None
+        _start(step.call, ended)
+        has_ended = ended.flag.wait(timeout_seconds)
+    except (KeyboardInterrupt, SystemExit):
+        if not step.withdraw():
+            ended.flag.wait(threading.TIMEOUT_MAX)
+        raise
+    if not has_ended:
+        raise _still_running(step.function, timeout_seconds, ended)
+    return ended.result()
 
 
-async def _await_thread(
-    called: Callable[[], Any], function: Callable[..., Any], timeout_seconds: float | None
-) -> Any:
+async def _await_thread(step: Invoke) -> Any:
     """Wait for a function in a thread; a cancelled caller waits as well, and learns the end."""
-    ended = in_thread(called)
+    ended = step.ended = Ended()
+    _start(step.call, ended)
     waiting = asyncio.wrap_future(ended)
     try:
-        await asyncio.wait([waiting], timeout=timeout_seconds)
+        await asyncio.wait([waiting], timeout=step.timeout_seconds)
     except asyncio.CancelledError as cancelled:
         with contextlib.suppress(BaseException):
             await finish(waiting)
         raise CancelledAfterwards(ended) from cancelled
     if not ended.done():
         waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
-        raise _still_running(function, timeout_seconds or 0, ended)
+        raise _still_running(step.function, step.timeout_seconds or 0, ended)
     return await waiting
 
 
 def _still_running(
-    function: Callable[..., Any], timeout_seconds: float, ended: Future[Any]
+    function: Callable[..., Any], timeout_seconds: float, ended: Ended[Any]
 ) -> StillRunning:
     return StillRunning(f"{_name(function)} runs for more than {timeout_seconds:g} s", ended)
 

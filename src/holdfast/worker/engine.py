@@ -235,7 +235,7 @@ class Engine:
         lease_seconds = self._plan.lease_seconds
         ready = []
         for row in taken:
-            kept = self._keeper.keep(row["number"], row["fence"], lease_seconds, asked_at)
+            kept = self._keeper.keep(self, row["number"], row["fence"], lease_seconds, asked_at)
             attempt = Attempt(row, self._store, kept)
             before = self._running(attempt.number)
             self._attempts[kept] = attempt
