@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,15 +181,22 @@ def _reader(place: dict[str, str]) -> Callable[[str], bool]:
 def receiving() -> Iterator[Receiver]:
     """Run a receiver until the end of the block."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        # Should the test runner die, its end of the pipe is closed: what it forked must not stay.
+        ended, running = os.pipe()
         child = os.fork()
         if child == 0:
+            os.close(running)
+            watch = threading.Thread(target=lambda: os._exit(len(os.read(ended, 1))), daemon=True)
+            watch.start()
             try:
                 asyncio.run(_Server().serve(listening))
             finally:
                 os._exit(0)
+        os.close(ended)
         port = listening.getsockname()[1]
     try:
         yield Receiver(port)
     finally:
+        os.close(running)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
