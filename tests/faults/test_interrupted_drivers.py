@@ -28,6 +28,13 @@ LEASE_SECONDS = 6_000
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+# A thread is started on the way. Real signals at random instants are sent on every version.
+at_any_place = pytest.mark.skipif(
+    sys.version_info < (3, 12),
+    reason="Python 3.11 can lose its way if a trace function raises where a thread is started",
+)
+
+
 def drive(session: holdfast.Session) -> None:
     with session.drive(lease_seconds=LEASE_SECONDS):
         pass
@@ -44,6 +51,7 @@ async def driven_soon_async(session: holdfast.AsyncSession) -> None:
             await asyncio.sleep(0.005)
 
 
+@at_any_place
 def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report: Report) -> None:
     with holdfast.open(**place) as store:
         drive(store.session("first"))
@@ -59,6 +67,7 @@ def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report
         assert nth > 30
 
 
+@at_any_place
 def test_an_interrupt_that_is_kept_keeps_no_lease(place: dict[str, Any], report: Report) -> None:
     """A prompt keeps the last error, and with it the frames that it came through."""
     kept = []
@@ -240,6 +249,7 @@ def test_a_driver_closed_inside_a_call_lets_go_behind_it(place: dict[str, Any]) 
         driven_soon(session)
 
 
+@at_any_place
 def test_an_agent_that_was_interrupted_can_run_again(place: dict[str, Any], report: Report) -> None:
     chance = random.Random(4)
     with holdfast.open(**place) as store:

@@ -6,6 +6,7 @@ import contextlib
 import dis
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -22,7 +23,7 @@ class Interrupt:
 
     Python looks for signals when a function begins, when a loop goes back, and after a call of a
     function written in C; nowhere else. Tracing every instruction finds these places. `files` are
-    the ends of the names of those in which they count, all if there are none.
+    the ends of the names of those in which they count, all but `threading` if there are none.
     """
 
     def __init__(self, nth: int, files: tuple[str, ...] = ("",)) -> None:
@@ -53,7 +54,9 @@ class Interrupt:
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is type(self).armed.__wrapped__.__code__:  # type: ignore[attr-defined]
             return None
-        if not frame.f_code.co_filename.endswith(self._files):
+        name = frame.f_code.co_filename
+        # Where `threading` enters its locks, Python 3.11 can lose its way if a trace raises.
+        if name == threading.__file__ or not name.endswith(self._files):
             if frame.f_back is not None:
                 self._last[frame.f_back] = -1
             return None
