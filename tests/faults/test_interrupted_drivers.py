@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -17,6 +18,7 @@ import pytest
 import holdfast
 from holdfast.agent import Agent, ScriptedModel
 from holdfast.errors import SessionBusy, StoreReentered
+from holdfast.kernel.attempt import Hooks, Point
 from tests.faults.interrupts import WAIT_SECONDS, driven_soon
 from tests.faults.tracing import Interrupt
 
@@ -87,6 +89,34 @@ def test_an_interrupt_that_is_kept_keeps_no_lease(place: dict[str, Any], report:
                 break
         report(f"interrupted at {len(kept)} places")
         assert len(kept) > 20
+
+
+def test_a_driver_interrupted_once_its_lease_is_taken_lets_go_though_the_error_is_kept(
+    place: dict[str, Any],
+) -> None:
+    struck = threading.Event()
+
+    def strike(number: int, frame: types.FrameType | None) -> None:
+        struck.set()
+        raise KeyboardInterrupt
+
+    def probe(point: Point) -> None:
+        is_taken = (point.boundary, point.moment) == ("commit", "after")
+        if point.call.endswith(".lease") and is_taken and not struck.is_set():
+            signal.pthread_kill(main, signal.SIGALRM)
+            assert struck.wait(WAIT_SECONDS)
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with holdfast.open(**place, hooks=Hooks(probe=probe)) as store:
+            session = store.session("s")
+            with pytest.raises(KeyboardInterrupt) as kept:
+                session.drive(lease_seconds=LEASE_SECONDS)
+            driven_soon(session)
+            assert kept.value.__traceback__ is not None
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_driver_that_two_signals_hit_lets_go(
