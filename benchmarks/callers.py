@@ -154,7 +154,7 @@ class HoldfastProduct(LoopProduct):
     def sessions(self) -> dict[str, Sequence[Async]]:
         """Call a tool that is a coroutine function."""
 
-        def calling(session: holdfast.AsyncSession) -> Async:
+        def calling(session: holdfast.Session[holdfast.Async]) -> Async:
             return lambda: session.call(charge_async, number=next(numbers))
 
         return {HOLDFAST_ASYNC: [calling(session) for session in self.async_sessions]}

@@ -198,7 +198,7 @@ def _median(work: Callable[[], object]) -> Figures:
 
 def _session_rows(store: holdfast.Store, count: int) -> list[tuple[Any, ...]]:
     """Return rows of sessions; to start each by itself would take a commit each."""
-    codec, body = store.codec, store.codec.encode({})
+    codec, body = store.runtime.codec, store.runtime.codec.encode({})
     rows = []
     for number in range(count):
         id = f"session-{number:08}"
@@ -211,7 +211,7 @@ def _session_rows(store: holdfast.Store, count: int) -> list[tuple[Any, ...]]:
 
 def _insert_sqlite(store: holdfast.Store, rows: Sequence[tuple[Any, ...]]) -> None:
     marks = ", ".join("?" * len(COLUMNS))
-    with store.driver.engine.bulk() as connection:  # type: ignore[attr-defined]
+    with store.runtime.driver.engine.bulk() as connection:
         text = f"INSERT INTO hf_sessions ({', '.join(COLUMNS)}) VALUES ({marks})"
         connection.executemany(text, rows)
         connection.executemany(

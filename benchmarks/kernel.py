@@ -21,7 +21,7 @@ from rich.console import Console
 
 import holdfast
 from holdfast.codec import Codec
-from holdfast.testing.nouns import AsyncCounter, Counter
+from holdfast.testing.nouns import Counter
 
 from . import peers, servers
 from .load import Opener, Workers, only_tick, rates, run_tasks, run_threads, timed
@@ -199,7 +199,7 @@ class Bench:
         with holdfast.open(url) as store:
             async with await holdfast.aopen(url) as async_store:
                 threads = [Counter(store, root).add for root in MIXED_ROOTS[:THREADS]]
-                tasks = [AsyncCounter(async_store, root).add for root in MIXED_ROOTS[THREADS:]]
+                tasks = [Counter(async_store, root).add for root in MIXED_ROOTS[THREADS:]]
                 started = time.perf_counter()
                 of_threads, of_tasks = await asyncio.gather(
                     asyncio.to_thread(run_threads, threads, seconds), run_tasks(tasks, seconds)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import holdfast
-from holdfast.kernel.operation import AsyncBound, Op, SyncBound, one, operation
-from holdfast.testing.nouns import ADD, AsyncCounter, Counter
+from holdfast.kernel.handle import C, Handle
+from holdfast.kernel.operation import Op, one, operation
+from holdfast.store import StoreHandle
+from holdfast.testing.nouns import ADD, Counter
 
 from . import peers
 from .load import many_tasks, timed, timed_async
@@ -26,31 +28,17 @@ HOLDFAST, HOLDFAST_ASYNC = "Holdfast", "Holdfast async"
 PIPELINED = "psycopg, pipelined"
 
 
-class TallyOps:
+class Tally(Handle[C]):
     """The smallest noun: a number that one statement changes, without a tree or an event."""
 
-    root_id: str
+    def __init__(self, store: StoreHandle[C], root_id: str) -> None:
+        super().__init__(store.runtime)
+        self.root_id = root_id
 
     @operation
     def bump(self) -> Op[None]:
         """Add one."""
         yield from one(ADD, id=self.root_id, amount=1)
-
-
-class Tally(TallyOps, SyncBound):
-    """The sync colour."""
-
-    def __init__(self, store: holdfast.Store, root_id: str) -> None:
-        self.driver = store.driver
-        self.root_id = root_id
-
-
-class AsyncTally(TallyOps, AsyncBound):
-    """The async colour."""
-
-    def __init__(self, store: holdfast.AsyncStore, root_id: str) -> None:
-        self.driver = store.driver
-        self.root_id = root_id
 
 
 class Side:
@@ -102,10 +90,10 @@ class Side:
         self, store: holdfast.Store, async_store: holdfast.AsyncStore, work: Work, seconds: float
     ) -> list[Contestant]:
         mine, awaited = ROOTS[:2]
-        counter, awaited_counter = Counter(store, mine), AsyncCounter(async_store, awaited)
+        counter, awaited_counter = Counter(store, mine), Counter(async_store, awaited)
         operations: dict[Work, tuple[Sync, Async]] = {
             "save": (counter.add, awaited_counter.add),
-            "tally": (Tally(store, mine).bump, AsyncTally(async_store, awaited).bump),
+            "tally": (Tally(store, mine).bump, Tally(async_store, awaited).bump),
             "read": (counter.value, awaited_counter.value),
         }
         operation, async_operation = operations[work]
@@ -167,7 +155,7 @@ class SqliteSide(Side):
         return [
             self._tasks(
                 HOLDFAST,
-                [AsyncCounter(self.async_store, root).add for root in roots],
+                [Counter(self.async_store, root).add for root in roots],
                 seconds,
                 None,
             ),
@@ -239,7 +227,7 @@ class PostgresSide(Side):
         return [
             self._tasks(
                 HOLDFAST,
-                [AsyncCounter(self._async_store, root).add for root in roots],
+                [Counter(self._async_store, root).add for root in roots],
                 seconds,
                 None,
             ),

@@ -53,7 +53,7 @@ WHERE NOT tgisinternal AND tgrelid IN (
 
 def describe(store: holdfast.Store) -> list[dict[str, Any]]:
     """Return all that the database knows of the schema, without the schema's name."""
-    target: Any = store._target
+    target: Any = store.runtime.target
     schema = getattr(target, "schema", None)
 
     def read(tx: holdfast.Transaction) -> holdfast.Op[list[dict[str, Any]]]:

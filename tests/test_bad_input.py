@@ -36,7 +36,7 @@ from holdfast import (
     StoreUnavailable,
 )
 from holdfast.kernel.schema import newest
-from holdfast.testing.nouns import AsyncSetup, Counter, Setup, TxCounter
+from holdfast.testing.nouns import Counter, Setup
 from tests.schemas import next_format
 
 USE = "use sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
@@ -721,7 +721,7 @@ def test_a_closed_store(store: holdfast.Store, place: dict[str, Any], tmp_path: 
     for call in (
         lambda: store.events("root"),
         lambda: Counter(store).add(),
-        lambda: store.run(lambda tx: TxCounter(tx).add()),
+        lambda: store.run(lambda tx: Counter(tx).add()),
         lambda: store.settle("01900000-0000-7000-8000-000000000000:1"),
         lambda: store.backup(tmp_path / "copy.db"),
         store.store_id,
@@ -764,7 +764,7 @@ async def coroutine(tx: holdfast.Transaction) -> None:
 
 
 def forgets_from(tx: holdfast.Transaction) -> Any:
-    yield TxCounter(tx).add()
+    yield Counter(tx).add()
 
 
 def yields_nothing(tx: holdfast.Transaction) -> Any:
@@ -772,8 +772,8 @@ def yields_nothing(tx: holdfast.Transaction) -> Any:
 
 
 def forgets_to_yield(tx: holdfast.Transaction) -> Any:
-    yield from TxCounter(tx).value()
-    TxCounter(tx).add()
+    yield from Counter(tx).value()
+    Counter(tx).add()
 
 
 def returns(tx: holdfast.Transaction) -> Any:
@@ -791,7 +791,7 @@ def returns(tx: holdfast.Transaction) -> Any:
         (yields_nothing,
          "yields_nothing yielded NoneType; inside store.run write `yield from tx.…`"),
         (forgets_to_yield,
-         "CounterOps.add was called inside store.run without `yield from`; nothing was written"),
+         "Counter.add was called inside store.run without `yield from`; nothing was written"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
@@ -806,7 +806,7 @@ def test_run_refuses_what_is_no_generator_of_operations(
     async def body() -> None:
         async with await holdfast.aopen(**place) as opened:
             # A connection moves the WAL that it finds before its first write.
-            await AsyncSetup(opened).install()
+            await Setup(opened).install()
             with refused(error, message, tmp_path):
                 await opened.run(function)
 

@@ -4,7 +4,6 @@ from .checkpoints.diffing import Diff
 from .clock import SystemClock, VirtualClock
 from .codec import Limits
 from .effects import (
-    AsyncIssued,
     Compensation,
     Issued,
     Landed,
@@ -60,41 +59,33 @@ from .errors import (
     WorkCancelled,
     WorkFailed,
 )
+from .items import Work, WorkItem
+from .kernel.handle import Async, Sync, Tx
 from .kernel.operation import Op
 from .maintenance import Pruned, Recovered
 from .portable import Exported, Imported
 from .records import Checkpoint, Effect, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
 from .redaction import NoRedaction, Redactor
-from .sessions import AsyncSession, Session, TxSession
+from .session import DrivenSession, Session
 from .spend import Spend, SpendGroup, SpendSum, Spent
 from .store import AsyncStore, Store, Transaction, aopen, current_session, open
 from .work import (
-    AsyncWork,
-    AsyncWorkItem,
     Beat,
     FailedAttempt,
     Growth,
     LeaseHealth,
     Submission,
     Swept,
-    TxWork,
-    TxWorkItem,
-    Work,
     WorkCount,
-    WorkItem,
 )
-from .worker import AsyncRunningItem, RunningItem, Worker
+from .worker import RunningItem, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ApprovalNeeded",
-    "AsyncIssued",
-    "AsyncRunningItem",
-    "AsyncSession",
+    "Async",
     "AsyncStore",
-    "AsyncWork",
-    "AsyncWorkItem",
     "Beat",
     "BudgetExceeded",
     "Checkpoint",
@@ -105,6 +96,7 @@ __all__ = [
     "CorruptRecord",
     "CorruptStore",
     "Diff",
+    "DrivenSession",
     "Effect",
     "EffectFailed",
     "Event",
@@ -166,12 +158,11 @@ __all__ = [
     "StoreUnavailable",
     "Submission",
     "Swept",
+    "Sync",
     "SystemClock",
     "Tool",
     "Transaction",
-    "TxSession",
-    "TxWork",
-    "TxWorkItem",
+    "Tx",
     "TypeConflict",
     "Unknown",
     "UnknownBlock",

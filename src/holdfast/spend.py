@@ -15,11 +15,12 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
 from .arguments import require_limit, require_one_of, require_text, require_whole, shown
-from .checkpoints.ops import CheckpointOps
 from .codec import Codec
 from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from .feed import emit
+from .kernel.handle import C, Handle
 from .kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
+from .sessions.handle import SessionHandle
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -158,10 +159,8 @@ class Spent:
         return self.input_tokens + self.output_tokens
 
 
-class SpendOps(CheckpointOps):
+class SpendOps(SessionHandle[C]):
     """What a session does with its ledger of spend."""
-
-    ledger: Any
 
     @operation
     def spend(
@@ -195,8 +194,8 @@ class SpendOps(CheckpointOps):
         if details is not None:
             if not isinstance(details, Mapping):
                 raise InvalidArgument(f"details must be a dict, not {type(details).__name__}")
-            told = self.ledger.redactor.redact(dict(details))
-            packed = self.codec.pack(told, context=context(spend_id), name="details")
+            told = self.runtime.redactor.redact(dict(details))
+            packed = self.runtime.codec.pack(told, context=context(spend_id), name="details")
         if state == "open":
             yield from self._lock()
         else:
@@ -205,9 +204,9 @@ class SpendOps(CheckpointOps):
         if before is not None and (
             before["session_number"] != self.number or before["state"] not in {"open", "uncertain"}
         ):
-            return _unchanged(self.codec, before, self.number, given)
+            return _unchanged(self.runtime.codec, before, self.number, given)
         owner = {"session_number": self.number, "session_id": self.id, "root_id": self.root_id}
-        return (yield from _write(self.codec, owner, before, spend_id, given, packed))
+        return (yield from _write(self.runtime.codec, owner, before, spend_id, given, packed))
 
     @operation
     def close_spend(self) -> Op[list[Spend]]:
@@ -217,8 +216,8 @@ class SpendOps(CheckpointOps):
         for row in sorted(found, key=lambda row: int(row["number"])):
             opened = {**row, "state": "open"}
             yield from batch(*counted(self.number, self.root_id, (opened, -1), (row, 1)))
-            yield from _tell(self.codec, self.root_id, row)
-        return [_spend(self.codec, row) for row in found]
+            yield from _tell(self.runtime.codec, self.root_id, row)
+        return [_spend(self.runtime.codec, row) for row in found]
 
     @query
     def spent(self, *, tree: bool = False) -> Op[Spent]:
@@ -232,14 +231,11 @@ class SpendOps(CheckpointOps):
     ) -> Op[list[Spend]]:
         """Return this session's attempts, oldest first; `after` is the last `number` seen."""
         where = {"session_number": self.number}
-        return (yield from _listed(self.codec, where, state, after, limit))
+        return (yield from _listed(self.runtime.codec, where, state, after, limit))
 
 
-class StoreSpend:
+class StoreSpend(Handle[C]):
     """What a store does with the ledger of spend of all its sessions."""
-
-    codec: Codec
-    ledger: Any
 
     @query
     def spends(
@@ -254,7 +250,7 @@ class StoreSpend:
 
         `after` is the last `number` seen.
         """
-        return (yield from _listed(self.codec, _of_session(session), state, after, limit))
+        return (yield from _listed(self.runtime.codec, _of_session(session), state, after, limit))
 
     @query
     def spending(
@@ -308,7 +304,7 @@ class StoreSpend:
         given = {name: row[name] for name in ("model", "source", "input_tokens", "output_tokens")}
         given |= {**tokens, "nano_usd": nano_usd, "state": "settled"}
         if row["state"] not in {"open", "uncertain"}:
-            return _unchanged(self.codec, row, row["session_number"], given)
+            return _unchanged(self.runtime.codec, row, row["session_number"], given)
         driven = yield from one(DRIVEN, number=row["session_number"])
         if row["state"] == "open" and driven is not None:
             raise SessionBusy(
@@ -318,10 +314,12 @@ class StoreSpend:
                 holder=driven["holder"],
             )
         estimate = None if row["nano_usd"] is None else str(dollars(row["nano_usd"]))
-        said = self.ledger.redactor.redact(said)
-        details = {**(_details(self.codec, row) or {}), **said, "estimate_usd": estimate}
-        packed = self.codec.pack(details, context=context(id), name="details")
-        return (yield from _write(self.codec, row, row, id, given, packed, tells=bool(has_tree)))
+        said = self.runtime.redactor.redact(said)
+        details = {**(_details(self.runtime.codec, row) or {}), **said, "estimate_usd": estimate}
+        packed = self.runtime.codec.pack(details, context=context(id), name="details")
+        return (
+            yield from _write(self.runtime.codec, row, row, id, given, packed, tells=bool(has_tree))
+        )
 
 
 def _write(

@@ -6,66 +6,84 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
 from .arguments import require_one_of, require_seconds
-from .checkpoints import Heads
 from .ciphers import keys_of_environment
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
-from .effects import AsyncIssued, Issued, Ledger, StoreEffects, Ticket
+from .effects import Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import event_statements, events_if_done, lock_statement, read_events
+from .items import Work
 from .kernel import health
 from .kernel.attempt import Hooks, Services
 from .kernel.awaiting import Opening
 from .kernel.backup import back_up
 from .kernel.fingerprints import CipherKeys
-from .kernel.flow import finish
+from .kernel.flow import (
+    Flow,
+    finish,
+    flow,
+    invoke,
+    run_flow,
+    run_flow_async,
+    run_stream,
+    run_stream_async,
+)
+from .kernel.handle import Async, C, Runtime, Sync, Tx
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
-from .kernel.operation import (
-    AsyncBound,
-    Call,
-    Command,
-    Composition,
-    Op,
-    SyncBound,
-    TxBound,
-    operation,
-    query,
-)
+from .kernel.operation import Call, Command, Composition, Op, operation, query
 from .kernel.schema import read_now_ms, read_store_id
 from .kernel.settings import Durability, Settings
 from .kernel.url import Target, parse
-from .leases import Kept, default_holder
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
 from .redaction import Redaction, Redactor, require_key
-from .sessions import AsyncSession, FindOps, Identity, IdentityOps, Session, SessionsOps, TxSession
+from .session import Session
+from .sessions import Identity, IdentityOps
 from .spend import StoreSpend
-from .work import AsyncWork, AttachedItems, TxWork, Work
+from .store_sessions import StoreSessions
+from .work import WorkNoun
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Everything that hangs on sessions. What a new noun adds here takes part in their life.
+NOUNS = (WorkNoun(),)
 
 COMPOSED_SECONDS_MAX = 1.0
 BUSY_SECONDS = 10.0
 BUSY_SECONDS_MAX = 3600.0
 
 
-class StoreOps:
+class StoreHandle(
+    StoreSessions[C],
+    StoreEffects[C],
+    StoreSpend[C],
+    MaintenanceOps[C],
+    RecoveryOps[C],
+    PortableOps[C],
+):
     """What a store does, in every colour."""
 
-    codec: Codec
-    _target: Target
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.runtime.target.shown}>"
 
     @property
     def url(self) -> str:
         """The URL that opens this store again, with its password; a temporary store has none."""
-        return self._target.url
+        return self.runtime.target.url
+
+    @property
+    def work(self) -> Work[C]:
+        """Work items."""
+        return Work(self.runtime)
 
     @query
     def store_id(self) -> Op[str]:
@@ -80,49 +98,48 @@ class StoreOps:
     @query
     def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:
         """Return a session tree's events after a position, oldest first, without holes."""
-        return (yield from read_events(self.codec, root_id, after, limit))
+        return (yield from read_events(self.runtime.codec, root_id, after, limit))
+
+    @operation
+    def settle(self, id: str) -> Op[bool]:
+        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
+        return (yield from MarkOps.is_committed(MarkOps(), *parse_commit_id(id)))
+
+    @flow
+    def backup(
+        self, path: str | Path, progress: Callable[[int, int], None] | None = None
+    ) -> Flow[None]:
+        """Copy the live database into a new SQLite file, one consistent moment of it."""
+        runtime = self.runtime
+        given = (runtime.driver, runtime.target, runtime.settings, path, progress)
+        yield from invoke(back_up, *given)
 
 
-class Transaction(
-    StoreOps, SessionsOps[TxSession], FindOps[TxSession], StoreEffects[Any], StoreSpend, TxBound
-):
+class Transaction(StoreHandle[Tx]):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
-    def __init__(self, store: _Handle) -> None:
-        self.codec = store.codec
-        self.heads = store.heads
-        self._target = store._target
-        self.signals = store.signals
-        self.ledger = store.ledger
-        self.attached = store.attached
+    def __init__(self, runtime: Runtime) -> None:
         self.composition = Composition()
+        super().__init__(
+            replace(runtime, start=self.composition.add, start_flow=None, start_stream=None)
+        )
 
-    @property
-    def work(self) -> TxWork[TxSession]:
-        """Work items, inside this transaction."""
-        return TxWork(self)
-
-    def within(self, session: Session | AsyncSession) -> TxSession:
+    def within(self, session: Session[Any]) -> Session[Tx]:
         """Return a session's handle for this transaction, with the session's fence."""
-        inside = TxSession(self, session.id, session.number, session.root_id, session.name)
-        inside.fence = session.fence
-        inside.guard = session.guard
-        return inside
-
-    def _session(self, id: str, number: int, root_id: str, name: str | None) -> TxSession:
-        return TxSession(self, id, number, root_id, name)
+        place = (session.id, session.number, session.root_id, session.name)
+        return Session(self.runtime, *place, fence=session.fence, guard=session.guard)
 
 
 class _Compose:
     """Runs a function of operations as one operation."""
 
-    def __init__(self, store: _Handle) -> None:
-        self._store = store
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     @operation
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
         """Run `function(tx, …)` to its end in one transaction."""
-        transaction = Transaction(self._store)
+        transaction = Transaction(self._runtime)
         body = function(transaction, *args, **kwargs)
         if not isinstance(body, Generator):
             if isinstance(body, Coroutine):
@@ -164,80 +181,17 @@ def _within_time(body: Op[R], name: str) -> Op[R]:
         answer = yield outcome
 
 
-class _Handle:
-    """What both colours of a store keep."""
-
-    def __init__(
-        self,
-        driver: Any,
-        target: Target,
-        settings: Settings,
-        codec: Codec,
-        redaction: Redaction,
-        *,
-        is_joined: bool = False,
-    ) -> None:
-        self.driver = driver
-        self.codec = codec
-        self.heads = Heads()
-        items = AttachedItems(codec, self.heads, driver.signals)
-        self.ledger = Ledger(
-            codec=codec,
-            redactor=redaction,
-            signals=driver.signals,
-            holder=default_holder(),
-            run=lambda call: driver.twin().run(call),
-            settled=items.settled,
-            is_joined=is_joined,
-            is_async=isinstance(self, AsyncBound),
+def _compose(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> Call[Any]:
+    if not callable(function):
+        raise InvalidArgument(
+            "store.run takes a generator function: def f(tx): yield from tx.…; "
+            f"{type(function).__name__} is none"
         )
-        self._target = target
-        self.signals = driver.signals
-        self.attached = (items,)
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._target.shown}>"
-
-    def _compose(self, function: Any, args: Any, kwargs: Any) -> Call[Any]:
-        if not callable(function):
-            raise InvalidArgument(
-                "store.run takes a generator function: def f(tx): yield from tx.…; "
-                f"{type(function).__name__} is none"
-            )
-        return Call(_Compose.run, _Compose(self), (function, args, kwargs))
-
-    def _joined(self, driver: Any) -> tuple[Any, Target, Settings, Codec, Redaction]:
-        return driver, self._target, self._settings, self.codec, self.ledger.redactor
-
-    def _settle(self, id: str) -> Call[bool]:
-        return Call(MarkOps.is_committed, MarkOps(), parse_commit_id(id))
+    return Call(_Compose.run, _Compose(runtime), (function, args, kwargs))
 
 
-class Store(
-    StoreOps,
-    SessionsOps[Session],
-    FindOps[Session],
-    StoreEffects[Issued],
-    StoreSpend,
-    SyncBound,
-    MaintenanceOps,
-    RecoveryOps,
-    PortableOps,
-    _Handle,
-):
+class Store(StoreHandle[Sync]):
     """An open database. Thread-safe; every method returns once its change is durable."""
-
-    def _session(self, id: str, number: int, root_id: str, name: str | None) -> Session:
-        return Session(self, id, number, root_id, name)
-
-    def _issued(self, ticket: Ticket, kept: Kept | None) -> Issued:
-        return Issued(self.ledger, ticket, kept, self.driver)
-
-    @property
-    def work(self) -> Work[Session]:
-        """Work items."""
-        return Work(self)
 
     def run(
         self,
@@ -247,27 +201,18 @@ class Store(
         **kwargs: P.kwargs,
     ) -> R:
         """Run several operations in one commit. The function may run more than once."""
-        result: R = self.driver.run(self._compose(function, args, kwargs))
+        result: R = self.runtime.driver.run(_compose(self.runtime, function, args, kwargs))
         return result
 
     def within(self, connection: object) -> Store:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
-        driver = join(self._target, self._settings, connection, is_async=False)
-        return Store(*self._joined(driver), is_joined=True)
-
-    def settle(self, id: str) -> bool:
-        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
-        return self.driver.run(self._settle(id))
-
-    def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the live database into a new SQLite file, one consistent moment of it."""
-        back_up(self.driver, self._target, self._settings, path, progress)
+        return Store(_joined(self.runtime, connection))
 
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
-        self.driver.entrance.require_outside()
+        self.runtime.driver.entrance.require_outside()
         self.ledger.keeper.close()
-        self.driver.close()
+        self.runtime.driver.close()
 
     def __enter__(self) -> Store:
         return self
@@ -276,30 +221,8 @@ class Store(
         self.close()
 
 
-class AsyncStore(
-    StoreOps,
-    SessionsOps[AsyncSession],
-    FindOps[AsyncSession],
-    StoreEffects[AsyncIssued],
-    StoreSpend,
-    AsyncBound,
-    MaintenanceOps,
-    RecoveryOps,
-    PortableOps,
-    _Handle,
-):
+class AsyncStore(StoreHandle[Async]):
     """An open database in one event loop; every awaited call is durable when it returns."""
-
-    def _session(self, id: str, number: int, root_id: str, name: str | None) -> AsyncSession:
-        return AsyncSession(self, id, number, root_id, name)
-
-    def _issued(self, ticket: Ticket, kept: Kept | None) -> AsyncIssued:
-        return AsyncIssued(self.ledger, ticket, kept, self.driver)
-
-    @property
-    def work(self) -> AsyncWork[AsyncSession]:
-        """Work items."""
-        return AsyncWork(self)
 
     async def run(
         self,
@@ -309,35 +232,65 @@ class AsyncStore(
         **kwargs: P.kwargs,
     ) -> R:
         """Run several operations in one commit. The function may run more than once."""
-        result: R = await self.driver.run(self._compose(function, args, kwargs))
+        result: R = await self.runtime.driver.run(_compose(self.runtime, function, args, kwargs))
         return result
 
     def within(self, connection: object) -> AsyncStore:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
-        driver = join(self._target, self._settings, connection, is_async=True)
-        return AsyncStore(*self._joined(driver), is_joined=True)
-
-    async def settle(self, id: str) -> bool:
-        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
-        return await self.driver.run(self._settle(id))
-
-    async def backup(
-        self, path: str | Path, progress: Callable[[int, int], None] | None = None
-    ) -> None:
-        """Copy the live database into a new SQLite file, one consistent moment of it."""
-        arguments = (self.driver, self._target, self._settings, path, progress)
-        await asyncio.to_thread(back_up, *arguments)
+        return AsyncStore(_joined(self.runtime, connection))
 
     async def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
         await finish(asyncio.to_thread(self.ledger.keeper.close))
-        await self.driver.close()
+        await self.runtime.driver.close()
 
     async def __aenter__(self) -> AsyncStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _runtime(
+    driver: Any,
+    target: Target,
+    settings: Settings,
+    codec: Codec,
+    redactor: Redaction,
+    *,
+    is_async: bool,
+    is_joined: bool = False,
+) -> Runtime:
+    runtime = Runtime(
+        driver=driver,
+        codec=codec,
+        redactor=redactor,
+        target=target,
+        settings=settings,
+        nouns=NOUNS,
+        start=driver.run,
+        start_flow=partial(run_flow_async if is_async else run_flow, driver),
+        start_stream=partial(run_stream_async if is_async else run_stream, driver),
+        is_async=is_async,
+        is_joined=is_joined,
+    )
+    # Made here, it knows the store and not the first transaction that needs it.
+    Ledger.of(runtime)
+    return runtime
+
+
+def sync_twin(store: AsyncStore) -> Store:
+    """Return a sync store over the same connections, for threads of our own."""
+    runtime = store.runtime
+    parts = (runtime.target, runtime.settings, runtime.codec, runtime.redactor)
+    return Store(_runtime(runtime.driver.twin(), *parts, is_async=False))
+
+
+def _joined(runtime: Runtime, connection: object) -> Runtime:
+    given = (runtime.target, runtime.settings)
+    driver = join(*given, connection, is_async=runtime.is_async)
+    parts = (runtime.codec, runtime.redactor)
+    return _runtime(driver, *given, *parts, is_async=runtime.is_async, is_joined=True)
 
 
 def open(
@@ -369,7 +322,7 @@ def open(
     cipher, redaction = _keys(cipher, redaction)
     codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
     driver = open_driver(target, settings, migrate=migrate)
-    store = Store(driver, target, settings, codec, redaction)
+    store = Store(_runtime(driver, target, settings, codec, redaction, is_async=False))
     try:
         _require_keys(driver.run, store.ledger, cipher)
     except BaseException:
@@ -400,7 +353,7 @@ def aopen(
         used, hider = _keys(cipher, redaction)
         codec, chosen = _codec(limits, used, compression), _redaction(hider)
         driver = await open_async_driver(target, settings, migrate=migrate)
-        store = AsyncStore(driver, target, settings, codec, chosen)
+        store = AsyncStore(_runtime(driver, target, settings, codec, chosen, is_async=True))
         try:
             await asyncio.to_thread(_require_keys, driver.twin().run, store.ledger, used)
         except BaseException:

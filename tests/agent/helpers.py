@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import holdfast
 from holdfast.agent import Agent, Message, Outcome, Price, Request, Response, ScriptedModel, Usage
 from holdfast.effects.tools import Landed, NotLanded, Tool, tool
 
@@ -76,7 +75,7 @@ class NotingModel(ScriptedModel):
 
 async def run(agent: Agent, message: str | None = None, **options: Any) -> Outcome:
     """Run an agent in the colour of its session."""
-    if isinstance(agent.session, holdfast.AsyncSession):
+    if agent.session.runtime.is_async:
         return await agent.arun(message, **options)
     return agent.run(message, **options)
 

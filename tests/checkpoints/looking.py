@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast
-from holdfast.kernel.operation import Op, SyncBound, large_query, rows
+from holdfast.kernel.handle import Handle, Sync
+from holdfast.kernel.operation import Op, large_query, rows
 
 
-class Look(SyncBound):
+class Look(Handle[Sync]):
     """Raw reads of one store."""
 
     def __init__(self, store: holdfast.Store) -> None:
+        super().__init__(store.runtime)
         self.store = store
-        self.driver = store.driver
 
     @large_query
     def rows(self, /, sql: str, **parameters: object) -> Op[list[dict[str, Any]]]:

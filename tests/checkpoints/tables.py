@@ -114,7 +114,7 @@ def _needed(
     for row in tables["hf_checkpoints"]:
         number, version = divmod(row["key"], SHIFT)
         context = checkpoint_context(number, version, "manifest")
-        for entry in manifests.unpack(store.codec, row["manifest"], context).values():
+        for entry in manifests.unpack(store.runtime.codec, row["manifest"], context).values():
             if isinstance(entry, Inline):
                 continue
             assert entry.line_id in lines, f"{number}/{version} needs the lost line {entry.line_id}"
@@ -124,7 +124,9 @@ def _needed(
             if isinstance(entry, Ref):
                 line = lines[entry.line_id]
                 assert lengths[entry.line_id] >= entry.own_end
-                pieces = [] if line["pieces"] is None else store.codec.unpack(line["pieces"])
+                pieces = (
+                    [] if line["pieces"] is None else store.runtime.codec.unpack(line["pieces"])
+                )
                 assert sum(count for _, _, count in pieces) == line["base"] == entry.base
                 for named, start, count in pieces:
                     line_id = named or entry.line_id

@@ -75,7 +75,7 @@ def test_rows_are_neither_changed_nor_deleted(
 
 def test_a_replaced_row_fires_the_triggers_of_our_own_connections(tmp_path: Any) -> None:
     with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
-        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        engine: Any = store.runtime.driver.engine
         assert engine.writer._connection.pragma("recursive_triggers") == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import PIECES_MAX, RUN_BYTES_MAX
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing.subject import Subject, done
@@ -17,18 +18,18 @@ from tests.checkpoints.colours import both_colours
 # A change in one of these is a change of cost on every call: look before you update the number.
 # SQLite does not trace what only reads; there the same texts run.
 STATEMENTS = {
-    "SessionsOps.session": 6,
+    "StoreSessions.session": 6,
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "SessionOps.move_back": 16,
-    "SessionOps.fork": 12,
+    "Session.move_back": 16,
+    "Session.fork": 12,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,
-    "SessionOps.lease": 2,
-    "SessionOps.renew": 1,
-    "SessionOps.release": 1,
-    "SessionOps.end": 8,
+    "Session.lease": 2,
+    "Session.renew": 1,
+    "Session.release": 1,
+    "Session.end": 8,
 }
 # On PostgreSQL the event is part of the statement that decides.
 DECIDED = {"CheckpointOps.save": 3, "CheckpointOps.append": 4, "CheckpointOps.record": 3}
@@ -38,8 +39,8 @@ READS = {
     "CheckpointOps.history": 2,
     "CheckpointOps.counts": 1,
     "CheckpointOps.resume_point": 3,
-    "SessionOps.info": 1,
-    "SessionsOps.sessions": 1,
+    "Session.info": 1,
+    "StoreSessions.sessions": 1,
     "Standing.after": 5,
 }
 
@@ -154,7 +155,7 @@ def test_a_change_costs_what_it_changes(store: holdfast.Store) -> None:
     fork.append("log", ["fork"])
     costs(items=1, rows=1, lines=1)
     # A process that remembers nothing finds the common beginning just the same.
-    store.heads.forget(session.number)
+    Heads.of(store.runtime).forget(session.number)
     session.save(log=[*edited, "after", "more"])
     costs(items=1, rows=1, lines=0)
 
@@ -185,7 +186,7 @@ def test_items_too_large_for_a_run_stay_single_rows(store: holdfast.Store) -> No
     session.append("log", [large, large, "small"])
     session.append("log", ["small"] * 63)
     log += [large, large, *["small"] * 64]
-    store.heads.forget(session.number)
+    Heads.of(store.runtime).forget(session.number)
     session.append("log", ["end"])
     latest = session.latest()
     assert latest is not None
@@ -255,7 +256,7 @@ def test_an_equal_large_value_is_stored_once(store: holdfast.Store) -> None:
     for _ in range(2):
         session.save(memo={"text": "x" * 5_000}, plan=1)
         assert meter.added()["items"] == 0
-        store.heads.forget(session.number)
+        Heads.of(store.runtime).forget(session.number)
     session.save(memo=[large])
     session.save(memo=large)
     added = meter.added()

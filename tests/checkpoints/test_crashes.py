@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
+from holdfast.checkpoints import Heads
 from holdfast.checkpoints.collecting import prunable, remove_versions
 from holdfast.checkpoints.heads import Head
 from holdfast.checkpoints.lines import SHIFT
@@ -59,7 +60,7 @@ class Family:
         for row in Look(self.store).rows(sql, root=self.root, below=f"{self.root}.%"):
             place = (row["id"], row["number"], row["root_id"], row["name"])
             name = row["id"].removeprefix(self.root).removeprefix(".")
-            self._handles[name] = holdfast.Session(self.store, *place)
+            self._handles[name] = holdfast.Session(self.store.runtime, *place)
             self._leases[name] = holdfast.Lease(
                 id=row["id"],
                 holder=row["holder"],
@@ -71,7 +72,8 @@ class Family:
         """Return what this process remembers of the members."""
         self.look()
         return {
-            handle.number: self.store.heads.get(handle.number) for handle in self._handles.values()
+            handle.number: Heads.of(self.store.runtime).get(handle.number)
+            for handle in self._handles.values()
         }
 
 
@@ -106,7 +108,7 @@ def talked(family: Family) -> None:
 
 def talked_elsewhere(family: Family) -> None:
     talked(family)
-    family.store.heads.forget(family.session().number)
+    Heads.of(family.store.runtime).forget(family.session().number)
 
 
 def ended(family: Family) -> None:
@@ -159,7 +161,7 @@ def pruned(family: Family) -> list[int]:
 
     def prune(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
         keys = yield from prunable(number, keep=2, key_ms=0, limit=100)
-        yield from remove_versions(tx.codec, number, keys)
+        yield from remove_versions(tx.runtime.codec, number, keys)
         return keys
 
     return family.store.run(prune)
@@ -366,7 +368,7 @@ def die(place: dict[str, str], name: str, root: str, remembered: str, die_at: in
         family.look()
         for number, head in pickle.loads(bytes.fromhex(remembered)).items():  # noqa: S301
             if head is not None:
-                store.heads.put(number, head)
+                Heads.of(store.runtime).put(number, head)
         # The first write of a connection has statements of its own.
         store.settle("nobody:1")
         points.is_armed = True

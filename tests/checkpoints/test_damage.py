@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointNotFound, CorruptRecord
+from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import SHIFT
 from tests.checkpoints import tables
 from tests.checkpoints.colours import sql
@@ -19,7 +20,7 @@ COLUMNS = "key, epoch, kind, iteration, item_id, state_sequence, manifest, data,
 @pytest.fixture
 def store(place: dict[str, Any]) -> Iterator[holdfast.Store]:
     with holdfast.open(**place, durability="normal") as opened:
-        is_sqlite = opened.driver.dialect == "sqlite"
+        is_sqlite = opened.runtime.driver.dialect == "sqlite"
         for table in ("hf_items", "hf_lines"):
             for name in ("no_update", "no_delete"):
                 sql(
@@ -32,7 +33,7 @@ def store(place: dict[str, Any]) -> Iterator[holdfast.Store]:
 def fresh(store: holdfast.Store, id: str = "s") -> holdfast.Session:
     """Return a handle of a process that remembers nothing."""
     session = store.find_session(id)
-    store.heads.forget(session.number)
+    Heads.of(store.runtime).forget(session.number)
     return session
 
 

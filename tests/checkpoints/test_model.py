@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 import holdfast
-from holdfast.checkpoints import lines, planning
+from holdfast.checkpoints import Heads, lines, planning
 from holdfast.records import KINDS
 from tests.checkpoints import tables
 from tests.checkpoints.model import Node, Twin, same
@@ -343,7 +343,7 @@ class Machine(RuleBasedStateMachine):
                 self.move(where)
             case "forget":
                 # A cold cache, as after a restart.
-                self.stores[where].heads.forget(*(twin.number for twin in self.living))
+                Heads.of(self.stores[where].runtime).forget(*(twin.number for twin in self.living))
             case "check":
                 self.check_all(where, twin)
 
@@ -480,7 +480,7 @@ class Machine(RuleBasedStateMachine):
         key = (where, twin.id)
         if key not in self.handles:
             store = self.stores[where]
-            self.handles[key] = holdfast.Session(store, twin.id, twin.number, twin.root_id)
+            self.handles[key] = holdfast.Session(store.runtime, twin.id, twin.number, twin.root_id)
         return self.handles[key]
 
     def try_writing(self, twin: Twin, call: Callable[[], Any]) -> None:

@@ -22,6 +22,7 @@ from holdfast import (
     SessionNotFound,
     VersionConflict,
 )
+from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import SHIFT
 from holdfast.kernel.attempt import Hooks, Point, Trace
 from holdfast.records import KINDS
@@ -259,7 +260,7 @@ async def test_listings_read_no_channel_and_cost_one_statement(subject: Subject)
     assert len(await done(store.sessions(root=found[0], limit=1000))) == 30
     assert len(await done(root.children())) == 29
     assert len(await done(root.tree())) == 30
-    reads = {"SessionsOps.sessions", "SessionOps.children", "SessionOps.tree"}
+    reads = {"StoreSessions.sessions", "Session.children", "Session.tree"}
     costs = {trace.statements for trace in traces if trace.call in reads}
     # SQLite does not trace what only reads.
     assert costs == ({1} if "namespace" in subject.place else set())
@@ -540,7 +541,7 @@ async def test_pins_and_attestations_belong_to_the_sessions_own_versions(subject
     found = await done(dump(store))
     assert [row["key"] % SHIFT for row in found["hf_pins"]] == [2]
     evidence = [
-        store.codec.unpack(row["evidence"], context=("hf_attestations", str(row["key"])))
+        store.runtime.codec.unpack(row["evidence"], context=("hf_attestations", str(row["key"])))
         for row in found["hf_attestations"]
     ]
     assert evidence == [{"test": "green"}, ["again"]]
@@ -625,7 +626,7 @@ async def test_a_composition_that_fails_leaves_neither_rows_nor_memories(subject
         yield from fork.append("log", ["f"])
         child = yield from tx.session("child", parent=session)
         yield from child.save(x=1)
-        yield from inside.rewind(1)
+        yield from inside.move_back(1)
         yield from inside.end()
         if fails:
             raise KeyError("on purpose")
@@ -656,7 +657,7 @@ def test_hundreds_of_remembered_sessions_are_forgotten_without_harm(
             for number, session in enumerate(sessions):
                 full = [f"{number} {index}" for index in range(turn * 15 + 1)]
                 session.save(log=full)
-        assert 0 < store.heads._total_bytes <= 20_000
+        assert 0 < Heads.of(store.runtime)._total_bytes <= 20_000
         for number, session in enumerate(sessions):
             for turn in range(9):
                 full = [f"{number} {index}" for index in range(turn * 15 + 1)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.checkpoints import planning
+from holdfast.checkpoints import Heads, planning
 from tests.checkpoints import tables
 
 RUN = 4
@@ -67,7 +67,7 @@ class Writer:
 
     def _forget(self) -> None:
         if self.is_cold:
-            self.session.heads.forget(self.session.number)
+            Heads.of(self.session.runtime).forget(self.session.number)
 
 
 @pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])

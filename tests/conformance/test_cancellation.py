@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.nouns import AsyncCounter, AsyncSetup
+from holdfast.testing.nouns import Counter, Setup
 
 CANCELLATIONS = 1_000
 
@@ -26,8 +26,8 @@ def test_a_cancelled_operation_is_whole_or_absent(
 async def cancel_at_random(place: dict[str, Any]) -> dict[str, int]:
     chance = random.Random(3)
     async with await holdfast.aopen(**place) as store:
-        await AsyncSetup(store).install()
-        counter = AsyncCounter(store)
+        await Setup(store).install()
+        counter = Counter(store)
         await counter.plant()
         returned: set[str] = set()
         asked: list[str] = []
@@ -55,8 +55,8 @@ async def cancel_at_random(place: dict[str, Any]) -> dict[str, int]:
         assert len(set(notes)) == len(notes)
         assert returned <= set(notes)
         assert await counter.value() == len(notes)
-        if store.driver.dialect == "postgres":
-            connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        if store.runtime.driver.dialect == "postgres":
+            connections: Any = store.runtime.driver.engine.connections
             assert connections.lent == 0
         found = len(notes) - 40
         finished = len(returned) - 40

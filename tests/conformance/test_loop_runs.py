@@ -8,8 +8,9 @@ from typing import Any
 
 import holdfast
 from holdfast.kernel.attempt import Hooks, Point
+from holdfast.kernel.handle import C
 from holdfast.kernel.operation import Op, large_query, rows
-from holdfast.testing.nouns import AsyncCounter
+from holdfast.testing.nouns import Counter
 
 WAIT_SECONDS = 120.0
 
@@ -39,7 +40,7 @@ def test_closing_a_driven_session_lets_the_loop_run_while_its_heartbeat_ends(
     assert ended == [True]
 
 
-class Slow(AsyncCounter):
+class Slow(Counter[C]):
     """A large read that lasts until it is let go."""
 
     @large_query

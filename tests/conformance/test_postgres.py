@@ -23,7 +23,7 @@ from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
 from holdfast.kernel.postgres.protocol import BACKOFF_SECONDS_MAX, _pause
 from holdfast.testing.conformance import CASES
-from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
+from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Case, Colour, Subject
 
 
@@ -62,8 +62,8 @@ def test_a_refused_operation_inside_leaves_the_callers_transaction_usable(
             Counter(joined, "nowhere").add()
 
         def both(tx: holdfast.Transaction) -> holdfast.Op[int]:
-            yield from TxCounter(tx).add(1)
-            return (yield from TxCounter(tx).add(1))
+            yield from Counter(tx).add(1)
+            return (yield from Counter(tx).add(1))
 
         assert joined.run(both) == 3
         connection.commit()
@@ -76,10 +76,10 @@ def test_within_serves_async_connections(where: dict[str, Any]) -> None:
             await holdfast.aopen(**where) as store,
             await psycopg.AsyncConnection.connect(where["url"]) as connection,
         ):
-            assert await AsyncCounter(store.within(connection)).add(4) == 4
-            assert await AsyncCounter(store).value() == 0
+            assert await Counter(store.within(connection)).add(4) == 4
+            assert await Counter(store).value() == 0
             await connection.commit()
-            assert await AsyncCounter(store).value() == 4
+            assert await Counter(store).value() == 4
 
     asyncio.run(run())
 
@@ -101,15 +101,15 @@ def test_calls_one_after_the_other_share_one_connection(where: dict[str, Any]) -
         for _ in range(3):
             Counter(store).add()
             Counter(store).value()
-        assert isinstance(store.driver, PostgresDriver)
-        assert len(store.driver.engine.connections.idle) == 1
+        assert isinstance(store.runtime.driver, PostgresDriver)
+        assert len(store.runtime.driver.engine.connections.idle) == 1
 
 
 def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) -> None:
     with holdfast.open(**where) as store, psycopg.connect(where["url"], autocommit=True) as admin:
         counter = Counter(store)
         for expected in range(1, 6):
-            for connection in store.driver.engine.connections.idle:  # type: ignore[attr-defined]
+            for connection in store.runtime.driver.engine.connections.idle:
                 admin.execute("SELECT pg_terminate_backend(%s)", [connection.backend_pid])
             assert counter.add() == expected
             assert counter.value() == expected
@@ -154,7 +154,7 @@ def test_serialization_failures_are_run_again(where: dict[str, Any]) -> None:
             assert first != second
             assert Counter(store).value() == 1
             assert len(store.events("root")) == 1
-        assert [trace.attempts for trace in traces if trace.call == "CounterOps.name_twice"] == [3]
+        assert [trace.attempts for trace in traces if trace.call == "Counter.name_twice"] == [3]
 
 
 def test_the_pause_between_tries_is_bounded_however_many_there_were() -> None:
@@ -170,7 +170,7 @@ WHERE application_name = 'holdfast-doorbell' AND strpos(query, %s) > 0 AND state
 
 def listening(store: holdfast.Store, where: dict[str, Any], *, gone: int = 0) -> int:
     """Let a store listen, and return the id of the server's process that it listens to."""
-    signals = store.driver.signals
+    signals = store.runtime.signals
     with psycopg.connect(where["url"], autocommit=True) as admin:
         for _ in range(1_200):
             signals.wait("nobody rings", signals.count("nobody rings"), 0.05)
@@ -190,11 +190,11 @@ def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
         cut = listening(there, where)
         admin.execute("SELECT pg_terminate_backend(%s)", [cut])
         listening(there, where, gone=cut)
-        signals = there.driver.signals
+        signals = there.runtime.signals
         # It wakes everybody once by itself, for rings that it may have missed.
         for _ in range(2):
             seen = signals.count("topic")
-            here.driver.signals.ring("topic")
+            here.runtime.signals.ring("topic")
             assert signals.wait("topic", seen, 60) is True
 
 
@@ -210,14 +210,14 @@ def test_a_ring_is_sent_although_the_one_before_it_returned_late(
         return written
 
     with holdfast.open(**where) as here, holdfast.open(**where) as there:
-        signals = there.driver.signals
+        signals = there.runtime.signals
         listening(there, where)
         seen = signals.count("first")
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.kernel.postgres.doorbell.os.write", late)
-            here.driver.signals.ring("first")
+            here.runtime.signals.ring("first")
         seen = signals.count("second")
-        here.driver.signals.ring("second")
+        here.runtime.signals.ring("second")
         assert signals.wait("second", seen, 60) is True
 
 

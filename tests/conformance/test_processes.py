@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing import history
-from holdfast.testing.nouns import AsyncCounter, Counter, Queue, Setup, TxCounter, TxQueue
+from holdfast.testing.nouns import Counter, Queue, Setup
 from tests.crash.children import Child
 
 ROOTS = ("root", "other")
@@ -53,11 +53,11 @@ def test_composed_in_any_order_by_six_processes_without_deadlock(
         """Do the parts in their order; each locks the tree by itself."""
         for index, part in enumerate(parts):
             if part == "add":
-                yield from TxCounter(tx).add(1, note=f"{note}/{index}")
+                yield from Counter(tx).add(1, note=f"{note}/{index}")
             elif part == "submit":
-                yield from TxQueue(tx).submit(f"{note}/{index}")
+                yield from Queue(tx).submit(f"{note}/{index}")
             elif part == "claim":
-                yield from TxQueue(tx).claim("worker", lease_seconds=600)
+                yield from Queue(tx).claim("worker", lease_seconds=600)
 
     def work(number: int, say: Callable[[str], None]) -> None:
         chance = random.Random(number)
@@ -103,8 +103,8 @@ def test_two_trees_in_opposite_order_reach_no_caller_as_a_deadlock(place: dict[s
     prepare(place)
 
     def move(tx: holdfast.Transaction, first: str, second: str) -> holdfast.Op[None]:
-        yield from TxCounter(tx, first).add(1)
-        yield from TxCounter(tx, second).add(-1)
+        yield from Counter(tx, first).add(1)
+        yield from Counter(tx, second).add(-1)
 
     def work(number: int, say: Callable[[str], None]) -> None:
         with holdfast.open(**place) as store:
@@ -152,7 +152,7 @@ def test_threads_and_tasks_of_one_process_together(place: dict[str, Any]) -> Non
 
     async def tasks() -> None:
         async with await holdfast.aopen(**place) as store:
-            counter = AsyncCounter(store, "other")
+            counter = Counter(store, "other")
 
             async def task() -> None:
                 for _ in range(per_client):
@@ -252,7 +252,7 @@ def test_a_forked_childs_own_store_does_not_depend_on_the_parents(
     counter.add()
     assert counter.value() == 1
     if waits:
-        store.signals.wait("nobody rings", store.signals.count("nobody rings"), 0.3)
+        store.runtime.signals.wait("nobody rings", store.runtime.signals.count("nobody rings"), 0.3)
     reader, writer = os.pipe()
 
     def child(say: Callable[[str], None]) -> None:
@@ -279,10 +279,10 @@ def test_a_child_forked_during_another_threads_write_can_open_the_store(
     inside, go_on = threading.Event(), threading.Event()
 
     def wait_inside(tx: holdfast.Transaction) -> holdfast.Op[int]:
-        yield from TxCounter(tx).add()
+        yield from Counter(tx).add()
         inside.set()
         go_on.wait(0.2)
-        return (yield from TxCounter(tx).add())
+        return (yield from Counter(tx).add())
 
     def child(say: Callable[[str], None]) -> None:
         with holdfast.open(**place) as own:
@@ -315,7 +315,7 @@ def test_a_child_forked_during_a_write_does_not_keep_the_lock(tmp_path: Path) ->
 
         hooks = Hooks()
         store = holdfast.open(**place, hooks=hooks)
-        store.driver.engine.writer._probe = fork_inside  # type: ignore[attr-defined]
+        store.runtime.driver.engine.writer._probe = fork_inside
         Counter(store).add()
 
     child = Child(parent)

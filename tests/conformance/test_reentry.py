@@ -20,7 +20,7 @@ import pytest
 import holdfast
 from holdfast import StoreReentered
 from holdfast.kernel.attempt import Hooks, Point, Trace
-from holdfast.testing.nouns import AsyncCounter, Counter
+from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, together
 
 CALLS: dict[str, Callable[[holdfast.Store], object]] = {
@@ -159,8 +159,8 @@ def test_a_signal_handler_is_refused_inside_a_call_and_served_outside(
 
     def wait() -> None:
         # Rings of the handler's own writes and of others meet the locks of who waits.
-        store.signals.wait("topic", store.signals.count("topic"), 0.0005)
-        store.signals.ring("topic")
+        store.runtime.signals.wait("topic", store.runtime.signals.count("topic"), 0.0005)
+        store.runtime.signals.ring("topic")
 
     with holdfast.open(**place, busy_timeout_seconds=60) as store:
         prepare(store)
@@ -208,7 +208,7 @@ def test_an_async_store_serves_other_tasks_meanwhile_and_a_call_inside_does_noth
 
         def outer(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
             session = yield from tx.session(note)
-            left.append(AsyncCounter(store).add(1, note="inner"))
+            left.append(Counter(store).add(1, note="inner"))
             return (yield from session.append("t", [1])).version
 
         async with await holdfast.aopen(**place) as store:

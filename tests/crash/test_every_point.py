@@ -13,7 +13,7 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast.testing.crashes import CrashPoints
-from holdfast.testing.nouns import Counter, Queue, Setup, TxCounter, TxQueue
+from holdfast.testing.nouns import Counter, Queue, Setup
 from tests.crash.children import run
 
 HELD = """
@@ -35,9 +35,9 @@ def claim(store: holdfast.Store, root_id: str, memory: dict[str, Any]) -> None:
 
 
 def composed(tx: holdfast.Transaction, root_id: str) -> holdfast.Op[None]:
-    yield from TxCounter(tx, root_id).add(2)
-    yield from TxQueue(tx, root_id).submit("composed")
-    yield from TxCounter(tx, root_id).add(3)
+    yield from Counter(tx, root_id).add(2)
+    yield from Queue(tx, root_id).submit("composed")
+    yield from Counter(tx, root_id).add(3)
 
 
 # One life of the example nouns: every kernel operation that writes is a step of it.

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import history
-from holdfast.testing.nouns import AsyncCounter, Counter, Setup
+from holdfast.testing.nouns import Counter, Setup
 from tests.crash.children import Child, run
 
 
@@ -30,7 +30,7 @@ def write_from_threads_and_tasks(place: dict[str, str], directory: Path) -> None
 
     async def tasks() -> None:
         async with await holdfast.aopen(**place) as async_store:  # type: ignore[arg-type]
-            counter = AsyncCounter(async_store)
+            counter = Counter(async_store)
 
             async def task() -> None:
                 while True:

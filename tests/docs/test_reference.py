@@ -34,16 +34,13 @@ OWNERS = [holdfast.Store, holdfast.Session, holdfast.Work, holdfast.WorkItem]
 
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda o: o.__name__)
 def test_every_method_is_in_the_reference(owner: type) -> None:
-    internal = {"codec", "driver", "heads", "composition", "ledger", "attached", "signals"}
+    internal = {"runtime", "ledger"}
     missing = [name for name in methods(owner) if name not in internal and not is_named(name)]
     assert missing == []
 
 
 def test_both_colours_have_the_same_methods() -> None:
     assert set(methods(holdfast.Store)) == set(methods(holdfast.AsyncStore))
-    assert set(methods(holdfast.Session)) == set(methods(holdfast.AsyncSession))
-    assert set(methods(holdfast.Work)) == set(methods(holdfast.AsyncWork))
-    assert set(methods(holdfast.WorkItem)) == set(methods(holdfast.AsyncWorkItem))
 
 
 def test_every_argument_of_open_is_in_the_reference() -> None:

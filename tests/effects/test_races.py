@@ -94,7 +94,7 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
 
         def renew_first(point: Point) -> None:
             if "SET status = 'issued'" in point.sql and point.moment == "before" and not renewed:
-                renewed.append(owner.ledger.run(Call(Ledger.renew, owner.ledger, ([kept],))))
+                renewed.append(owner.runtime.run(Call(Ledger.renew, owner.ledger, ([kept],))))
 
         clock.advance(60)
         with (
@@ -117,7 +117,7 @@ def test_an_owner_has_no_say_while_another_verifies(place: dict[str, Any], lands
         kept = Kept(begun, begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
 
         def verify(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
-            assert owner.ledger.run(Call(Ledger.renew, owner.ledger, ([kept],))) == []
+            assert owner.runtime.run(Call(Ledger.renew, owner.ledger, ([kept],))) == []
             for end in (lambda: begun.complete("late"), lambda: begun.fail("no", happened=False)):
                 with pytest.raises(holdfast.LeaseLost) as lost:
                     end()

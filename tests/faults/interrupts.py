@@ -27,7 +27,8 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import holdfast
-from holdfast.kernel.operation import Op, SyncBound, query, rows
+from holdfast.kernel.handle import Handle, Sync
+from holdfast.kernel.operation import Op, query, rows
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, twice
 
@@ -206,11 +207,8 @@ class Alarm:
             raise KeyboardInterrupt
 
 
-class Holding(SyncBound):
+class Holding(Handle[Sync]):
     """Calls that hold what they need until all of them have it."""
-
-    def __init__(self, store: holdfast.Store) -> None:
-        self.driver = store.driver
 
     @query
     def hold(self, all_there: threading.Barrier) -> Op[None]:
@@ -242,7 +240,7 @@ class Checks:
 
     def long_check(self) -> None:
         """Make as many calls at once as the store has connections for."""
-        holding, all_there = Holding(self._subject.store), threading.Barrier(CALLS_AT_ONCE)
+        holding, all_there = Holding(self._subject.store.runtime), threading.Barrier(CALLS_AT_ONCE)
         held = [self._threads.submit(holding.hold, all_there) for _ in range(CALLS_AT_ONCE)]
         for one in held:
             one.result(WAIT_SECONDS)

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.kernel.operation import rows
 from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
-from holdfast.testing.nouns import AsyncCounter, Counter, TxCounter
+from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import COMMIT, Cut, Moment, PostgresProxy
 from tests.faults.workload import Clients, found_in, in_threads, prepare
 
@@ -104,7 +104,7 @@ def test_a_cut_commit_is_settled_rightly_a_hundred_times_in_an_event_loop(
 def strand(store: Any, proxy: PostgresProxy, moment: Moment) -> Cut:
     """Leave the store one connection, to be cut at its COMMIT, and no way to make another."""
     proxy.refuse()
-    assert len(store.driver.engine.connections.idle) == 1
+    assert len(store.runtime.driver.engine.connections.idle) == 1
     return proxy.cut_next_commit(moment)
 
 
@@ -140,7 +140,7 @@ def test_an_async_commit_is_unknown_while_the_server_is_unreachable(
 ) -> None:
     async def run() -> tuple[str, bool]:
         async with await holdfast.aopen(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
-            counter = AsyncCounter(store)
+            counter = Counter(store)
             await counter.add(1, note="first")
             strand(store, proxy, moment)
             with pytest.raises(holdfast.CommitUnknown) as caught:
@@ -224,7 +224,7 @@ def test_a_writer_whose_row_was_closed_goes_on_with_another_connection(through: 
     """Somebody asked for a commit that its connection has not made yet."""
     with holdfast.open(**through) as store:
         assert Counter(store).add_at_once(1, note="first") == 1
-        (connection,) = store.driver.engine.connections.idle  # type: ignore[attr-defined]
+        (connection,) = store.runtime.driver.engine.connections.idle
         assert store.settle(f"{connection.writer_id}:{connection.batch + 5}") is False
         assert store.settle(f"{connection.writer_id}:{connection.batch}") is True
         assert Counter(store).add_at_once(1, note="second") == 2
@@ -254,7 +254,7 @@ def test_when_all_connections_are_in_use_a_call_says_so(through: Place) -> None:
         held = threading.Semaphore(0)
 
         def hold(tx: holdfast.Transaction, root_id: str) -> holdfast.Op[None]:
-            yield from TxCounter(tx, root_id).add()
+            yield from Counter(tx, root_id).add()
             held.release()
             yield from rows("SELECT 1 AS slept FROM pg_sleep(1.5)")
 
@@ -291,7 +291,7 @@ def test_a_transaction_that_the_server_ends_again_and_again_is_given_up(through:
 
     def think(tx: holdfast.Transaction) -> holdfast.Op[None]:
         runs.append("run")
-        yield from TxCounter(tx).add(1, note="never")
+        yield from Counter(tx).add(1, note="never")
         time.sleep(1.6 * BUSY_SECONDS)
 
     with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:

@@ -153,7 +153,7 @@ def company(scene: Scene, others: str) -> Iterator[None]:
             yield
     else:
         # The one that opening has left behind.
-        idle: list[apsw.Connection] = scene.store.driver.engine._idle_readers  # type: ignore[attr-defined]
+        idle: list[apsw.Connection] = scene.store.runtime.driver.engine._idle_readers
         while idle:
             idle.pop().close()
         yield

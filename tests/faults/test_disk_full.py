@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.kernel.operation import Op
 from holdfast.testing.faults import FaultyDisk, FileRole
-from holdfast.testing.nouns import Counter, TxQueue
+from holdfast.testing.nouns import Counter, Queue
 from tests.faults.workload import (
     Clients,
     each_connection,
@@ -42,7 +42,7 @@ def submit(store: holdfast.Store, payload: str) -> None:
     """Write one row of any size."""
 
     def body(tx: holdfast.Transaction) -> Op[str]:
-        return (yield from TxQueue(tx, "big").submit(payload))
+        return (yield from Queue(tx, "big").submit(payload))
 
     store.run(body)
 
@@ -113,7 +113,7 @@ def test_each_of_a_group_that_does_not_fit_says_so_and_reads_go_on(path: Path) -
 
 def reopen_writer(store: holdfast.Store) -> None:
     """Let the next write use a new connection, on which the limit is another."""
-    engine = store.driver.engine  # type: ignore[attr-defined]
+    engine = store.runtime.driver.engine
     with engine._locked():
         engine.writer.close()
 
@@ -191,7 +191,7 @@ def test_a_passing_read_error_is_tried_again_and_a_lasting_one_reported(
 
 def forget_pages(store: holdfast.Store, *, keep: bool) -> None:
     """Make the next read go to the disk, on the connection that waits or on a new one."""
-    engine = store.driver.engine  # type: ignore[attr-defined]
+    engine = store.runtime.driver.engine
     for connection in engine._idle_readers:
         connection.pragma("shrink_memory")
     while engine._idle_readers and not keep:
@@ -205,7 +205,7 @@ def test_who_waits_for_other_processes_goes_on_waiting_after_a_read_error(
         holdfast.open(f"sqlite:///{path}?vfs={disk.vfs_name}") as store,
         holdfast.open(f"sqlite:///{path}") as other,
     ):
-        signals = store.driver.signals
+        signals = store.runtime.signals
         # Who begins to watch looks once: something may have happened just before.
         assert signals.wait("topic", signals.count("topic"), 60)
         assert not signals.wait("topic", signals.count("topic"), 0.2)

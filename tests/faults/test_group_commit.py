@@ -21,7 +21,7 @@ import holdfast
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.operation import Op, operation, rows
 from holdfast.kernel.sqlite.writer import SideLock
-from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps, TxCounter
+from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import Clients, each_connection, found_in, in_threads, together
 
@@ -40,17 +40,17 @@ class Failing(Counter):
 
     @operation
     def broken_by_itself(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         raise ZeroDivisionError("on purpose")
 
     @operation
     def refused_by_the_schema(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         yield from rows(BREAK_A_RULE)
 
     @operation
     def renames_the_error(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         try:
             yield from rows(BREAK_A_RULE)
         except holdfast.Refused as error:
@@ -58,19 +58,19 @@ class Failing(Counter):
 
     @operation
     def ignores_the_error(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         for _ in range(3):
             with contextlib.suppress(holdfast.Refused):
                 yield from rows(BREAK_A_RULE)
 
     @operation
     def mistyped(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         yield from rows("SELECT nothing FROM nowhere")
 
     @operation
     def lacks_a_parameter(self) -> Op[None]:
-        yield from CounterOps.add(self, 1, note="never")
+        yield from Counter.add(self, 1, note="never")
         yield from rows("SELECT :missing")
 
 
@@ -143,7 +143,7 @@ def test_calls_are_run_again_alone_when_the_engine_ends_the_whole_transaction(pa
     ):
 
         def fill(tx: holdfast.Transaction) -> Op[None]:
-            yield from TxCounter(tx).add(1, note="never")
+            yield from Counter(tx).add(1, note="never")
             yield from rows("INSERT INTO hf_meta VALUES ('big', zeroblob(1000000))")
 
         def overfill() -> None:
@@ -207,7 +207,7 @@ def test_behind_a_stopped_writer_a_task_gives_up_in_time_and_is_never_run(path: 
                 await asyncio.gather(*(clients.add_async(store) for _ in range(5)))
                 assert BUSY_SECONDS <= time.monotonic() - started < WAIT_SECONDS
                 assert clients.outcomes == {"StoreBusy": 5}
-                assert await AsyncCounter(store).value() == 0
+                assert await Counter(store).value() == 0
             await clients.add_async(store)
 
     asyncio.run(run())
@@ -245,7 +245,7 @@ class Slow(Counter):
         """Add, once it may go on."""
         self.begun.set()
         assert self.go_on.wait(WAIT_SECONDS)
-        return (yield from CounterOps.add(self, 1, note="late"))
+        return (yield from Counter.add(self, 1, note="late"))
 
 
 @pytest.mark.parametrize("has_thread", [False, True])
@@ -256,7 +256,7 @@ def test_a_call_that_comes_after_the_closing_is_refused_at_once(
     store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2 * WAIT_SECONDS)
     if has_thread:
         together(store, 2 * [lambda: Counter(store).add(1, note="early")])
-    writer = store.driver.engine.writer  # type: ignore[attr-defined]
+    writer = store.runtime.driver.engine.writer
     slow = Slow(store)
     slow.begun.clear()
     slow.go_on.clear()
@@ -356,7 +356,7 @@ def test_a_store_is_opened_and_closed_again_and_again_and_leaves_nothing_behind(
         with holdfast.open(f"sqlite:///{path}") as store:
             if turn % 20 == 0:
                 together(store, 2 * [Counter(store).add])
-                signals = store.driver.signals
+                signals = store.runtime.signals
                 signals.wait("topic", signals.count("topic"), 0.0)
             elif turn % 3 == 0:
                 Counter(store).value()
@@ -371,16 +371,16 @@ def test_a_store_is_opened_and_closed_again_and_again_and_leaves_nothing_behind(
 
 def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) -> None:
     def end(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
-        yield from TxCounter(tx).add(1, note=f"{note}/first")
+        yield from Counter(tx).add(1, note=f"{note}/first")
         if len(ended) < 2:
             # As SQLite does by itself when the disk is full or fails.
             engine.writer._connection.execute("ROLLBACK")
             ended.append(note)
-        return (yield from TxCounter(tx).add(1, note=f"{note}/second"))
+        return (yield from Counter(tx).add(1, note=f"{note}/second"))
 
     ended: list[str] = []
     with holdfast.open(f"sqlite:///{path}") as store:
-        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        engine: Any = store.runtime.driver.engine
         with pytest.raises(holdfast.StoreUnavailable, match="ended before all of it"):
             store.run(end, "alone")
         assert found_in(store) == []

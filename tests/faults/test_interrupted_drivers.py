@@ -42,7 +42,7 @@ def drive(session: holdfast.Session) -> None:
         pass
 
 
-async def driven_soon_async(session: holdfast.AsyncSession) -> None:
+async def driven_soon_async(session: holdfast.Session[holdfast.Async]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -201,7 +201,7 @@ def cancelling(
 def test_a_driver_cancelled_at_any_await_lets_go(
     place: dict[str, Any], when_done: bool, times: int, report: Report
 ) -> None:
-    async def drive(session: holdfast.AsyncSession) -> None:
+    async def drive(session: holdfast.Session[holdfast.Async]) -> None:
         async with session.drive(lease_seconds=LEASE_SECONDS) as driven:
             await driven.append("transcript", [1])
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
     """Make sure that no lock is held and nothing is open, and write from another thread."""
-    engine: Any = store.driver.engine  # type: ignore[attr-defined]
+    engine: Any = store.runtime.driver.engine
     connection = engine.writer._connection
     assert connection is None or not connection.in_transaction, "a transaction is open"
     other = SideLock(path.with_name(path.name + "-lock"))
@@ -107,7 +107,7 @@ def test_an_interrupt_at_any_place_costs_no_connection(
     asked: list[str] = []
     after: list[str] = []
     with holdfast.open(**direct, busy_timeout_seconds=30) as store:
-        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        connections: Any = store.runtime.driver.engine.connections
         counter = Counter(store)
         for call in (counter.add, counter.add_at_once, lambda *_, **__: counter.value_twice()):
             after.append(f"after {len(asked)}")
@@ -167,7 +167,7 @@ def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with holdfast.open(**direct, busy_timeout_seconds=30) as store:
-            connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+            connections: Any = store.runtime.driver.engine.connections
             while len(kept) < 200:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 3e-3))
@@ -249,7 +249,7 @@ def test_interrupts_by_a_real_signal_leave_the_whole_or_nothing_and_a_usable_sto
 def test_a_call_interrupted_while_it_waits_in_the_queue_is_never_run(path: Path) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
         together(store, 2 * [lambda: Counter(store).add(1, note="group")])
-        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        engine: Any = store.runtime.driver.engine
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             with engine_held(engine):

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 import holdfast
-from holdfast.testing.nouns import AsyncCounter, Counter
+from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import PostgresProxy
 from tests.faults.workload import found_in, in_threads
 
@@ -81,7 +81,7 @@ def test_a_silent_server_ends_every_async_call_in_time(
 ) -> None:
     async def run() -> None:
         store = await holdfast.aopen(**impatient)
-        counter = AsyncCounter(store)
+        counter = Counter(store)
         await counter.add(1, note="first")
         proxy.freeze()
         with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
@@ -103,7 +103,7 @@ def test_one_silent_connection_is_the_end_of_all_that_were_idle(
 ) -> None:
     """Else each call after an outage could find another one that leads nowhere."""
     with holdfast.open(**impatient) as store:
-        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        connections: Any = store.runtime.driver.engine.connections
         taken = [connections.take(), connections.take(), connections.take()]
         for place in taken[1:]:
             connections.give(connections.connect(place, 10))
@@ -162,7 +162,7 @@ def test_the_thread_that_listens_waits_between_its_attempts_however_often_it_is_
         with holdfast.open(**{**direct, "url": url}) as store:
             began = time.monotonic()
             while len(accepted) < 5:
-                store.driver.signals.ring("topic")
+                store.runtime.signals.ring("topic")
                 time.sleep(0.001)
             # The pauses double, from half of 0.05 s on.
             assert accepted[4] - began > 0.025 + 0.05 + 0.1 + 0.2
@@ -182,10 +182,10 @@ def test_closing_an_async_store_leaves_the_event_loop_free(
     async def run() -> int:
         arguments = {**direct, "url": url, "busy_timeout_seconds": BUSY_SECONDS}
         store = await holdfast.aopen(**arguments)
-        store.driver.signals.ring("first")
+        store.runtime.signals.ring("first")
         await asyncio.to_thread(wait_for_connection, proxy)
         proxy.freeze()
-        store.driver.signals.ring("second")
+        store.runtime.signals.ring("second")
         closing = asyncio.create_task(store.close())
         turns = 0
         while not closing.done():
@@ -222,9 +222,9 @@ def test_a_read_only_server_serves_reads(direct: Place) -> None:
 def test_a_read_only_server_serves_async_reads(direct: Place) -> None:
     async def run() -> None:
         async with holdfast.aopen(**read_only(direct)) as store:
-            assert await AsyncCounter(store).value() == 0
+            assert await Counter(store).value() == 0
             with pytest.raises(holdfast.StoreUnavailable, match="PostgreSQL is read-only"):
-                await AsyncCounter(store).add(1, note="refused")
-            assert await AsyncCounter(store).value() == 0
+                await Counter(store).add(1, note="refused")
+            assert await Counter(store).value() == 0
 
     asyncio.run(run())

@@ -213,7 +213,7 @@ def test_a_pool_of_dead_connections_costs_the_next_call_no_time(
 ) -> None:
     """The server was restarted while nobody looked."""
     with holdfast.open(**place, busy_timeout_seconds=BUSY_SECONDS) as store:
-        connections: Any = store.driver.engine.connections  # type: ignore[attr-defined]
+        connections: Any = store.runtime.driver.engine.connections
         taken = [connections.take() for _ in range(CONNECTIONS_MAX)]
         for free in taken[1:]:
             connections.give(connections.connect(free, 10))

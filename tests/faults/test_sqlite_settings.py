@@ -47,7 +47,7 @@ def connections(path: Path) -> Any:
     """The writing and a reading connection of an open store."""
     with holdfast.open(f"sqlite:///{path}") as store:
         Counter(store).add(1, note="one")
-        engine: Any = store.driver.engine  # type: ignore[attr-defined]
+        engine: Any = store.runtime.driver.engine
         with engine._reader() as reader:
             yield engine.writer._connection, reader
 

@@ -15,7 +15,7 @@ import apsw
 import holdfast
 from holdfast.codec import Codec
 from holdfast.testing import history
-from holdfast.testing.nouns import AsyncCounter, Counter, Setup, TxCounter
+from holdfast.testing.nouns import Counter, Setup
 
 WAIT_SECONDS = 120.0
 
@@ -29,8 +29,8 @@ def prepare(store: holdfast.Store, *root_ids: str) -> None:
 
 def twice(tx: holdfast.Transaction, note: str) -> holdfast.Op[int]:
     """Two additions in one commit; one without the other is a torn transaction."""
-    yield from TxCounter(tx).add(1, note=f"{note}/first")
-    return (yield from TxCounter(tx).add(1, note=f"{note}/second"))
+    yield from Counter(tx).add(1, note=f"{note}/first")
+    return (yield from Counter(tx).add(1, note=f"{note}/second"))
 
 
 def whole(notes: Sequence[str]) -> list[str]:
@@ -90,12 +90,12 @@ class Clients:
     async def add_async(self, store: holdfast.AsyncStore) -> None:
         """Add one."""
         with self._recording() as call:
-            call.result = await AsyncCounter(store).add(1, note=call.id)
+            call.result = await Counter(store).add(1, note=call.id)
 
     async def add_at_once_async(self, store: holdfast.AsyncStore) -> None:
         """Add one, with COMMIT in the same round trip."""
         with self._recording() as call:
-            call.result = await AsyncCounter(store).add_at_once(1, note=call.id)
+            call.result = await Counter(store).add_at_once(1, note=call.id)
 
     async def add_twice_async(self, store: holdfast.AsyncStore) -> None:
         """Add two in one composed commit."""
@@ -149,7 +149,7 @@ def in_threads(functions: Sequence[Callable[[], object]]) -> None:
 
 def together(store: holdfast.Store, functions: Sequence[Callable[[], object]]) -> None:
     """Run functions that make one SQLite write each, so that all of them share one commit."""
-    engine: Any = store.driver.engine  # type: ignore[attr-defined]
+    engine: Any = store.runtime.driver.engine
     queued, is_held = threading.Semaphore(0), threading.Event()
     enqueue = engine.enqueue
 

@@ -318,9 +318,9 @@ def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, 
         store.find_session("s").delete(force=True)
         # The same id is another session's by now.
         store.session("t").spend("m", usd=3, id="other")
-        found = list(format.ExportFile(file, store.codec).frames())
+        found = list(format.ExportFile(file, store.runtime.codec).frames())
         with file.open("wb") as opened:
-            writer = format.ExportWriter(opened, store.codec, "crafted")
+            writer = format.ExportWriter(opened, store.runtime.codec, "crafted")
             writer.begin("nowhere")
             for each in found:
                 is_spend = isinstance(each, format.SpendFrame)

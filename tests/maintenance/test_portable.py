@@ -446,10 +446,10 @@ def test_an_existing_session_is_refused_whoever_comes_first(small: Any) -> None:
         target.import_sessions(file)
     assert str(raised.value) == expected
     # Somebody may start it after the look and before the transaction.
-    source = format.ExportFile(file, target.codec)
-    call = Call(Importer.write, Importer(target.codec), (source,))
+    source = format.ExportFile(file, target.runtime.codec)
+    call = Call(Importer.write, Importer(target.runtime.codec), (source,))
     with pytest.raises(InvalidArgument) as raised:
-        target.driver.run(call)
+        target.runtime.driver.run(call)
     assert str(raised.value) == expected
     assert everything(target) == before
 

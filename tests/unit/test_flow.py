@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.flow import Flow, finish, flow, invoke, perform, wait
-from holdfast.kernel.operation import AsyncBound, SyncBound, TxBound
-from holdfast.testing.nouns import AsyncCounter, AsyncSetup, Counter, CounterOps, Setup, TxCounter
+from holdfast.kernel.flow import Flow, Give, Stream, finish, flow, invoke, perform, stream, wait
+from holdfast.kernel.handle import C
+from holdfast.testing.nouns import Counter, Setup
 
 
-class TallyOps(CounterOps):
+class Tally(Counter[C]):
     """A counter that is fed by user code."""
 
     @flow
@@ -26,25 +26,26 @@ class TallyOps(CounterOps):
         try:
             amount = yield from invoke(function, *args, **kwargs)
         except BaseException:
-            yield from perform(CounterOps.add, self, 100, note="failed")
+            yield from perform(Counter.add, self, 100, note="failed")
             raise
         yield from wait(0.001)
-        return (yield from perform(CounterOps.add, self, amount))
+        return (yield from perform(Counter.add, self, amount))
 
     @flow
     def add_both(self, first: Callable[[], int], second: Callable[[], int]) -> Flow[int]:
         """Use one flow inside another."""
-        yield from TallyOps.add_result(self, first)
-        return (yield from TallyOps.add_result(self, second))
+        yield from Tally.add_result(self, first)
+        return (yield from Tally.add_result(self, second))
 
-
-class Tally(TallyOps, Counter): ...
-
-
-class AsyncTally(TallyOps, AsyncCounter): ...
-
-
-class TxTally(TallyOps, TxCounter): ...
+    @stream
+    def each_result(self, *functions: Callable[[], int]) -> Stream[int]:
+        """Give the counter's value after each function's result was added to it."""
+        for function in functions:
+            try:
+                amount = yield from invoke(function)
+            except LookupError:
+                amount = 1_000
+            yield Give((yield from perform(Counter.add, self, amount)))
 
 
 def in_both_colours(
@@ -60,8 +61,8 @@ def in_both_colours(
 
     async def run() -> Any:
         async with await holdfast.aopen("sqlite://") as store:
-            await AsyncSetup(store).install()
-            tally = AsyncTally(store)
+            await Setup(store).install()
+            tally = Tally(store)
             await tally.plant()
             loop = asyncio.get_running_loop()
 
@@ -117,8 +118,8 @@ def test_an_async_function_needs_an_async_store() -> None:
 
     async def run() -> None:
         async with await holdfast.aopen("sqlite://") as store:
-            await AsyncSetup(store).install()
-            tally = AsyncTally(store)
+            await Setup(store).install()
+            tally = Tally(store)
             await tally.plant()
             assert await tally.add_result(three) == 3
             assert await tally.add_result(returns_three) == 6
@@ -129,8 +130,8 @@ def test_an_async_function_needs_an_async_store() -> None:
 def test_a_sync_function_in_an_async_store_does_not_block_the_loop() -> None:
     async def run() -> None:
         async with await holdfast.aopen("sqlite://") as store:
-            await AsyncSetup(store).install()
-            tally = AsyncTally(store)
+            await Setup(store).install()
+            tally = Tally(store)
             await tally.plant()
             loop_thread = threading.get_ident()
             threads = []
@@ -148,8 +149,8 @@ def test_a_sync_function_in_an_async_store_does_not_block_the_loop() -> None:
 def test_a_cancelled_flow_waits_for_its_sync_function_and_can_record_that() -> None:
     async def run() -> None:
         async with await holdfast.aopen("sqlite://") as store:
-            await AsyncSetup(store).install()
-            tally = AsyncTally(store)
+            await Setup(store).install()
+            tally = Tally(store)
             await tally.plant()
             started, ended = threading.Event(), threading.Event()
 
@@ -189,7 +190,7 @@ def test_user_code_runs_in_a_copy_of_the_context() -> None:
 
 def test_a_transaction_cannot_run_a_flow() -> None:
     def composed(tx: holdfast.Transaction) -> holdfast.Op[None]:
-        tally: Any = TxTally(tx)
+        tally: Any = Tally(tx)
         yield from tally.add_result(lambda: 1)
 
     with (
@@ -197,12 +198,6 @@ def test_a_transaction_cannot_run_a_flow() -> None:
         pytest.raises(holdfast.InvalidArgument, match="cannot be part of one"),
     ):
         store.run(composed)
-
-
-def test_colours_are_what_their_names_say() -> None:
-    assert issubclass(Tally, SyncBound)
-    assert issubclass(AsyncTally, AsyncBound)
-    assert issubclass(TxTally, TxBound)
 
 
 def test_finish_waits_to_the_end_and_then_raises_the_cancellation() -> None:
@@ -231,3 +226,85 @@ def test_finish_waits_to_the_end_and_then_raises_the_cancellation() -> None:
             await finish(fails())
 
     asyncio.run(run())
+
+
+async def read(values: Any) -> list[int]:
+    """Read a stream of either colour to its end."""
+    if hasattr(values, "__aiter__"):
+        return [value async for value in values]
+    return list(values)
+
+
+def test_a_stream_gives_values_in_both_colours_and_errors_are_thrown_in() -> None:
+    def fail() -> int:
+        raise LookupError
+
+    def scenario(tally: Any, settle: Callable[[Any], Any]) -> Any:
+        def call() -> Any:
+            values = read(tally.each_result(lambda: 1, fail, lambda: 2))
+            return values if tally.runtime.is_async else asyncio.run(values)
+
+        return settle(call)
+
+    assert in_both_colours(scenario) == [[1, 1_001, 1_003]] * 2
+
+
+def test_a_stream_does_nothing_before_the_next_value_is_wanted() -> None:
+    done: list[int] = []
+
+    def count() -> int:
+        done.append(1)
+        return 1
+
+    with holdfast.open("sqlite://") as store:
+        Setup(store).install()
+        tally = Tally(store)
+        tally.plant()
+        values = tally.each_result(count, count, count)
+        assert done == []
+        assert next(values) == 1
+        assert done == [1]
+        assert next(values) == 2
+        assert (done, tally.value()) == ([1, 1], 2)
+
+
+def test_a_stream_that_is_left_is_closed_where_it_stands() -> None:
+    ended: list[str] = []
+
+    class Watching(Tally[C]):
+        """A stream that tells of its end."""
+
+        @stream
+        def forever(self) -> Stream[int]:
+            """Give ones."""
+            try:
+                while True:
+                    yield Give(1)
+            finally:
+                ended.append("closed")
+
+    async def leave_early() -> None:
+        async with holdfast.aopen("sqlite://") as store:
+            values = Watching(store).forever()
+            assert await anext(values) == 1
+            await values.aclose()  # type: ignore[attr-defined]
+
+    with holdfast.open("sqlite://") as store:
+        for value in Watching(store).forever():
+            assert value == 1
+            break
+    assert ended == ["closed"]
+    asyncio.run(leave_early())
+    assert ended == ["closed", "closed"]
+
+
+def test_a_transaction_cannot_run_a_stream() -> None:
+    def composed(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        tally: Any = Tally(tx)
+        yield from tally.each_result()
+
+    with (
+        holdfast.open("sqlite://") as store,
+        pytest.raises(holdfast.InvalidArgument, match="cannot be part of one"),
+    ):
+        store.run(composed)

@@ -21,7 +21,7 @@ from holdfast.kernel.operation import (
     one,
     operation,
 )
-from holdfast.testing.nouns import AsyncCounter, Counter, CounterOps
+from holdfast.testing.nouns import Counter
 
 ids = iter(f"id-{number}" for number in range(1000))
 SERVICES = Services(
@@ -54,14 +54,14 @@ class ThingOps:
 def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
     with holdfast.open("sqlite://") as store:
         add = Counter(store).add
-        assert add.__doc__ == CounterOps.add.__doc__
+        assert add.__doc__ == Counter.add.__doc__
         assert add.__name__ == "add"
-        assert add.__qualname__ == "CounterOps.add"
+        assert add.__qualname__ == "Counter.add"
         assert (
             str(inspect.signature(add)) == "(amount: 'int' = 1, *, note: 'str' = '') -> 'Op[int]'"
         )
-        assert repr(add) == "<operation CounterOps.add>"
-    assert AsyncCounter.add.__doc__ == CounterOps.add.__doc__
+        assert repr(add) == "<operation Counter.add>"
+    assert Counter.add.__doc__ == Counter.add.__doc__
 
 
 def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
@@ -191,5 +191,5 @@ def test_the_operations_own_line_is_in_the_traceback_of_a_failed_statement() -> 
             yield Query("SELECT nonsense FROM nowhere", {})
 
     with holdfast.open("sqlite://") as store, pytest.raises(holdfast.StoreError) as caught:
-        store.driver.run(Call(Broken.ask, Broken()))
+        store.runtime.driver.run(Call(Broken.ask, Broken()))
     assert 'yield Query("SELECT nonsense FROM nowhere", {})' in str(caught.getrepr())

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.checkpoints.writing import Place
 from holdfast.codec import DEFAULT_LIMITS, Limits, canonical
 from holdfast.effects.identity import identify
 from holdfast.effects.rows import Request
 from holdfast.errors import InvalidArgument, LimitExceeded
+from holdfast.sessions.access import Place
 
 
 def nothing() -> None: ...

@@ -17,14 +17,14 @@ from tests.checkpoints.colours import both_colours
 # A change in one of these is a change of cost on every call: look before you update the number.
 # The second number is for an item with a session, whose tree is locked and whose feed is told.
 STATEMENTS = {
-    "WorkOps.submit": {1, 5},
-    "WorkOps.claim": {1},
-    "WorkOps.heartbeat": {1},
+    "Work.submit": {1, 5},
+    "Work.claim": {1},
+    "Work.heartbeat": {1},
     "ItemOps.heartbeat": {1},
     "ItemOps.complete": {1, 4},
     "ItemOps.release": {1, 4},
     # The tree's lock, four items, and of the feed the counter and two events.
-    "WorkOps.complete_many": {8},
+    "Work.complete_many": {8},
 }
 
 
@@ -54,7 +54,7 @@ async def test_every_operation_costs_the_statements_it_should(subject: Subject) 
         for trace in traces:
             seen.setdefault(trace.call, set()).add(trace.statements)
         wanted = dict(STATEMENTS)
-        if store.driver.dialect == "postgres":
+        if store.runtime.driver.dialect == "postgres":
             # Its event is part of the statement that completes the item.
             wanted["ItemOps.complete"] = {1, 2}
         assert {name: seen[name] for name in wanted} == wanted

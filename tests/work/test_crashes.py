@@ -14,6 +14,7 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
 from holdfast import Submission
+from holdfast.checkpoints import Heads
 from holdfast.kernel.operation import Call, rows
 from holdfast.testing.crashes import CrashPoints
 from holdfast.work import Watchdog
@@ -39,7 +40,7 @@ class Desk:
     def look(self) -> None:
         """Find the session and its items, so that the operation itself need not."""
         self.session = self.store.find_session(self.name)
-        self.store.heads.forget(self.session.number)
+        Heads.of(self.store.runtime).forget(self.session.number)
         self.items = [
             self.store.work.get(item.id, fence=item.fence) if item.status == "in_progress" else item
             for item in reversed(self.store.work.list(queue=self.name))
@@ -173,12 +174,12 @@ def resolve(desk: Desk) -> None:
 def prune(desk: Desk) -> None:
     """Remove this desk's items only, as a prune of the whole store does with each tree's."""
     store = desk.store
-    watchdog = Watchdog(store.codec, store.heads, store.signals)
+    watchdog = Watchdog(store.runtime)
     found = [
         {"number": item.number, "root_id": item.root_id, "session_id": item.session_id}
         for item in desk.items
     ]
-    store.driver.run(Call(Watchdog.remove, watchdog, (found,)))
+    store.runtime.driver.run(Call(Watchdog.remove, watchdog, (found,)))
 
 
 def more_to_do(desk: Desk) -> None:
@@ -189,11 +190,11 @@ def more_to_do(desk: Desk) -> None:
 def turn(desk: Desk) -> None:
     """Complete two items and claim the next, as a worker does."""
     store = desk.store
-    statements = Statements(Endings(store.codec, store.heads, store.signals))
-    ending = Ending("completed", "completed", output=store.codec.encode({"ok": True}))
+    statements = Statements(Endings(store.runtime))
+    ending = Ending("completed", "completed", output=store.runtime.codec.encode({"ok": True}))
     ended = [(item, ending) for item in desk.items[:2]]
     claim = Claim("w", 5, [desk.name], 86_400)
-    store.driver.run(Call(Statements.turn, statements, (ended, claim)))
+    store.runtime.driver.run(Call(Statements.turn, statements, (ended, claim)))
 
 
 STEPS: dict[str, Step] = {

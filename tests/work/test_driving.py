@@ -246,7 +246,7 @@ async def test_an_agent_in_a_handler_drives_under_the_item(subject: Subject) -> 
         script = [[call("look", city="Oslo")], "done"]
         options: Any = {"tools": world.tools(), "on_progress": listen}
         agent = Agent(item.session, world.model(script), **options)
-        if isinstance(item.session, holdfast.AsyncSession):
+        if item.runtime.is_async:
             return (await agent.arun(item.input)).text
         return await asyncio.to_thread(lambda: agent.run(item.input).text)
 

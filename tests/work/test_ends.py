@@ -14,6 +14,7 @@ from holdfast import (
     SessionBusy,
     Submission,
 )
+from holdfast.checkpoints import Heads
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 from tests.work.items import claim_all, claimed, dumped, kinds, opened
@@ -242,7 +243,7 @@ async def test_old_finished_items_are_pruned_and_nothing_else(subject: Subject) 
 async def test_whoever_waits_is_woken_when_something_is_ready(subject: Subject) -> None:
     store, clock = await opened(subject)
     rings: list[str] = []
-    store.signals.on_ring = rings.append
+    store.runtime.signals.on_ring = rings.append
     item = await claimed(store)
     assert rings.pop() == "work:mail"
     await done(item.release())
@@ -274,7 +275,7 @@ async def test_damage_in_one_item_stops_no_other(subject: Subject) -> None:
     # The newest record of the session is damaged: it takes no record, its item still ends.
     await done(sql(store, "INSERT INTO hf_doors (name) VALUES ('x')", "DELETE FROM hf_checkpoints"))
     await done(sql(store, "DELETE FROM hf_doors"))
-    store.heads.forget(session.number)
+    Heads.of(store.runtime).forget(session.number)
     clock.advance(10)
     assert (await done(store.work.sweep())).requeued == 1
     assert (await kinds(store, "s"))[-1] == "work_requeued"

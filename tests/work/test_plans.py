@@ -13,8 +13,9 @@ import pytest
 
 import holdfast
 from holdfast import Submission
+from holdfast import items as ops
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claiming, finishing, items, ops, submitting, sweeping
+from holdfast.work import claiming, finishing, items, submitting, sweeping
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -103,7 +104,7 @@ def _run(dsn: str, statement: str) -> None:
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_the_index_is_used_and_the_table_is_not_scanned(full: holdfast.Store, name: str) -> None:
     statement, parameters, indexes = STATEMENTS[name]
-    if full.driver.dialect == "sqlite":
+    if full.runtime.driver.dialect == "sqlite":
         found = Look(full).rows(f"EXPLAIN QUERY PLAN {statement}", **parameters)
         plan = "\n".join(row["detail"] for row in found)
         # What scans without an index may only be what a subquery found.

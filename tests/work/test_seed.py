@@ -40,7 +40,7 @@ async def test_the_eleven_steps_of_a_tool_with_full_recovery(subject: Subject) -
     assert (first.version, first.item_id) == (1, item.id)
     # 5. and 6. Nobody has done it: the key is this worker's, durably.
     begun = await done(item.session.begin("pdf_parser", {"file": "document.pdf"}, item=item))
-    assert isinstance(begun, (holdfast.Issued, holdfast.AsyncIssued))
+    assert isinstance(begun, holdfast.Issued)
     # 7. A heartbeat, a minute later.
     clock.advance(60)
     assert (await done(item.heartbeat())).lease_expires_at == clock.now_ms() + 300_000

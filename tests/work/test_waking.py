@@ -20,7 +20,7 @@ def test_rings_that_come_fast_are_sent_together(postgres_dsn: str, namespace: st
         psycopg.connect(postgres_dsn, autocommit=True) as listener,
     ):
         listener.execute(f'LISTEN "holdfast_{namespace}"'.encode())
-        signals = store.driver.signals
+        signals = store.runtime.signals
         signals.ring("first")
         heard = [note.payload for note in listener.notifies(timeout=SECONDS_MAX, stop_after=1)]
         assert heard == ["first"]
@@ -46,7 +46,7 @@ def test_a_commit_elsewhere_wakes_who_waits_on_a_file(
         monkeypatch.setattr("holdfast.kernel.sqlite.watching._told_of_writes", lambda path: -1)
     url = f"sqlite:///{tmp_path}/store.db"
     with holdfast.open(url) as here, holdfast.open(url) as there:
-        signals = here.driver.signals
+        signals = here.runtime.signals
         for number in range(5):
             seen = signals.count("work:t")
             submit = threading.Timer(0.02 * number, there.work.submit, ["t"])

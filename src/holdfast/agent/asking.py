@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import HoldfastError, ModelFailed, RequestMismatch
 from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
-from ..kernel.operation import AsyncBound
 from ..spend import Spend, SpendState
 from .budget import Usage
 from .commits import AFTER, Attempt, CommitOps
@@ -83,7 +82,7 @@ class Asker:
 
     def _invoke(self, request: Request) -> Flow[Response]:
         model: Any = self._rules.model
-        if isinstance(self._session, AsyncBound):
+        if self._session.runtime.is_async:
             model = getattr(model, "acall", model)
         return response_of(self._rules.model, (yield from invoke(model, request)))
 
@@ -162,7 +161,7 @@ class Asker:
             if error.usage is not None:
                 state, usage = "failed", error.usage
         # A provider may repeat the key that it refuses.
-        said = self._session.ledger.redactor.redact(f"{type(error).__name__}: {error}")
+        said = self._session.runtime.redactor.redact(f"{type(error).__name__}: {error}")
         said = said[:ERROR_CHARACTERS_MAX]
         attempt = self._attempt(state, usage, number, spend, error=said)
         data = {"iteration": self._iteration, "attempt": number, "error": said}

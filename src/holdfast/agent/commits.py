@@ -8,6 +8,7 @@ from typing import Any
 
 from ..kernel.operation import Lock, Op, fresh_id, one, operation
 from ..records import Checkpoint
+from ..session import Session
 from ..spend import Spend, SpendOps, SpendState
 from .budget import Budget, Usage
 from .transcript import CHANNEL, Message, ToolCall, ToolResult, stamped
@@ -67,8 +68,8 @@ class CommitOps:
         new = [message.to_plain() for message in stored[len(executed) :]]
         data = {"iteration": iteration}
         if channels:
-            yield from SpendOps.save(self._session, channels, kind="turn", data=data)
-        yield from SpendOps.append(self._session, CHANNEL, new, kind="iteration_start", data=data)
+            yield from Session.save(self._session, channels, kind="turn", data=data)
+        yield from Session.append(self._session, CHANNEL, new, kind="iteration_start", data=data)
         return stored, spend
 
     @operation
@@ -80,7 +81,7 @@ class CommitOps:
     def answered(self, message: Message, data: Mapping[str, Any], attempt: Attempt) -> Op[Message]:
         """Store the model's message, before its tools run, with what it cost."""
         (stored,) = yield from self._stamp([message])
-        yield from SpendOps.append(
+        yield from Session.append(
             self._session, CHANNEL, [stored.to_plain()], kind="llm_response", data=dict(data)
         )
         yield from self._spend(attempt)
@@ -91,7 +92,7 @@ class CommitOps:
     def failed(self, attempt: Attempt, data: Mapping[str, Any]) -> Op[None]:
         """Store that a model call failed, and what it cost."""
         yield from self._spend(attempt)
-        yield from SpendOps.record(self._session, "error_boundary", dict(data))
+        yield from Session.record(self._session, "error_boundary", dict(data))
 
     @operation
     def spent(self, attempt: Attempt) -> Op[Spend]:
@@ -111,11 +112,11 @@ class CommitOps:
         stored = yield from self._store_executed(executed)
         if channels:
             data = {"iteration": iteration}
-            yield from SpendOps.save(self._session, channels, kind="turn", data=data)
+            yield from Session.save(self._session, channels, kind="turn", data=data)
         if error is not None:
             heard = yield from self._stamp(said)
             new = [message.to_plain() for message in heard]
-            yield from SpendOps.append(
+            yield from Session.append(
                 self._session, CHANNEL, new, kind="error_boundary", data=dict(error)
             )
             stored += heard
@@ -132,16 +133,16 @@ class CommitOps:
         """Store the results of a turn and the turn itself: transcript, plan and budget."""
         stored = yield from self._store_executed(executed)
         data = {"iteration": iteration}
-        yield from SpendOps.record(self._session, "iteration_end", data)
-        spent = yield from SpendOps.spent(self._session, tree=budget.tree)
+        yield from Session.record(self._session, "iteration_end", data)
+        spent = yield from Session.spent(self._session, tree=budget.tree)
         everything = {**channels, "budget": budget.describe(spent)}
-        checkpoint = yield from SpendOps.save(self._session, everything, kind="turn", data=data)
+        checkpoint = yield from Session.save(self._session, everything, kind="turn", data=data)
         return stored, checkpoint
 
     def _store_executed(self, executed: Sequence[Executed]) -> Op[list[Message]]:
         stored = yield from self._stamp([each.message for each in executed])
         for each, message in zip(executed, stored, strict=True):
-            yield from SpendOps.append(
+            yield from Session.append(
                 self._session,
                 CHANNEL,
                 [message.to_plain()],
@@ -170,7 +171,7 @@ class CommitOps:
         The tree is locked first: no other session of it can take the same room.
         """
         yield Lock(self._session.root_id)
-        spent = yield from SpendOps.spent(self._session, tree=budget.tree)
+        spent = yield from Session.spent(self._session, tree=budget.tree)
         budget.check(spent, attempt.usage)
         return (yield from self._spend(attempt))
 
@@ -181,7 +182,7 @@ class CommitOps:
         """
         if attempt.usage == Usage():
             return
-        lost = yield from SpendOps.spends(self._session, state="uncertain", limit=LOST_MAX)
+        lost = yield from Session.spends(self._session, state="uncertain", limit=LOST_MAX)
         for each in lost:
             details = each.details if isinstance(each.details, dict) else {}
             if AFTER in details and details[AFTER] == (attempt.details or {}).get(AFTER):
@@ -193,7 +194,7 @@ class CommitOps:
 
     def _spend(self, attempt: Attempt) -> Op[Spend]:
         return (
-            yield from SpendOps.spend(
+            yield from Session.spend(
                 self._session,
                 attempt.model,
                 source=attempt.source,

@@ -29,7 +29,7 @@ from ..errors import (
     Unresolved,
 )
 from ..kernel.flow import Flow, invoke, perform
-from ..spend import SpendOps
+from ..session import Session
 from .commits import Executed
 from .models import ToolSpec
 from .plan import Plan, read_plan
@@ -171,7 +171,7 @@ def equal_calls_in_ledger(rules: Rules, session: Any, call: ToolCall) -> Flow[in
         _, arguments = _checked(rules, call)
     except Told:
         return 0
-    wanted = session.ledger.redactor.redact(arguments)
+    wanted = session.runtime.redactor.redact(arguments)
     found = yield from perform(SessionEffects.recent_calls, session, rules.repeats_max + 2)
     equal: set[str] = set()
     for effect in found:
@@ -253,7 +253,7 @@ def _asked(
 ) -> Flow[Verdict]:
     """Return a person's decision on a call; it is recorded and asked for once."""
     records = yield from perform(
-        SpendOps.history, session, kind="approval_point", limit=APPROVALS_READ_MAX
+        Session.history, session, kind="approval_point", limit=APPROVALS_READ_MAX
     )
     ours = [
         record.data
@@ -270,7 +270,7 @@ def _asked(
         "reason": reason,
     }
     if not ours:
-        yield from perform(SpendOps.record, session, "approval_point", question)
+        yield from perform(Session.record, session, "approval_point", question)
     if rules.approve is None:
         raise ApprovalNeeded(
             f"{call.name} waits for a decision ({reason or 'the agent must ask'}); record it as "
@@ -282,7 +282,7 @@ def _asked(
     is_allowed = bool((yield from invoke(rules.approve, call, tool)))
     verdict: Verdict = "allow" if is_allowed else "deny"
     decided = {**question, "decision": verdict}
-    yield from perform(SpendOps.record, session, "approval_point", decided)
+    yield from perform(Session.record, session, "approval_point", decided)
     return verdict
 
 
@@ -295,7 +295,7 @@ def _in_doubt(call: ToolCall, error: HoldfastError) -> str:
 
 def _fitting(rules: Rules, codec: Codec, session: Any, content: Any) -> Any:
     """Return what a model is shown of a result: without secrets, and not larger than it may be."""
-    redacted = session.ledger.redactor.redact(content)
+    redacted = session.runtime.redactor.redact(content)
     try:
         size_bytes = len(codec.encode(redacted, name="result"))
     except HoldfastError:

@@ -9,12 +9,14 @@ from typing import Any, Literal
 import msgspec
 
 from ..arguments import require_text_or_none
+from ..effects import Ledger
 from ..effects.tools import Tool
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, perform, run_flow, run_flow_async
+from ..kernel.handle import Async, Sync
 from ..maintenance.recovery import RecoveryOps
-from ..sessions import AsyncSession, Session, SessionsOps
-from ..sessions.ops import SessionOps
+from ..session import Session
+from ..store_sessions import StoreSessions
 from .budget import Budget
 from .models import Model
 from .plan import Plan
@@ -46,7 +48,7 @@ class Agent:
 
     def __init__(
         self,
-        session: Session | AsyncSession,
+        session: Session[Sync] | Session[Async],
         model: Model,
         *,
         tools: Sequence[Tool[..., Any]] = (),
@@ -71,7 +73,7 @@ class Agent:
         instance: str | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        if not isinstance(session, Session | AsyncSession):
+        if not isinstance(session, Session):
             raise InvalidArgument(
                 f"an agent needs a session (store.session(…)), not {type(session).__name__}"
             )
@@ -98,7 +100,7 @@ class Agent:
         )
         self.session = session
         # One name for all agents of a store: with `instance`, recovery fences every other.
-        self._holder: str = holder or session.owner.ledger.holder
+        self._holder: str = holder or Ledger.of(session.runtime).holder
         self._has_recovered = False
         self._lease_seconds = lease_seconds
         self._given_plan = plan
@@ -113,39 +115,47 @@ class Agent:
         Unresolved when an effect is in doubt, BudgetExceeded, LoopDetected, ApprovalNeeded or
         ModelFailed; what was done stays, and run goes on from it.
         """
-        session = self.session
-        if not isinstance(session, Session):
+        session: Session[Any] = self.session
+        driver = session.runtime.driver
+        if session.runtime.is_async:
             raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
         _check(message, message_id)
         if session.fence is not None:
-            return run_flow(session.driver, self._flow(session, message, message_id))
-        old = run_flow(session.driver, self._prepare(message, message_id))
+            return run_flow(driver, self._flow(session, message, message_id))
+        old = run_flow(driver, self._prepare(message, message_id))
         if old is not None:
             return old
         if session.item is not None:
             driven = session.item.drive()
-            return run_flow(driven.driver, self._flow(driven, message, message_id, ends=True))
+            return run_flow(
+                driven.runtime.driver, self._flow(driven, message, message_id, ends=True)
+            )
         with session.drive(**self._driver()) as driven:
-            return run_flow(driven.driver, self._flow(driven, message, message_id, ends=True))
+            return run_flow(
+                driven.runtime.driver, self._flow(driven, message, message_id, ends=True)
+            )
 
     async def arun(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
         """Do what `run` does, with a session of an async store."""
-        session = self.session
-        if not isinstance(session, AsyncSession):
+        session: Session[Any] = self.session
+        driver = session.runtime.driver
+        if not session.runtime.is_async:
             raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
         _check(message, message_id)
         if session.fence is not None:
-            return await run_flow_async(session.driver, self._flow(session, message, message_id))
-        old = await run_flow_async(session.driver, self._prepare(message, message_id))
+            return await run_flow_async(
+                session.runtime.driver, self._flow(session, message, message_id)
+            )
+        old = await run_flow_async(driver, self._prepare(message, message_id))
         if old is not None:
             return old
         if session.item is not None:
             driven = await session.item.drive()
             flow = self._flow(driven, message, message_id, ends=True)
-            return await run_flow_async(driven.driver, flow)
+            return await run_flow_async(driver, flow)
         async with session.drive(**self._driver()) as driven:
             flow = self._flow(driven, message, message_id, ends=True)
-            return await run_flow_async(driven.driver, flow)
+            return await run_flow_async(driver, flow)
 
     def _driver(self) -> dict[str, Any]:
         return {
@@ -158,7 +168,7 @@ class Agent:
         """Return what a completed session has answered; a new message opens it again."""
         if self.session.item is None:
             yield from self._recover()
-        info = yield from perform(SessionOps.info, self.session)
+        info = yield from perform(Session.info, self.session)
         if info.status != "completed":
             return None
         running = Running(self._rules, self.session, self._given_plan)
@@ -166,14 +176,16 @@ class Agent:
         if old is not None:
             self.plan = running.plan
         elif message is not None:
-            yield from perform(SessionsOps.session, self.session.owner, info.id, reopen=True)
+            yield from perform(
+                StoreSessions.session, StoreSessions(self.session.runtime), info.id, reopen=True
+            )
         return old
 
     def _recover(self) -> Flow[None]:
         """Settle once what an earlier process left; who is given a driven session has done so."""
         if not self._has_recovered:
             yield from RecoveryOps.recover(
-                self.session.owner,
+                RecoveryOps(self.session.runtime),
                 self._holder,
                 instance=self._rules.instance,
                 tools=list(self._rules.tools.values()),

@@ -13,9 +13,9 @@ import msgspec
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
-from ..sessions import SessionsOps
-from ..sessions.ops import SessionOps
-from ..spend import Spend, SpendOps, Spent
+from ..session import Session
+from ..spend import Spend, Spent
+from ..store_sessions import StoreSessions
 from .asking import Asker
 from .commits import Attempt, CommitOps, Executed
 from .dispatch import FATAL, dispatch, equal_calls_before, equal_calls_in_ledger, specs_of
@@ -99,9 +99,9 @@ class Running:
 
     def _open(self) -> Flow[None]:
         """Load the session, and count what a dead process left open as spent."""
-        info = yield from perform(SessionOps.info, self._session)
+        info = yield from perform(Session.info, self._session)
         yield from self._open_scratchpad(info.metadata)
-        left_open = yield from perform(SpendOps.close_spend, self._session)
+        left_open = yield from perform(Session.close_spend, self._session)
         yield from self._load()
         yield from self._tell(
             Resumed(
@@ -113,8 +113,8 @@ class Running:
 
     def _load(self) -> Flow[None]:
         session = self._session
-        latest = yield from perform(SpendOps.latest, session)
-        point = yield from perform(SpendOps.resume_point, session)
+        latest = yield from perform(Session.latest, session)
+        point = yield from perform(Session.resume_point, session)
         channels = {} if latest is None else latest.channels
         self._messages = read_transcript(channels.get(CHANNEL))
         self._stored_plan = channels.get(PLAN, msgspec.UNSET)
@@ -140,8 +140,8 @@ class Running:
         yield from invoke(self.scratchpad.mkdir, parents=True, exist_ok=True)
         if recorded is None:
             named = {**metadata, SCRATCHPAD: str(self.scratchpad)}
-            store = self._session.owner
-            yield from perform(SessionsOps.session, store, self._session.id, metadata=named)
+            store: StoreSessions[Any] = StoreSessions(self._session.runtime)
+            yield from perform(StoreSessions.session, store, self._session.id, metadata=named)
 
     def _finish_turn(self) -> Flow[None]:
         """Run the calls that the last answer made and that have no result yet; close its turn."""
@@ -150,7 +150,7 @@ class Running:
         if last is None or any(message.role == "user" for message in self._after(last)):
             return
         calls = [call for message, call in missing if message is last]
-        point = yield from perform(SpendOps.resume_point, self._session)
+        point = yield from perform(Session.resume_point, self._session)
         is_open = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
         if calls or is_open:
             self._iteration = max(1, self._iteration)
@@ -241,7 +241,7 @@ class Running:
     def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
         for call in calls:
             yield from self._tell(Calling(iteration=self._iteration, call=call))
-            codec = self._session.codec
+            codec = self._session.runtime.codec
             known = yield from equal_calls_in_ledger(self._rules, self._session, call)
             repeats = max(known, equal_calls_before(self._messages, call, codec))
             executed, plan = yield from dispatch(self._rules, self._session, codec, call, repeats)
@@ -307,7 +307,7 @@ class Running:
 
     def _stop(self, error: HoldfastError) -> Flow[None]:
         """Keep what is done and why the run ends here; a lost session keeps nothing."""
-        words = self._session.ledger.redactor.redact(str(error))
+        words = self._session.runtime.redactor.redact(str(error))
         said = {"iteration": self._iteration, "error": type(error).__name__, "message": words}
         if not isinstance(error, FATAL):
             try:
@@ -330,8 +330,8 @@ class Running:
 
     def _outcome(self, message: Message, *, is_old: bool) -> Flow[Outcome]:
         if self._ends:
-            yield from perform(SessionOps.end, self._session)
-        spent = yield from perform(SpendOps.spent, self._session, tree=self._rules.budget.tree)
+            yield from perform(Session.end, self._session)
+        spent = yield from perform(Session.spent, self._session, tree=self._rules.budget.tree)
         return Outcome(
             session_id=self._session.id,
             message=message,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..feed import emit
+from ..kernel.handle import C
 from ..kernel.operation import Lock, Op, Query, Row, batch, one, rows
 from ..records import Checkpoint
+from ..sessions.access import lock_and_look, require_writable
 from . import manifest as manifests
 from .heads import Head
 from .lines import SHIFT, Ref, pieces_of
 from .manifest import Manifest, checkpoint_context
 from .ops import CheckpointOps, require_version
 from .reading import find, naming
-from .writing import Draft, lock_and_look, require_writable, write_after
+from .writing import Draft, write_after
 
 COPY_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
@@ -90,7 +92,7 @@ def lines_of(codec: Codec, manifest: Manifest) -> Op[set[int]]:
     return used
 
 
-class RewindOps(CheckpointOps):
+class RewindOps(CheckpointOps[C]):
     """Going back inside a session."""
 
     def _go_back(self, version: int) -> Op[Checkpoint]:
@@ -100,18 +102,18 @@ class RewindOps(CheckpointOps):
         """
         require_version(version)
         place = self._place()
-        data = self.codec.encode({"rewound_to": version})
+        data = self.runtime.codec.encode({"rewound_to": version})
         wanted = Draft("state_transition", {}, data, None, opens_epoch=True)
         # The newest version itself is not read: a damaged one is left behind in this way.
         now = require_writable(place, (yield from lock_and_look(place)))
         owner, row = yield from find_and_hold(self.number, self.id, version)
         with naming(self.id, version):
-            manifest = read_row(self.codec, owner, row)
+            manifest = read_row(self.runtime.codec, owner, row)
         target = Head(now["head"], now["version"], manifests.closed(manifest))
-        checkpoint = yield from write_after(self.codec, self.heads, place, wanted, target)
+        checkpoint = yield from write_after(self.runtime, place, wanted, target)
         assert checkpoint is not None
         if owner != self.number:
-            yield from share(self.codec, manifest, self.number)
+            yield from share(self.runtime.codec, manifest, self.number)
         yield from rows(
             OPEN_EPOCH,
             number=self.number,
@@ -120,5 +122,5 @@ class RewindOps(CheckpointOps):
             target_version=version,
         )
         told = {"version": checkpoint.version, "target": version, "epoch": checkpoint.epoch}
-        yield from emit(self.codec, self.root_id, self.id, "session_rewound", told)
+        yield from emit(self.runtime.codec, self.root_id, self.id, "session_rewound", told)
         return checkpoint

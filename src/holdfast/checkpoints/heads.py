@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..kernel.handle import PerStore, Runtime
 from .manifest import Entry
 
 LIST_BYTES_MAX = 16 * 2**20
@@ -50,16 +51,14 @@ class Head:
         return 500 + sum(known.size_bytes for known in self.lists.values())
 
 
-class Heads:
+class Heads(PerStore):
     """The heads of one store, the least recently used forgotten first; threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._lock = threading.Lock()
         self._heads: OrderedDict[int, Head] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._total_bytes = 0
-        self.driven: dict[int, int] = {}
-        """The sessions that handles of this store drive, by number, with their fences."""
 
     def get(self, session_number: int) -> Head | None:
         """Return what is remembered of a session."""

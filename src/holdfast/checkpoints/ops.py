@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
-from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import Lock, Op, deciding, large_query, operation, query, rows
-from ..leases import Guard
+from ..kernel.handle import C
+from ..kernel.operation import Op, deciding, large_query, operation, query, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
+from ..sessions.handle import SessionHandle
 from .deltas import manifest_at, read_delta
 from .diffing import Diff, compare
 from .heads import Head, Heads
@@ -28,7 +28,7 @@ from .reading import (
     resume_row,
     spans,
 )
-from .writing import LOOK, Place, draft, id_of_item, require_fence, write
+from .writing import draft, id_of_item, write
 
 HISTORY_MAX = 10_000
 REASON_CHARACTERS_MAX = 1_000
@@ -45,16 +45,8 @@ UNPIN = "DELETE FROM hf_pins WHERE key = :key"
 ATTEST = "INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :now)"
 
 
-class CheckpointOps:
+class CheckpointOps(SessionHandle[C]):
     """What a session does with its versions."""
-
-    codec: Codec
-    heads: Heads
-    id: str
-    number: int
-    root_id: str
-    fence: int | None
-    guard: Guard | None = None
 
     @deciding
     def save(
@@ -77,10 +69,11 @@ class CheckpointOps:
         if channels is not None and not isinstance(channels, Mapping):
             raise InvalidArgument(f"channels must be a dict, not {type(channels).__name__}")
         wanted = {**(channels or {}), **named}
-        head = self.heads.get(self.number)
+        codec = self.runtime.codec
+        head = Heads.of(self.runtime).get(self.number)
         changes = {name: self._set(head, name, value) for name, value in wanted.items()}
-        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version, key)
-        return (yield from write(self.codec, self.heads, self._place(), ready))
+        ready = draft(codec, kind, changes, data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), ready))
 
     @deciding
     def append(
@@ -105,9 +98,10 @@ class CheckpointOps:
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
                 f"append({shown(channel)}, [item])"
             )
-        changes = {channel: Extend(self.codec.encode_each(items, name=channel))}
-        ready = draft(self.codec, kind, changes, data, metadata, item, expected_version, key)
-        return (yield from write(self.codec, self.heads, self._place(), ready))
+        codec = self.runtime.codec
+        changes = {channel: Extend(codec.encode_each(items, name=channel))}
+        ready = draft(codec, kind, changes, data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), ready))
 
     @deciding
     def record(
@@ -124,8 +118,8 @@ class CheckpointOps:
 
         The same `key` again returns the first checkpoint and adds nothing.
         """
-        ready = draft(self.codec, kind, {}, data, metadata, item, expected_version, key)
-        return (yield from write(self.codec, self.heads, self._place(), ready))
+        ready = draft(self.runtime.codec, kind, {}, data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), ready))
 
     @large_query
     def latest(
@@ -137,7 +131,7 @@ class CheckpointOps:
             require_whole("last", last, 1)
         row = (yield from newest(self.number)) if kind is None else None
         if row is not None:
-            return (yield from load(self.codec, self.id, self.number, row, last))
+            return (yield from load(self.runtime.codec, self.id, self.number, row, last))
         where = yield from spans(self.number, on_path=True)
         found = yield from listed(where, kind, None, 1)
         if not found:
@@ -158,10 +152,10 @@ class CheckpointOps:
         """Compare the channels of two versions, at the cost of what differs between them."""
         require_version(before)
         require_version(after)
-        old = yield from manifest_at(self.codec, self.number, self.id, before)
-        new = yield from manifest_at(self.codec, self.number, self.id, after)
+        old = yield from manifest_at(self.runtime.codec, self.number, self.id, before)
+        new = yield from manifest_at(self.runtime.codec, self.number, self.id, after)
         with naming(self.id, after):
-            delta = yield from read_delta(self.codec, old, new)
+            delta = yield from read_delta(self.runtime.codec, old, new)
         return compare(delta.before, delta.after, delta.shared)
 
     @query
@@ -190,7 +184,7 @@ class CheckpointOps:
         found = yield from listed(where, kind, id_of_item(item), limit, **bounds)
         if not found:
             yield from require_session(self.number, self.id)
-        return [header(self.codec, self.id, row) for row in found]
+        return [header(self.runtime.codec, self.id, row) for row in found]
 
     @query
     def counts(self) -> Op[dict[str, int]]:
@@ -209,7 +203,7 @@ class CheckpointOps:
             yield from require_session(self.number, self.id)
             return ResumePoint(iteration=1, checkpoint=None)
         step = 1 if row["kind"] == "iteration_end" else 0
-        checkpoint = header(self.codec, self.id, row)
+        checkpoint = header(self.runtime.codec, self.id, row)
         return ResumePoint(iteration=row["iteration"] + step, checkpoint=checkpoint)
 
     @operation
@@ -222,10 +216,10 @@ class CheckpointOps:
                 f"a pin's reason is at most {REASON_CHARACTERS_MAX} printable characters"
             )
         key = yield from self._own_key(version)
-        sealed = self.codec.pack(reason, context=("hf_pins", str(key)))
+        sealed = self.runtime.codec.pack(reason, context=("hf_pins", str(key)))
         yield from rows(PIN, key=key, reason=sealed)
         data = {"version": version, "reason": reason}
-        yield from emit(self.codec, self.root_id, self.id, "checkpoint_pinned", data)
+        yield from emit(self.runtime.codec, self.root_id, self.id, "checkpoint_pinned", data)
 
     @operation
     def unpin(self, version: int) -> Op[None]:
@@ -233,7 +227,7 @@ class CheckpointOps:
         key = yield from self._own_key(version)
         yield from rows(UNPIN, key=key)
         yield from emit(
-            self.codec, self.root_id, self.id, "checkpoint_unpinned", {"version": version}
+            self.runtime.codec, self.root_id, self.id, "checkpoint_unpinned", {"version": version}
         )
 
     @operation
@@ -241,30 +235,17 @@ class CheckpointOps:
         """Say that a version was verified, and how; empty evidence attests nothing."""
         if not evidence:
             raise InvalidArgument("evidence is empty, so it attests nothing")
-        body = self.codec.encode(evidence, name="evidence")
+        body = self.runtime.codec.encode(evidence, name="evidence")
         key = yield from self._own_key(version)
-        sealed = self.codec.seal(body, context=("hf_attestations", str(key)))
+        sealed = self.runtime.codec.seal(body, context=("hf_attestations", str(key)))
         yield from rows(ATTEST, key=key, evidence=sealed)
         yield from emit(
-            self.codec, self.root_id, self.id, "checkpoint_attested", {"version": version}
+            self.runtime.codec, self.root_id, self.id, "checkpoint_attested", {"version": version}
         )
-
-    def _place(self) -> Place:
-        driven_fence = self.heads.driven.get(self.number)
-        return Place(self.id, self.number, self.root_id, self.fence, self.guard, driven_fence)
-
-    def _lock(self) -> Op[None]:
-        """Lock the tree; a driver that has lost its lease goes no further."""
-        yield Lock(self.root_id)
-        if self.guard is not None:
-            yield from self.guard.check()
-        if self.fence is not None:
-            for row in (yield from rows(LOOK, number=self.number)):
-                require_fence(self._place(), row)
 
     def _load(self, version: int, last: int | None) -> Op[LoadedCheckpoint]:
         owner, row = yield from find(self.number, self.id, version)
-        return (yield from load(self.codec, self.id, owner, row, last))
+        return (yield from load(self.runtime.codec, self.id, owner, row, last))
 
     def _own_key(self, version: int) -> Op[int]:
         """Lock the tree and return the key of a version that the session itself has."""
@@ -281,9 +262,9 @@ class CheckpointOps:
         """Encode a channel; a list that only grew since the known head is an append."""
         require_channel(channel)
         if type(value) is not list:
-            return SetValue(self.codec.encode(value, name=channel))
+            return SetValue(self.runtime.codec.encode(value, name=channel))
         grown = None if head is None else self._growth(head, channel, value)
-        return grown or SetList(self.codec.encode_each(value, name=channel))
+        return grown or SetList(self.runtime.codec.encode_each(value, name=channel))
 
     def _growth(self, head: Head, channel: str, value: list[Any]) -> Change | None:
         """Return how a list grew since a head, by comparing bytes; None if it did not."""
@@ -297,14 +278,14 @@ class CheckpointOps:
         for start in range(0, entry.length, RUN_ITEMS):
             run = value[start : min(start + RUN_ITEMS, entry.length)]
             # A tuple has the bytes of a list; it is refused here as everywhere.
-            self.codec.check_each(run, channel, start)
-            if not self.codec.encode_into(run, buffer):
+            self.runtime.codec.check_each(run, channel, start)
+            if not self.runtime.codec.encode_into(run, buffer):
                 return None
             with memoryview(buffer)[len(list_header(len(run))) :] as items:
                 if not joined.startswith(items, size_bytes):
                     return None
                 size_bytes += len(items)
-        new = self.codec.encode_each(value[entry.length :], name=channel)
+        new = self.runtime.codec.encode_each(value[entry.length :], name=channel)
         return Grown(head.id, new, joined, size_bytes, entry.length)
 
 

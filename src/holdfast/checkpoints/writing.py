@@ -8,19 +8,12 @@ from typing import Any
 
 from ..arguments import require_one_of, require_text, shown
 from ..codec import Codec
-from ..errors import (
-    CorruptRecord,
-    InvalidArgument,
-    LeaseLost,
-    SessionBusy,
-    SessionEnded,
-    SessionNotFound,
-    VersionConflict,
-)
+from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
-from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, batch, decide, fresh_id, one
-from ..leases import Guard
+from ..kernel.handle import Runtime
+from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
 from ..records import KINDS, Checkpoint, Kind
+from ..sessions.access import Place, lock_and_look, require_fence, require_writable
 from . import manifest as manifests
 from .heads import Head, Heads
 from .lines import SHIFT
@@ -75,36 +68,7 @@ FROM hf_sessions s WHERE s.number = :number AND s.head = :head
 RETURNING epoch, state_sequence, created_at
 """
 ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
-LOOK = """
-SELECT number, version, epoch, head, origin_number, salt, status, holder, fence, lease_expires_at,
-    lease_expires_at > :now AS is_leased
-FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
-"""
 MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The session a checkpoint is written to, and by whom."""
-
-    session_id: str
-    number: int
-    root_id: str
-    fence: int | None
-    guard: Guard | None = None
-    driven_fence: int | None = None
-    """The fence under which another handle of the same store drives the session."""
-
-    def guards(self) -> list[Query]:
-        """Return the looks that must find something for this write to be allowed."""
-        return [] if self.guard is None else [self.guard.look]
-
-    def require_guards(self, answers: list[list[Row]]) -> list[list[Row]]:
-        """Raise LeaseLost if a look found nothing; return the answers behind the looks."""
-        if self.guard is None:
-            return answers
-        self.guard.require(answers[0])
-        return answers[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,29 +141,27 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < SHIFT
 
 
-def write(codec: Codec, heads: Heads, place: Place, wanted: Draft) -> Op[Checkpoint]:
+def write(runtime: Runtime, place: Place, wanted: Draft) -> Op[Checkpoint]:
     """Write the next version of a session, all of it or nothing; once for each key."""
-    head = heads.get(place.number)
+    head = Heads.of(runtime).get(place.number)
     if head is not None and is_simple(head, wanted.changes):
-        written = yield from write_after(codec, heads, place, wanted, head, unless_key=wanted.key)
+        written = yield from write_after(runtime, place, wanted, head, unless_key=wanted.key)
         if written is not None:
             return written
     # What was remembered is old, or the write is not allowed; now the tree is locked.
     found = yield from lock_and_look(place)
     if wanted.key is not None and found:
         require_fence(place, found[0])
-        earlier = yield from keyed(codec, place.number, place.session_id, wanted.key)
+        earlier = yield from keyed(runtime.codec, place.number, place.session_id, wanted.key)
         if earlier is not None:
             return earlier
-    head = yield from current_head(codec, heads, place, wanted, found)
-    written = yield from write_after(codec, heads, place, wanted, head)
+    head = yield from current_head(runtime, place, wanted, found)
+    written = yield from write_after(runtime, place, wanted, head)
     assert written is not None
     return written
 
 
-def current_head(
-    codec: Codec, heads: Heads, place: Place, wanted: Draft, found: list[Row]
-) -> Op[Head]:
+def current_head(runtime: Runtime, place: Place, wanted: Draft, found: list[Row]) -> Op[Head]:
     """Return the head of a session whose tree is locked, or say why it cannot be written."""
     row = require_writable(place, found)
     if wanted.expected_version not in {None, row["version"]}:
@@ -210,77 +172,20 @@ def current_head(
             current_version=row["version"],
             expected_version=wanted.expected_version,
         )
-    known = heads.get(place.number)
+    known = Heads.of(runtime).get(place.number)
     if known is not None and known.id == row["head"]:
         return known
     with naming(place.session_id, row["version"]):
-        manifest = yield from read_manifest(codec, place.number, row["version"])
+        manifest = yield from read_manifest(runtime.codec, place.number, row["version"])
     return Head(row["head"], row["version"], manifest)
 
 
-def lock_and_look(place: Place) -> Op[list[Row]]:
-    """Lock the tree and return the session's row; a handle that lost its lease goes no further."""
-    look = Query(LOOK, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), look)
-    return place.require_guards(answers)[0]
-
-
-def require_open(place: Place, found: list[Row]) -> Row:
-    """Return the row of a session that exists and has not ended, or raise."""
-    if not found:
-        raise SessionNotFound(f"there is no session {place.session_id!r}", id=place.session_id)
-    row = found[0]
-    if row["status"] not in {"active", "waiting"}:
-        raise SessionEnded(
-            f"session {place.session_id} is {row['status']}; open it with reopen=True to go on",
-            session_id=place.session_id,
-            status=row["status"],
-        )
-    return row
-
-
-def require_writable(place: Place, found: list[Row]) -> Row:
-    """Return the session's row, or raise what keeps this handle from writing."""
-    # An old fence is told first: who took the lease away may have ended the session as well.
-    if found and place.fence not in {None, found[0]["fence"]}:
-        require_fence(place, found[0])
-    row = require_open(place, found)
-    if place.fence is None and row["holder"] is not None and row["is_leased"]:
-        why = f"is driven by {row['holder']!r}; only its driver may write while the lease lives"
-        if row["fence"] == place.driven_fence:
-            why = "is driven by this process; write through the handle that drive() returned"
-        raise SessionBusy(
-            f"session {place.session_id} {why}",
-            session_id=place.session_id,
-            holder=row["holder"],
-            expires_at=row["lease_expires_at"],
-        )
-    require_fence(place, row)
-    return row
-
-
-def require_fence(place: Place, row: Row) -> None:
-    """Raise LeaseLost if this handle drove the session once and does no longer."""
-    if place.fence is None or (row["fence"] == place.fence and row["holder"] is not None):
-        return
-    why = f"is old, the current one is {row['fence']}"
-    if row["fence"] == place.fence:
-        why = "was given back"
-    raise LeaseLost(
-        f"session {place.session_id}: this driver's fence {place.fence} {why}; stop, nothing was "
-        "written",
-        session_id=place.session_id,
-        fence=place.fence,
-        current_fence=row["fence"],
-    )
-
-
-def record_status(codec: Codec, heads: Heads, place: Place, before: str, after: str) -> Op[None]:
+def record_status(runtime: Runtime, place: Place, before: str, after: str) -> Op[None]:
     """Write a change of status into the session's history and into the feed."""
     data = {"from": before, "to": after}
-    ready = draft(codec, "state_transition", {}, data, None, None, None)
-    yield from write(codec, heads, place, ready)
-    yield from emit(codec, place.root_id, place.session_id, "session_status_changed", data)
+    ready = draft(runtime.codec, "state_transition", {}, data, None, None, None)
+    yield from write(runtime, place, ready)
+    yield from emit(runtime.codec, place.root_id, place.session_id, "session_status_changed", data)
 
 
 def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manifests.Entry]]:
@@ -297,8 +202,7 @@ def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manif
 
 
 def write_after(
-    codec: Codec,
-    heads: Heads,
+    runtime: Runtime,
     place: Place,
     wanted: Draft,
     head: Head,
@@ -309,6 +213,7 @@ def write_after(
 
     It is not moved either while `unless_key` may be that of a version already written.
     """
+    codec = runtime.codec
     plan = yield from make_plan(codec, head, wanted.changes)
     version = head.version + 1
     new_head = random_id((yield from fresh_id()))
@@ -348,6 +253,7 @@ def write_after(
     )
     if not answers[-1]:
         return None
+    heads = Heads.of(runtime)
     yield AfterCommit(
         lambda: heads.put(place.number, Head(new_head, version, plan.manifest, plan.remember()))
     )

@@ -10,9 +10,9 @@ from ..checkpoints.diffing import brief, printable
 from ..clock import SystemClock, iso
 from ..codec import to_json
 from ..errors import CorruptRecord
+from ..items import WorkItem
 from ..records import Checkpoint, Effect, SessionInfo
 from ..words import ago
-from ..work import WorkItem
 from .output import console, wrapped
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import typer
 from .. import store
 from ..codec import from_json
 from ..errors import InvalidArgument, Refused
-from ..work import WORK_STATUSES, OnCrash, Swept, WorkItem, WorkStatus
+from ..items import WorkItem
+from ..work import WORK_STATUSES, OnCrash, Swept, WorkStatus
 from . import worker, worktop
 from .completion import item_ids, one_of
 from .groups import confirm, group

@@ -1,7 +1,7 @@
 """Effects: tool calls that happen once, with their intent durable before and outcome after."""
 
 from .calls import Result
-from .issued import AsyncIssued, Issued, Replay
+from .issued import Issued, Replay
 from .ledger import Ledger
 from .ops import SessionEffects, StoreEffects
 from .rows import Ticket
@@ -9,7 +9,6 @@ from .tools import Landed, NotLanded, Tool, Unknown, tool
 from .undoing import Compensation, Rewound
 
 __all__ = [
-    "AsyncIssued",
     "Compensation",
     "Issued",
     "Landed",

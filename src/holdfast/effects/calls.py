@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
-from ..checkpoints.writing import Place, id_of_item
+from ..checkpoints.writing import id_of_item
 from ..codec import check
 from ..errors import (
     CommitUnknown,
@@ -41,6 +41,7 @@ from ..kernel.marks import MarkOps, parse_commit_id
 from ..kernel.operation import Call
 from ..leases import Guard, Kept, uptime_seconds
 from ..records import Effect
+from ..sessions.access import Place
 from .doubt import ask_verdict, describe, doubt_of, landed, unknown_outcome, unresolved
 from .ledger import Ledger, log
 from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic, unless_spent
@@ -94,7 +95,7 @@ class Calling:
     def run(self) -> Flow[Result[Any]]:
         """Return the effect's result: run it if nobody has, wait if somebody does."""
         for function in (self.tool.function, self.tool.verify):
-            if function is not None and is_async(function) and not self.ledger.is_async:
+            if function is not None and is_async(function) and not self.ledger.runtime.is_async:
                 raise needs_async_store(function)
         if self.tool.effect == "read":
             return (yield from self._read())
@@ -334,8 +335,8 @@ class Calling:
         """Record, from its own thread, the outcome of a function that had timed out."""
         outcome = self._outcome_at(ended)
         try:
-            if not self.ledger.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):
-                self.ledger.run(Call(Ledger.keep_late, self.ledger, (ticket, outcome)))
+            if not self.ledger.runtime.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):
+                self.ledger.runtime.run(Call(Ledger.keep_late, self.ledger, (ticket, outcome)))
         except HoldfastError as problem:
             # The store may be closed by now; the next caller finds the effect without an owner.
             log.warning("effect %s ended, which could not be recorded: %s", ticket.id, problem)
@@ -405,7 +406,7 @@ def prepare(
         require_text("call_id", call_id)
     require_span("wait_seconds", wait_seconds)
     given = tool.bind(arguments)
-    if ledger.is_joined:
+    if ledger.runtime.is_joined:
         raise InvalidArgument(
             "inside another's transaction nothing is durable yet, so no effect can be run; call "
             "the tool on the store itself"

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..checkpoints.reading import EPOCHS, path
-from ..checkpoints.writing import Place
 from ..codec import Limits, canonical, check, with_first
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows
+from ..sessions.access import Place
 from .rows import Identity, Request
 
 GLOBAL = "global"

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
-from ..kernel.operation import AfterCommit, AsyncBound, AsyncDriver, Op, SyncBound, SyncDriver
+from ..kernel.handle import C, Handle, Runtime
+from ..kernel.operation import AfterCommit, Op
 from ..leases import Kept
 from ..records import EffectStatus
 from .calls import Result, finish
@@ -25,17 +26,17 @@ class Replay:
     result: Result[Any]
 
 
-class IssuedOps:
+class Issued(Handle[C]):
     """An effect that is this caller's to run: its intent is durable, its outcome is to be told."""
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, kept: Kept | None) -> None:
-        self.ledger = ledger
+    def __init__(self, runtime: Runtime, ticket: Ticket, kept: Kept | None) -> None:
+        super().__init__(runtime)
         self.ticket = ticket
         self._drop: Callable[[], None] = lambda: None
         if kept is not None:
             # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
             kept.belong_to(self)
-            self._drop = functools.partial(ledger.keeper.drop, kept)
+            self._drop = functools.partial(Ledger.of(runtime).keeper.drop, kept)
 
     @property
     def effect_id(self) -> str:
@@ -50,14 +51,18 @@ class IssuedOps:
     @flow
     def complete(self, value: Any = None) -> Flow[Result[Any]]:
         """Record that it happened, with its result. Raises LeaseLost if another took it over."""
-        self.ledger.codec.encode(value, name="result")
+        self.runtime.codec.encode(value, name="result")
         yield from self._finish(Outcome("completed", None, value))
         return Result(value, self.ticket.id)
 
     def completing(self, value: Any = None) -> Op[Result[Any]]:
         """Record it inside another transaction: `yield from issued.completing(value)`."""
-        self.ledger.codec.encode(value, name="result")
-        if not (yield from self.ledger.finishing(self.ticket, Outcome("completed", None, value))):
+        self.runtime.codec.encode(value, name="result")
+        if not (
+            yield from Ledger.of(self.runtime).finishing(
+                self.ticket, Outcome("completed", None, value)
+            )
+        ):
             raise self.ticket.lost()
         yield AfterCommit(self._drop)
         return Result(value, self.ticket.id)
@@ -76,25 +81,5 @@ class IssuedOps:
         yield from self._finish(Outcome(status, "raised", error=said))
 
     def _finish(self, outcome: Outcome) -> Flow[None]:
-        yield from finish(self.ledger, self.ticket, outcome)
+        yield from finish(Ledger.of(self.runtime), self.ticket, outcome)
         self._drop()
-
-
-class Issued(IssuedOps, SyncBound):
-    """An effect to be run by its caller."""
-
-    def __init__(
-        self, ledger: Ledger, ticket: Ticket, kept: Kept | None, driver: SyncDriver
-    ) -> None:
-        super().__init__(ledger, ticket, kept)
-        self.driver = driver
-
-
-class AsyncIssued(IssuedOps, AsyncBound):
-    """An effect to be run by its caller, in an event loop."""
-
-    def __init__(
-        self, ledger: Ledger, ticket: Ticket, kept: Kept | None, driver: AsyncDriver
-    ) -> None:
-        super().__init__(ledger, ticket, kept)
-        self.driver = driver

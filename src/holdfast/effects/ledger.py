@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..checkpoints.writing import Place
-from ..codec import Codec
 from ..errors import SessionNotFound
+from ..kernel.handle import PerStore, Runtime
 from ..kernel.operation import (
     AfterCommit,
     Call,
@@ -25,10 +24,9 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.signals import Signals
-from ..leases import Guard, Keeper, Kept
+from ..leases import Guard, Keeper, Kept, default_holder
 from ..records import Effect
-from ..redaction import Redaction
+from ..sessions.access import Place
 from .finding import Found, find, is_latest, looks_for
 from .identity import is_whole
 from .pen import Pen
@@ -75,32 +73,22 @@ KNOWN_SESSIONS_MAX = 10_000
 NOT_CALLED = "its caller was interrupted before the tool was called"
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(PerStore):
     """The ledger of one open store, and what this process does in it."""
 
-    codec: Codec
-    redactor: Redaction
-    signals: Signals
-    holder: str
-    run: Callable[[Call[Any]], Any]
-    """Runs a call on a thread of our own."""
-    settled: Callable[[str], Op[None]]
-    """What follows, in the same transaction, when an unknown effect is resolved."""
-    is_joined: bool = False
-    is_async: bool = False
-    pen: Pen = field(init=False)
-    keeper: Keeper = field(init=False)
-    salts: Salts = field(init=False)
-    tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
-    """The tools that were called in this process, by name."""
-    _known_sessions: set[int] = field(default_factory=set)
-    """The sessions whose last call was found in the ledger: their next one is looked for first."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.codec = runtime.codec
+        self.redactor = runtime.redactor
+        self.signals = runtime.signals
+        self.holder = default_holder()
         self.pen = Pen(self.codec, self.redactor)
         self.salts = Salts(getattr(self.redactor, "key", None))
-        self.keeper = Keeper(lambda kept: self.run(Call(Ledger.renew, self, (kept,))))
+        self.keeper = Keeper(lambda kept: runtime.run(Call(Ledger.renew, self, (kept,))))
+        self.tools: dict[str, Tool[..., Any]] = {}
+        """The tools that were called in this process, by name."""
+        self._known_sessions: set[int] = set()
+        """The sessions whose last call was found in the ledger: it is looked for first."""
 
     @query
     def require_key(self) -> Op[None]:
@@ -237,7 +225,8 @@ class Ledger:
         # One that was taken over may have been in doubt, and items may wait for it.
         was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
         if was_in_doubt and outcome.status != "unknown":
-            yield from self.settled(ticket.id)
+            for noun in self.runtime.nouns:
+                yield from noun.settled(self.runtime, ticket.id)
         yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
         return True
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.ops import require_version
 from ..checkpoints.reading import spans
-from ..checkpoints.writing import Place
-from ..codec import Codec
 from ..errors import InProgress, InvalidArgument, NotFound, Refused
 from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow, perform
+from ..kernel.handle import C, Handle
 from ..kernel.operation import (
     Lock,
     Op,
@@ -22,13 +21,14 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
+from ..sessions.access import Place
+from ..sessions.handle import SessionHandle
 from .calls import Calling, Result, known_result, prepare
 from .doubt import ask_about, landed
 from .finding import find_call
 from .identity import Past, read_past
-from .issued import Replay
+from .issued import Issued, Replay
 from .ledger import Ledger
 from .once import ONCE_SECONDS, once_of, require_key, tool_of
 from .rows import (
@@ -38,7 +38,6 @@ from .rows import (
     SELECT,
     Match,
     Outcome,
-    Ticket,
     found_effect,
     settled_at,
     ticket_of,
@@ -55,9 +54,6 @@ from .tools import (
     tool,
 )
 from .undoing import Compensation, effects_after, undo_after
-
-I = TypeVar("I")  # noqa: E741
-I_co = TypeVar("I_co", covariant=True)
 
 EFFECTS_PER_PAGE_MAX = 1_000
 # An effect's own key has its scope before it.
@@ -77,19 +73,13 @@ NUMBER = "SELECT number FROM hf_sessions WHERE id = :id"
 ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
 
-class SessionEffects(Generic[I_co]):
+class SessionEffects(SessionHandle[C]):
     """What a session does through the ledger."""
 
-    ledger: Ledger
-    id: str
-    number: int
-    holder: str | None
-
-    def _place(self) -> Place:
-        raise NotImplementedError
-
-    def _issued(self, ticket: Ticket, kept: Kept | None) -> I_co:
-        raise NotImplementedError
+    @property
+    def ledger(self) -> Ledger:
+        """The effects of this store."""
+        return Ledger.of(self.runtime)
 
     @flow
     def call(
@@ -134,7 +124,7 @@ class SessionEffects(Generic[I_co]):
         wait_seconds: float | None = None,
         item: object = None,
         idempotency_key: str | None = None,
-    ) -> Flow[Replay | I_co]:
+    ) -> Flow[Replay | Issued[C]]:
         """Make the intent of an effect durable, for a loop that runs its tools itself.
 
         Returns a Replay of what was run before, or an Issued to complete or fail. A receiver that
@@ -145,10 +135,10 @@ class SessionEffects(Generic[I_co]):
             require_key(idempotency_key)
         calling = self._calling(known, arguments, call_id, item, wait_seconds)
         calling = calling.asking(idempotency_key=idempotency_key)
-        return (yield from begin(calling, self._issued))
+        return (yield from begin(calling, self))
 
     @flow
-    def begun(self, call_id: str) -> Flow[Replay | I_co]:
+    def begun(self, call_id: str) -> Flow[Replay | Issued[C]]:
         """Return a call that any process began under this id, to record its outcome from here.
 
         Take it before the tool runs: if another steps in, what is recorded here then raises
@@ -159,7 +149,7 @@ class SessionEffects(Generic[I_co]):
         row = yield from perform(SessionEffects._call, self, call_id)
         if row["status"] != "issued":
             return Replay(known_result(self.ledger.effect(row)))
-        return self._issued(ticket_of(row, self._place()), None)
+        return Issued(self.runtime, ticket_of(row, self._place()), None)
 
     @query
     def _call(self, call_id: str) -> Op[Row]:
@@ -244,14 +234,13 @@ class SessionEffects(Generic[I_co]):
         )
 
 
-class StoreEffects(Generic[I_co]):
+class StoreEffects(Handle[C]):
     """What a store does with its ledger."""
 
-    codec: Codec
-    ledger: Ledger
-
-    def _issued(self, ticket: Ticket, kept: Kept | None) -> I_co:
-        raise NotImplementedError
+    @property
+    def ledger(self) -> Ledger:
+        """The effects of this store."""
+        return Ledger.of(self.runtime)
 
     @flow
     def once(
@@ -298,7 +287,7 @@ class StoreEffects(Generic[I_co]):
         item: object = None,
         effect: EffectKind = "mutate",
         wait_seconds: float | None = None,
-    ) -> Flow[Replay | I_co]:
+    ) -> Flow[Replay | Issued[C]]:
         """Do what `once` does for a request that the caller serves itself, without a function.
 
         Returns a Replay of the outcome that the key has, or an Issued to complete or fail.
@@ -306,7 +295,8 @@ class StoreEffects(Generic[I_co]):
         given: dict[str, Any] = {"call_id": None, "item": item, "wait_seconds": wait_seconds}
         tool = named("begin", effect)
         calling = prepare(self.ledger, place_of(session), tool, {}, **given)
-        return (yield from begin(once_of(calling, key, request, ttl_seconds), self._issued))
+        asked = once_of(calling, key, request, ttl_seconds)
+        return (yield from begin(asked, self))
 
     @query
     def compare(self, key: str, request: Any = None) -> Op[Match]:
@@ -400,7 +390,7 @@ class StoreEffects(Generic[I_co]):
             raise InvalidArgument(f"note must be text, not {type(note).__name__}")
         outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
         if isinstance(verdict, Landed):
-            self.codec.encode(verdict.result, name="result")
+            self.runtime.codec.encode(verdict.result, name="result")
             outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
         return (yield from self._settle_effect(id, outcome))
 
@@ -471,18 +461,18 @@ class StoreEffects(Generic[I_co]):
         return row, Place(session["id"], session["number"], session["root_id"], None)
 
 
-def begin(calling: Calling, issued: Callable[[Ticket, Kept], I]) -> Flow[Replay | I]:
+def begin(calling: Calling, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
     """Take a call for a caller that runs it itself."""
-    return (yield from calling.unless_interrupted(_begin(calling, issued)))
+    return (yield from calling.unless_interrupted(_begin(calling, handle)))
 
 
-def _begin(calling: Calling, issued: Callable[[Ticket, Kept], I]) -> Flow[Replay | I]:
+def _begin(calling: Calling, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
     taken = yield from calling.take()
     if isinstance(taken, Result):
         return Replay(taken)
     kept = calling.keep(*taken)
     yield from calling.make_sure(kept, taken[0])
-    return issued(taken[0], kept)
+    return Issued(handle.runtime, taken[0], kept)
 
 
 def named(name: str, effect: EffectKind) -> Tool[..., Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoints.writing import Place
 from ..codec import Codec
 from ..errors import InvalidValue, LimitExceeded
 from ..feed import event
 from ..kernel.operation import Emit, Query, Row
 from ..records import Effect
 from ..redaction import Redaction
+from ..sessions.access import Place
 from .identity import derive_key
 from .rows import FINISH, ISSUE, REPLAY, Outcome, Ticket, Wanted, context, tidy
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ..checkpoints.writing import LOOK, Place, require_writable
 from ..codec import Codec
 from ..errors import LeaseLost, NotFound, RequestMismatch
 from ..kernel.operation import Lock, Op, Query, Row, batch
 from ..leases import Guard
 from ..records import Effect, EffectKind, EffectStatus
+from ..sessions.access import LOOK, Place, require_writable
 
 ERROR_CHARACTERS_MAX = 10_000
 PAST_ROWS_MAX = 1_000

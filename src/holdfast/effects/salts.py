@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..checkpoints.writing import Place
 from ..codec import Limits
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one
+from ..sessions.access import Place
 from .identity import identify
 from .rows import BY_KEY, Belief, Identity, Request, Wanted
 

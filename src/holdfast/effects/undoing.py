@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..checkpoints.writing import Place
 from ..kernel.flow import Flow, is_async, needs_async_store, perform
 from ..kernel.operation import Op, Row, query, rows
 from ..records import Checkpoint, Effect
+from ..sessions.access import Place
 from .calls import Calling, prepare
 from .doubt import describe
 from .identity import inherited_past
@@ -179,7 +179,7 @@ def _undo(
     if not is_whole:
         return NOT_WHOLE
     assert tool.undo is not None
-    if is_async(tool.undo) and not ledger.is_async:
+    if is_async(tool.undo) and not ledger.runtime.is_async:
         return str(needs_async_store(tool.undo))
     try:
         yield from _undoing(ledger, place, tool, effect, holder).run()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
 
 class Closable(Protocol):
     """What is closed in an event loop."""
 
-    async def close(self) -> None:
+    def close(self) -> Awaitable[None]:
         """Close it."""
         ...
 

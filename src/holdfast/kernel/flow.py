@@ -1,8 +1,9 @@
-"""Flows: what runs user code or waits between transactions, written once for both colours.
+"""Flows and streams: what runs user code or waits between transactions, once for both colours.
 
-A flow is a generator one level above operations. It yields steps and receives their results; an
-error is thrown in where the step stood, cancellation included, so that a flow can record what it
-must and raise again. Never `yield` inside `finally`: a closed generator cannot run a step.
+A flow is a generator one level above operations. It yields steps and receives their results; a
+stream also gives values, and is read as an iterator. An error is thrown in where the step stood,
+cancellation included, so that a flow can record what it must and raise again. Never `yield` inside
+`finally`: a closed generator cannot run a step.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from ..errors import InvalidArgument
-from .operation import AsyncBound, AsyncDriver, Call, SyncBound, SyncDriver, operation
+from .handle import Async, Handle, Sync
+from .operation import AsyncDriver, Call, SyncDriver, operation
 from .threads import Flag, Thread
 
 P = ParamSpec("P")
@@ -89,8 +91,16 @@ class Wait:
     seen: int = 0
 
 
+@dataclass(slots=True)
+class Give(Generic[R]):
+    """Hand a value out to whoever reads a stream; the stream goes on when the next is wanted."""
+
+    value: R
+
+
 Step: TypeAlias = Perform | Invoke | Wait
 Flow: TypeAlias = Generator[Step, Any, R]
+Stream: TypeAlias = Generator[Step | Give[R], Any, None]
 
 
 class StillRunning(TimeoutError):
@@ -138,7 +148,7 @@ def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
 
 
 class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """A method written as a generator of steps; the instance's colour decides how it runs."""
+    """A method written as a generator of steps; the handle's colour decides how it runs."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Flow[R_co]]) -> None:
         self.function: Callable[..., Flow[R_co]] = function
@@ -151,42 +161,65 @@ class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, instance: None, owner: type) -> flow[P, R_co]: ...
     @overload
-    def __get__(self, instance: SyncBound, owner: type) -> Callable[P, R_co]: ...
+    def __get__(self, instance: Handle[Sync], owner: type) -> Callable[P, R_co]: ...
     @overload
-    def __get__(self, instance: AsyncBound, owner: type) -> Callable[P, Awaitable[R_co]]: ...
+    def __get__(self, instance: Handle[Async], owner: type) -> Callable[P, Awaitable[R_co]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         """Bind to an instance; a transaction cannot run a flow."""
         if instance is None:
             return self
-        if isinstance(instance, SyncBound):
-            return BoundFlow(self, instance, run_flow)
-        if isinstance(instance, AsyncBound):
-            return BoundFlow(self, instance, run_flow_async)
+        return BoundSteps(self.function, instance, _runner(instance.runtime.start_flow, self))
+
+
+class stream(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A method written as a generator of steps that also gives values: an iterator of these."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Stream[R_co]]) -> None:
+        self.function: Callable[..., Stream[R_co]] = function
+        functools.update_wrapper(cast("Any", self), function)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> stream[P, R_co]: ...
+    @overload
+    def __get__(self, instance: Handle[Sync], owner: type) -> Callable[P, Iterator[R_co]]: ...
+    @overload
+    def __get__(self, instance: Handle[Async], owner: type) -> Callable[P, AsyncIterator[R_co]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Bind to an instance; a transaction cannot run a stream."""
+        if instance is None:
+            return self
+        return BoundSteps(self.function, instance, _runner(instance.runtime.start_stream, self))
+
+
+def _runner(start: Callable[[Any], Any] | None, bound: Any) -> Callable[[Any], Any]:
+    if start is None:
         raise InvalidArgument(
-            f"{self.function.__qualname__} runs user code or waits between transactions, "
+            f"{bound.__qualname__} runs user code or waits between transactions, "
             "so it cannot be part of one"
         )
+    return start
 
 
-class BoundFlow:
-    """A flow of one instance; looks like a method to help(), inspect and editors."""
+class BoundSteps:
+    """A flow or stream of one handle; looks like a method to help(), inspect and editors."""
 
-    def __init__(self, bound: flow[..., Any], instance: Any, runner: Callable[..., Any]) -> None:
-        self._flow = bound
-        self._runner = runner
+    def __init__(
+        self, function: Callable[..., Any], instance: Any, start: Callable[[Any], Any]
+    ) -> None:
+        self._function = function
+        self._start = start
         self.__self__ = instance
-        self.__doc__ = bound.__doc__
+        self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the flow in the colour of its instance."""
-        steps = self._flow.function(self.__self__, *args, **kwargs)
-        return self._runner(self.__self__.driver, steps)
+        """Run it in the colour of its handle."""
+        return self._start(self._function(self.__self__, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name in {"__name__", "__qualname__", "__module__"}:
-            return getattr(self._flow, name)
+            return getattr(self._function, name)
         if name == "__signature__":
-            return _without_self(self._flow.function)
+            return _without_self(self._function)
         raise AttributeError(name)
 
 
@@ -267,15 +300,55 @@ async def finish(awaitable: Awaitable[R]) -> R:
 
 def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
     """Run a flow on this thread."""
+    return drive(steps, functools.partial(_step, driver))
 
-    def perform_step(step: Step) -> Any:
-        if isinstance(step, Perform):
-            return _run_to_the_end(driver, step.call) if step.to_the_end else driver.run(step.call)
-        if isinstance(step, Invoke):
-            return _invoke(step)
-        return driver.signals.wait(step.topic, step.seen, step.seconds)
 
-    return drive(steps, perform_step)
+def run_stream(driver: SyncDriver, steps: Stream[R]) -> Iterator[R]:
+    """Run a stream on this thread, from one value to the next as they are wanted."""
+    advance: Callable[[Any], Step | Give[R]] = steps.send
+    answer: Any = None
+    with contextlib.closing(steps):
+        while True:
+            try:
+                step = advance(answer)
+            except StopIteration:
+                return
+            advance, answer = steps.send, None
+            if isinstance(step, Give):
+                yield step.value
+                continue
+            try:
+                answer = _step(driver, step)
+            except BaseException as error:
+                advance, answer = steps.throw, error
+
+
+async def run_stream_async(driver: AsyncDriver, steps: Stream[R]) -> AsyncIterator[R]:
+    """Run a stream in the event loop, from one value to the next as they are wanted."""
+    advance: Callable[[Any], Step | Give[R]] = steps.send
+    answer: Any = None
+    with contextlib.closing(steps):
+        while True:
+            try:
+                step = advance(answer)
+            except StopIteration:
+                return
+            advance, answer = steps.send, None
+            if isinstance(step, Give):
+                yield step.value
+                continue
+            try:
+                answer = await _step_async(driver, step)
+            except BaseException as error:
+                advance, answer = steps.throw, error
+
+
+def _step(driver: SyncDriver, step: Step) -> Any:
+    if isinstance(step, Perform):
+        return _run_to_the_end(driver, step.call) if step.to_the_end else driver.run(step.call)
+    if isinstance(step, Invoke):
+        return _invoke(step)
+    return driver.signals.wait(step.topic, step.seen, step.seconds)
 
 
 def _run_to_the_end(driver: SyncDriver, call: Call[R], tries: int = INTERRUPTS_MAX) -> R:
@@ -302,24 +375,24 @@ def _invoke(step: Invoke) -> Any:
 
 async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
     """Run a flow in the event loop; a sync function runs in a thread and is always waited for."""
+    return await drive_async(steps, functools.partial(_step_async, driver))
 
-    async def perform_step(step: Step) -> Any:
-        match step:
-            case Perform(call, to_the_end=True):
-                # Not a task: those a closing event loop cancels, and waits for.
-                return await finish(asyncio.wrap_future(in_thread(lambda: driver.twin().run(call))))
-            case Perform(call):
-                return await driver.run(call)
-            case Invoke():
-                if is_async(step.function):
-                    async with asyncio.timeout(step.timeout_seconds):
-                        return await step.call()
-                result = await _await_thread(step)
-                return await result if inspect.isawaitable(result) else result
-            case Wait(seconds, topic, seen):
-                return await driver.signals.wait_async(topic, seen, seconds)
 
-    return await drive_async(steps, perform_step)
+async def _step_async(driver: AsyncDriver, step: Step) -> Any:
+    match step:
+        case Perform(call, to_the_end=True):
+            # Not a task: those a closing event loop cancels, and waits for.
+            return await finish(asyncio.wrap_future(in_thread(lambda: driver.twin().run(call))))
+        case Perform(call):
+            return await driver.run(call)
+        case Invoke():
+            if is_async(step.function):
+                async with asyncio.timeout(step.timeout_seconds):
+                    return await step.call()
+            result = await _await_thread(step)
+            return await result if inspect.isawaitable(result) else result
+        case Wait(seconds, topic, seen):
+            return await driver.signals.wait_async(topic, seen, seconds)
 
 
 def in_thread(function: Callable[[], R]) -> Future[R]:

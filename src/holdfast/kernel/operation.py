@@ -2,9 +2,8 @@
 
 An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
 a `Batch` of them, a `Decide`, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them
-inside one transaction. The class it is bound to gives it a colour: `SyncBound` returns the result,
-`AsyncBound` an awaitable of it, and `TxBound` the generator itself, to be composed inside
-`store.run`.
+inside one transaction. The colour of the handle it is bound to decides what a call gives: the
+result, an awaitable of it, or the generator itself, to be composed inside `store.run`.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import (
 
 from ..errors import OperationNotRun
 from .entrance import Entrance
+from .handle import Async, Handle, Sync, Tx
 from .signals import Signals
 
 P = ParamSpec("P")
@@ -219,24 +219,6 @@ class AsyncDriver(Protocol):
         ...
 
 
-class SyncBound:
-    """Gives operations the sync colour: a call returns its result."""
-
-    driver: SyncDriver
-
-    def _start(self, call: Call[R]) -> R:
-        return self.driver.run(call)
-
-
-class AsyncBound:
-    """Gives operations the async colour: a call returns an awaitable."""
-
-    driver: AsyncDriver
-
-    def _start(self, call: Call[R]) -> Awaitable[R]:
-        return self.driver.run(call)
-
-
 class Composition:
     """The operations created inside one `store.run`, so that a forgotten one is noticed."""
 
@@ -259,15 +241,6 @@ class Composition:
                 )
 
 
-class TxBound:
-    """Gives operations the transaction colour: a call returns the generator to `yield from`."""
-
-    composition: Composition
-
-    def _start(self, call: Call[R]) -> Op[R]:
-        return self.composition.add(call)
-
-
 class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A method written as a generator that writes; one call is one transaction."""
 
@@ -286,11 +259,11 @@ class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, instance: None, owner: type) -> operation[P, R_co]: ...
     @overload
-    def __get__(self, instance: SyncBound, owner: type) -> Callable[P, R_co]: ...
+    def __get__(self, instance: Handle[Sync], owner: type) -> Callable[P, R_co]: ...
     @overload
-    def __get__(self, instance: AsyncBound, owner: type) -> Callable[P, Awaitable[R_co]]: ...
+    def __get__(self, instance: Handle[Async], owner: type) -> Callable[P, Awaitable[R_co]]: ...
     @overload
-    def __get__(self, instance: TxBound, owner: type) -> Callable[P, Op[R_co]]: ...
+    def __get__(self, instance: Handle[Tx], owner: type) -> Callable[P, Op[R_co]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         """Bind to an instance, whose colour decides what a call returns."""
         return self if instance is None else BoundOperation(self, instance)
@@ -324,7 +297,7 @@ class BoundOperation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operation in the colour of its instance."""
-        return self.__self__._start(Call(self._operation, self.__self__, args, kwargs))
+        return self.__self__.runtime.start(Call(self._operation, self.__self__, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name in {"__name__", "__qualname__", "__module__"}:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_text, require_text_or_none
-from ..checkpoints.writing import Place
 from ..effects import Landed, Ledger, Unknown
 from ..effects.doubt import ask_about, doubt_of, landed, unknown_outcome
 from ..effects.ops import ROOT
 from ..effects.rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of, unless_spent
 from ..effects.tools import Tool, by_name
 from ..kernel.flow import Flow, flow, perform
+from ..kernel.handle import C, Handle
 from ..kernel.operation import Op, Query, batch, one, operation, query, rows
 from ..leases import default_holder
 from ..records import Effect
-from ..sessions.ops import BOOT_MARK
-from ..work import Swept
-from ..work.ops import WorkOps
+from ..session import BOOT_MARK
+from ..sessions.access import Place
+from ..work.sweeping import SWEPT_PER_PASS, Swept, Watchdog, sweep
 
 EFFECTS_PER_PAGE = 200
 FENCE_SESSIONS = """
@@ -63,11 +63,8 @@ class Recovered:
     swept: Swept
 
 
-class RecoveryOps:
+class RecoveryOps(Handle[C]):
     """What a store does when a process starts."""
-
-    ledger: Ledger
-    work: Any
 
     @flow
     def recover(
@@ -83,7 +80,7 @@ class RecoveryOps:
         require_text_or_none("instance", instance)
         if holder is not None:
             require_text("holder", holder)
-        recovery = _Recovery(self.ledger)
+        recovery = _Recovery(Ledger.of(self.runtime))
         name = default_holder() if holder is None else holder
         fenced = 0
         if instance is not None:
@@ -98,7 +95,7 @@ class RecoveryOps:
                     settled += [] if done is None else [done]
                 elif is_abandoned:
                     left.append(effect)
-        swept = yield from WorkOps.sweep(self.work)
+        swept = yield from sweep(Watchdog(self.runtime), SWEPT_PER_PASS)
         return Recovered(fenced=fenced, settled=tuple(settled), left=tuple(left), swept=swept)
 
 

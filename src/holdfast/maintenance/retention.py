@@ -10,10 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from ..arguments import require_seconds, require_text, require_whole
-from ..checkpoints import Heads
 from ..checkpoints.collecting import prunable, release, remove_versions
 from ..checkpoints.deltas import read_delta
 from ..checkpoints.lines import SHIFT
@@ -23,12 +21,11 @@ from ..codec import Codec
 from ..errors import CorruptRecord, SessionNotFound
 from ..feed import emit
 from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.handle import C, Handle
 from ..kernel.marks import MarkOps
 from ..kernel.operation import Lock, Op, Row, large_query, one, operation, query, rows
 from ..kernel.outside import require_own, vacuum_store
 from ..kernel.schema import read_store_id
-from ..kernel.signals import Signals
-from ..kernel.url import Target
 from ..sessions.rows import READ
 from ..work import Watchdog
 from ..work import prune as prune_items
@@ -80,14 +77,8 @@ class Pruned:
     damaged: tuple[str, ...]
 
 
-class MaintenanceOps:
+class MaintenanceOps(Handle[C]):
     """What keeps a store small."""
-
-    codec: Codec
-    heads: Heads
-    signals: Signals
-    driver: Any
-    _target: Target
 
     @flow
     def prune(
@@ -117,9 +108,9 @@ class MaintenanceOps:
         key_ms = require_days(key_days, "key_days")
         effect_ms = require_days(effect_days, "effect_days")
         if vacuum:
-            require_own(self.driver, "be vacuumed")
+            require_own(self.runtime.driver, "be vacuumed")
         only = None if session is None else require_text("session", getattr(session, "id", session))
-        work = _Retention(self.codec, keep, key_ms, only)
+        work = _Retention(self.runtime.codec, keep, key_ms, only)
         book = None
         if archive is not None:
             store_id = yield from perform(_Retention.store_id, work)
@@ -131,13 +122,13 @@ class MaintenanceOps:
                 book.close()
         rest = {"lines": 0, "writers": 0, "items": 0, "effects": 0}
         if only is None:
-            watchdog = Watchdog(self.codec, self.heads, self.signals)
+            watchdog = Watchdog(self.runtime)
             rest["lines"] = yield from _collect(work)
             rest["writers"] = yield from perform(MarkOps.forget, MarkOps())
             rest["items"] = yield from prune_items(watchdog, work_ms)
-            rest["effects"] = yield from forget_effects(self.codec, key_ms, effect_ms)
+            rest["effects"] = yield from forget_effects(self.runtime.codec, key_ms, effect_ms)
         if vacuum:
-            yield from invoke(vacuum_store, self.driver, self._target)
+            yield from invoke(vacuum_store, self.runtime.driver, self.runtime.target)
         return Pruned(**counts, **rest, is_vacuumed=vacuum, damaged=tuple(damaged))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec import Raw
 
-from ..checkpoints.writing import Place
 from ..effects.identity import identify
 from ..effects.pen import Pen
 from ..effects.rows import Identity, Request
 from ..effects.salts import mark_of
 from ..records import EffectReason
+from ..sessions.access import Place
 from .frames import EffectFrame, Frame, KeyFrame, SaltFrame, SessionFrame
 
 REASONS: dict[str, EffectReason | None] = {

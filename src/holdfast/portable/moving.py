@@ -13,10 +13,11 @@ from ..codec import Codec
 from ..effects import Ledger
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
 from ..kernel.flow import Flow, flow, invoke
+from ..kernel.handle import C, Handle
 from ..kernel.newfile import new_file
 from ..kernel.operation import Call, Lock, Op, one, operation, rows
 from ..kernel.outside import require_own
-from ..sessions.ops import SessionOps
+from ..session import Session
 from ..words import plural
 from .checking import check
 from .exporting import Exporter, Written
@@ -56,13 +57,8 @@ class Imported:
     notes: tuple[str, ...]
 
 
-class PortableOps:
+class PortableOps(Handle[C]):
     """Moves sessions between stores."""
-
-    codec: Codec
-    driver: Any
-    ledger: Ledger
-    _session: Any
 
     @flow
     def export(
@@ -76,7 +72,7 @@ class PortableOps:
         `move` cancels the trees here, with their items, in one transaction; then the file gets its
         name. SessionBusy names those that were written to meanwhile: all go on here.
         """
-        require_own(self.driver, "export")
+        require_own(self.runtime.driver, "export")
         ids = None if sessions is None else _ids(sessions)
         exported: Exported = yield from invoke(_export, self, path, ids, move=move)
         return exported
@@ -94,8 +90,8 @@ class PortableOps:
             raise _written_to(changed)
         for root_id in sorted(positions):
             for row in (yield from rows(ROOTS, root_id=root_id)):
-                handle = self._session(row["id"], row["number"], root_id, None)
-                yield from SessionOps.cancel(handle)
+                session: Session[C] = Session(self.runtime, row["id"], row["number"], root_id)
+                yield from Session.cancel(session)
 
     @flow
     def import_sessions(
@@ -109,28 +105,30 @@ class PortableOps:
         and global keys, keys of unfinished items, effects of sessions that are not in it) is
         refused, unless `store_keys` says that the file can be trusted with it.
         """
-        require_own(self.driver, "import")
+        require_own(self.runtime.driver, "import")
         place = _existing(path)
 
         def read() -> Source:
-            return ExportFile(place, self.codec, allow_plaintext=allow_plaintext)
+            return ExportFile(place, self.runtime.codec, allow_plaintext=allow_plaintext)
 
-        mark = self.ledger.salts.mark
-        arguments = (self.driver, self.codec, mark, read)
+        mark = Ledger.of(self.runtime).salts.mark
+        arguments = (self.runtime.driver, self.runtime.codec, mark, read)
         imported: Imported = yield from invoke(_import, *arguments, store_keys=store_keys)
         return imported
 
     @flow
     def import_legacy(self, path: str | Path) -> Flow[Imported]:
         """Adopt the sessions of an older SQLite format, all of them or none; it is only read."""
-        require_own(self.driver, "import")
+        require_own(self.runtime.driver, "import")
         place = _existing(path)
 
         def read() -> Source:
-            return LegacyDatabase(place, self.ledger.pen, self.ledger.salts.key)
+            return LegacyDatabase(
+                place, Ledger.of(self.runtime).pen, Ledger.of(self.runtime).salts.key
+            )
 
-        mark = self.ledger.salts.mark
-        arguments = (self.driver, self.codec, mark, read)
+        mark = Ledger.of(self.runtime).salts.mark
+        arguments = (self.runtime.driver, self.runtime.codec, mark, read)
         imported: Imported = yield from invoke(_import, *arguments, store_keys=True)
         return imported
 
@@ -169,12 +167,12 @@ def _existing(path: object) -> Path:
     return found
 
 
-def _export(ops: PortableOps, place: object, ids: list[str] | None, *, move: bool) -> Exported:
+def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move: bool) -> Exported:
     """Write beside the wanted name first: it never names half an export, or one of a failed move.
 
     A file that could be imported while its trees go on here would let everything happen twice.
     """
-    codec, driver = ops.codec, ops.driver.twin()
+    codec, driver = ops.runtime.codec, ops.runtime.driver.twin()
     with new_file(place) as partial:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w+b") as file:

@@ -1,18 +1,7 @@
-"""Sessions: durable conversations or tasks, in trees, each with its status and lease."""
+"""Sessions: their rows, who may write to them, and what every handle of one keeps."""
 
-from .finding import FindOps
-from .handles import AsyncDrivenSession, AsyncSession, DrivenSession, Session, TxSession
+from .access import Driven, Place
+from .handle import SessionHandle
 from .identity import Identity, IdentityOps
-from .starting import SessionsOps
 
-__all__ = [
-    "AsyncDrivenSession",
-    "AsyncSession",
-    "DrivenSession",
-    "FindOps",
-    "Identity",
-    "IdentityOps",
-    "Session",
-    "SessionsOps",
-    "TxSession",
-]
+__all__ = ["Driven", "Identity", "IdentityOps", "Place", "SessionHandle"]

@@ -35,14 +35,14 @@ __all__ = ["CASES", "STATEMENTS"]
 
 # A change in one of these is a change of cost on every call: look before you update the number.
 STATEMENTS = {
-    "CounterOps.plant": 1,
-    "CounterOps.add": 4,
-    "CounterOps.add_and_tell": 4,
-    "QueueOps.submit": 4,
-    "QueueOps.claim": 2,
-    "QueueOps.heartbeat": 1,
-    "QueueOps.complete": 5,
-    "QueueOps.release": 1,
+    "Counter.plant": 1,
+    "Counter.add": 4,
+    "Counter.add_and_tell": 4,
+    "Queue.submit": 4,
+    "Queue.claim": 2,
+    "Queue.heartbeat": 1,
+    "Queue.complete": 5,
+    "Queue.release": 1,
 }
 
 
@@ -129,7 +129,7 @@ async def an_event_of_a_missing_tree_undoes_its_operation(subject: Subject) -> N
 
     def emits_without_a_tree(tx: Transaction) -> Op[None]:
         yield from rows("INSERT INTO hf_test_counters (id, value) VALUES ('lost', 1)")
-        yield Emit("nowhere", "nowhere", "lost", store.codec.pack(None, context=("", "")))
+        yield Emit("nowhere", "nowhere", "lost", store.runtime.codec.pack(None, context=("", "")))
 
     await raises(HoldfastError, lambda: store.run(emits_without_a_tree))
     assert await done(subject.counter(store, "lost").value()) == 0
@@ -167,8 +167,8 @@ async def composed_operations_commit_together_or_not_at_all(subject: Subject) ->
 
     def move(tx: Transaction, amount: int, *, fails: bool) -> Op[tuple[int, int]]:
         """Move an amount between two trees, locked in id order by the operations' order."""
-        gained = yield from nouns.TxCounter(tx, "other").add(amount)
-        lost = yield from nouns.TxCounter(tx, "root").add(-amount)
+        gained = yield from nouns.Counter(tx, "other").add(amount)
+        lost = yield from nouns.Counter(tx, "root").add(-amount)
         if fails:
             raise KeyError("on purpose")
         return gained, lost
@@ -185,18 +185,18 @@ async def run_refuses_what_it_cannot_keep(subject: Subject) -> None:
     counter = await subject.planted(store)
 
     def forgets(tx: Transaction) -> Op[None]:
-        yield from nouns.TxCounter(tx).add(1)
-        nouns.TxCounter(tx).add(10)
+        yield from nouns.Counter(tx).add(1)
+        nouns.Counter(tx).add(10)
 
     def sleeps(tx: Transaction) -> Op[None]:
-        yield from nouns.TxCounter(tx).add(1)
+        yield from nouns.Counter(tx).add(1)
         time.sleep(1.1)
 
     def returns(tx: Transaction) -> Any:
         return 3
 
     error = await raises(OperationNotRun, lambda: store.run(forgets))
-    assert error.operation == "CounterOps.add"
+    assert error.operation == "Counter.add"
     await raises(LimitExceeded, lambda: store.run(sleeps))
     await raises(InvalidArgument, lambda: store.run(returns))
     assert await done(counter.value()) == 0
@@ -211,7 +211,7 @@ async def hooks_run_once_after_the_commit(subject: Subject) -> None:
     assert told == ["yes"]
 
     def fails(tx: Transaction) -> Op[None]:
-        yield from nouns.TxCounter(tx).add_and_tell(lambda: told.append("no"))
+        yield from nouns.Counter(tx).add_and_tell(lambda: told.append("no"))
         raise KeyError
 
     await raises(KeyError, lambda: store.run(fails))
@@ -352,7 +352,7 @@ async def a_deciding_operation_composes_with_others(subject: Subject) -> None:
     counter = await subject.planted(store)
 
     def both(transaction: Transaction, limit: int) -> Op[tuple[int, int]]:
-        inside = nouns.TxCounter(transaction)
+        inside = nouns.Counter(transaction)
         first = yield from inside.add_at_once(1, note="first", limit=limit)
         second = yield from inside.add_at_once(1, note="second", limit=limit)
         return first, second
@@ -445,7 +445,7 @@ async def a_backup_is_a_store_of_one_moment(subject: Subject) -> None:
 
 @case
 async def a_ring_is_not_lost_between_looking_and_waiting(subject: Subject) -> None:
-    signals = (await subject.open()).driver.signals
+    signals = (await subject.open()).runtime.signals
     seen = signals.count("topic")
     signals.ring("topic")
     assert await signals.wait_async("topic", seen, 30) is True
@@ -458,12 +458,12 @@ async def a_ring_is_not_lost_between_looking_and_waiting(subject: Subject) -> No
 async def a_change_wakes_who_waits_at_another_store(subject: Subject) -> None:
     here, there = await subject.open(), await subject.open()
     counter = await subject.planted(here)
-    for wait in (there.driver.signals.wait_async, wait_in_thread(there.driver.signals)):
-        seen = there.driver.signals.count("topic")
+    for wait in (there.runtime.signals.wait_async, wait_in_thread(there.runtime.signals)):
+        seen = there.runtime.signals.count("topic")
         waiting = asyncio.create_task(wait("topic", seen, 30))
         await asyncio.sleep(0.1)
         await done(counter.add())
-        here.driver.signals.ring("topic")
+        here.runtime.signals.ring("topic")
         assert await waiting is True
 
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..arguments import shown
-from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost
 from ..feed import emit, event, lock_tree, plant_tree
+from ..kernel.handle import C, Handle
 from ..kernel.operation import (
     AfterCommit,
-    AsyncBound,
     Lock,
     Op,
     Query,
-    SyncBound,
-    TxBound,
     decide,
     deciding,
     fresh_id,
@@ -31,7 +28,7 @@ from ..kernel.operation import (
 )
 from ..leases import LeasedTable
 from ..records import Lease
-from ..store import AsyncStore, Store, Transaction
+from ..store import StoreHandle
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS hf_test_counters (id TEXT PRIMARY KEY, value INTEGER NOT NULL)",
@@ -85,7 +82,13 @@ SELECT status, count(*) AS items FROM hf_test_items WHERE root_id = :root_id GRO
 ITEMS = LeasedTable("hf_test_items", "item")
 
 
-class SetupOps:
+class _Noun(Handle[C]):
+    def __init__(self, store: StoreHandle[C], root_id: str = "root") -> None:
+        super().__init__(store.runtime)
+        self.root_id = root_id
+
+
+class Setup(_Noun[C]):
     """Creates the tables of the two nouns."""
 
     @operation
@@ -95,11 +98,8 @@ class SetupOps:
             yield from rows(table)
 
 
-class CounterOps:
+class Counter(_Noun[C]):
     """A number per session tree; every change is an event of the tree."""
-
-    codec: Codec
-    root_id: str
 
     @operation
     def plant(self) -> Op[None]:
@@ -115,13 +115,13 @@ class CounterOps:
         row = yield from one(ADD, id=self.root_id, amount=amount)
         assert row is not None
         data = {"amount": amount, "value": row["value"], "note": note}
-        yield from emit(self.codec, self.root_id, self.root_id, "counter_added", data)
+        yield from emit(self.runtime.codec, self.root_id, self.root_id, "counter_added", data)
         return int(row["value"])
 
     @operation
     def add_below(self, limit: int, amount: int = 1) -> Op[int]:
         """Add, then refuse if the limit is passed; the addition is undone with the error."""
-        value = yield from CounterOps.add(self, amount)
+        value = yield from Counter.add(self, amount)
         if value > limit:
             raise InvalidArgument(f"{value} is above the limit {limit}")
         return value
@@ -131,7 +131,9 @@ class CounterOps:
         self, amount: int = 1, *, note: str = "", limit: int = 2**62, only_existing: bool = False
     ) -> Op[int]:
         """Add in one round trip, or refuse: when the limit would be passed, or there is none."""
-        told = event(self.codec, self.root_id, self.root_id, "counter_added", {"note": note})
+        told = event(
+            self.runtime.codec, self.root_id, self.root_id, "counter_added", {"note": note}
+        )
         answers = yield from decide(
             Lock(self.root_id),
             *([Query(HOLD, {"id": self.root_id}, must_find=True)] if only_existing else []),
@@ -148,13 +150,13 @@ class CounterOps:
     def add_and_tell(self, tell: Callable[[], None]) -> Op[int]:
         """Add one and call a function once that is durable."""
         yield AfterCommit(tell)
-        return (yield from CounterOps.add(self))
+        return (yield from Counter.add(self))
 
     @operation
     def name_twice(self) -> Op[tuple[str, str]]:
         """Return two fresh ids, after a statement that a driver may have to repeat."""
         first = yield from fresh_id()
-        yield from CounterOps.add(self)
+        yield from Counter.add(self)
         return first, (yield from fresh_id())
 
     @query
@@ -176,11 +178,8 @@ class CounterOps:
         return {row["id"]: row["value"] for row in (yield from rows(VALUES))}
 
 
-class QueueOps:
+class Queue(_Noun[C]):
     """Items that are leased to one worker at a time; finishing one is an event of its tree."""
-
-    codec: Codec
-    root_id: str
 
     @operation
     def submit(self, payload: str) -> Op[str]:
@@ -189,7 +188,7 @@ class QueueOps:
         item_id = yield from fresh_id()
         yield from rows(SUBMIT, id=item_id, root_id=self.root_id, payload=payload)
         data = {"item": item_id, "payload": payload}
-        yield from emit(self.codec, self.root_id, self.root_id, "item_submitted", data)
+        yield from emit(self.runtime.codec, self.root_id, self.root_id, "item_submitted", data)
         return item_id
 
     @operation
@@ -223,63 +222,10 @@ class QueueOps:
         if (yield from one(FINISH, id=lease.id, fence=lease.fence)) is None:
             raise LeaseLost(f"item {lease.id} is done already", id=lease.id, fence=lease.fence)
         data = {"item": lease.id, "fence": lease.fence}
-        yield from emit(self.codec, self.root_id, self.root_id, "item_completed", data)
+        yield from emit(self.runtime.codec, self.root_id, self.root_id, "item_completed", data)
 
     @query
     def counts(self) -> Op[dict[str, int]]:
         """Return how many items are pending and done."""
         found = yield from rows(COUNT, root_id=self.root_id)
         return {row["status"]: int(row["items"]) for row in found}
-
-
-class _SyncNoun(SyncBound):
-    def __init__(self, store: Store, root_id: str = "root") -> None:
-        self.driver = store.driver
-        self.codec = store.codec
-        self.root_id = root_id
-
-
-class _AsyncNoun(AsyncBound):
-    def __init__(self, store: AsyncStore, root_id: str = "root") -> None:
-        self.driver = store.driver
-        self.codec = store.codec
-        self.root_id = root_id
-
-
-class _TxNoun(TxBound):
-    def __init__(self, transaction: Transaction, root_id: str = "root") -> None:
-        self.composition = transaction.composition
-        self.codec = transaction.codec
-        self.root_id = root_id
-
-
-class Setup(SetupOps, _SyncNoun):
-    """The tables, in the sync colour."""
-
-
-class AsyncSetup(SetupOps, _AsyncNoun):
-    """The tables, in the async colour."""
-
-
-class Counter(CounterOps, _SyncNoun):
-    """A counter in the sync colour."""
-
-
-class AsyncCounter(CounterOps, _AsyncNoun):
-    """A counter in the async colour."""
-
-
-class TxCounter(CounterOps, _TxNoun):
-    """A counter inside `store.run`."""
-
-
-class Queue(QueueOps, _SyncNoun):
-    """A queue in the sync colour."""
-
-
-class AsyncQueue(QueueOps, _AsyncNoun):
-    """A queue in the async colour."""
-
-
-class TxQueue(QueueOps, _TxNoun):
-    """A queue inside `store.run`."""

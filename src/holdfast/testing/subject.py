@@ -41,7 +41,7 @@ class Subject:
         opener: Any = open if self.colour == "sync" else aopen
         store = await done(opener(**{**self.place, **arguments}))
         self._stores.append(store)
-        await done(self._noun("Setup")(store).install())
+        await done(nouns.Setup(store).install())
         return store
 
     async def close(self) -> None:
@@ -51,11 +51,11 @@ class Subject:
 
     def counter(self, store: Any, root_id: str = "root") -> Any:
         """Return a counter of this colour."""
-        return self._noun("Counter")(store, root_id)
+        return nouns.Counter(store, root_id)
 
     def queue(self, store: Any, root_id: str = "root") -> Any:
         """Return a queue of this colour."""
-        return self._noun("Queue")(store, root_id)
+        return nouns.Queue(store, root_id)
 
     async def planted(self, store: Any, root_id: str = "root") -> Any:
         """Return a counter whose tree exists."""
@@ -68,9 +68,6 @@ class Subject:
         if self.colour == "async":
             return list(await asyncio.gather(*(call() for call in calls)))
         return list(await asyncio.gather(*(asyncio.to_thread(call) for call in calls)))
-
-    def _noun(self, name: str) -> Any:
-        return getattr(nouns, name if self.colour == "sync" else f"Async{name}")
 
 
 async def raises(error: type[BaseException], result: Callable[[], Any]) -> Any:

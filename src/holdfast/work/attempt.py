@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from ..checkpoints import Heads
-from ..codec import Codec
 from ..errors import InvalidArgument, LeaseLost
+from ..kernel.handle import C
 from ..kernel.operation import AfterCommit, Lock, Op, Row, deciding, one, operation
-from ..kernel.signals import Signals
 from ..leases import lease_milliseconds
 from . import claiming, finishing
 from .claiming import Beat
-from .driving import drive, renew_driven
+from .driving import renew_driven
 from .finishing import Completable, Ending, Endings, failing
 from .items import (
     READ,
@@ -27,10 +25,6 @@ from .items import (
 )
 from .submitting import SUBMISSIONS_MAX
 
-S = TypeVar("S")
-
-LEASE_SECONDS = 300
-
 PROGRESS = """
 UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
     lease_expires_at = CASE
@@ -41,36 +35,8 @@ RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at
 """
 
 
-class StoreParts:
-    """What operations on work keep of the store."""
-
-    owner: Any
-    codec: Codec
-    heads: Heads
-    signals: Signals
-
-    def _endings(self) -> Endings:
-        return Endings(self.codec, self.heads, self.signals)
-
-
-class ItemOps(StoreParts, Item, Generic[S]):
+class ItemOps(Item[C]):
     """What the holder of one item does with it; every write carries the fence."""
-
-    def _session(self, fence: int | None) -> S:
-        """Return a handle of the item's session, with the fence of its lease if it is driven."""
-        raise NotImplementedError
-
-    @operation
-    def drive(self) -> Op[S]:
-        """Take the session's lease in this attempt's name, and return the session to advance.
-
-        The item's heartbeat renews it, and whatever ends the attempt gives it back. Raises
-        SessionBusy while somebody else drives the session.
-        """
-        require_held([self])
-        fence = yield from drive(self.codec, self.heads, self)
-        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
-        return self._session(fence)
 
     @operation
     def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
@@ -112,16 +78,16 @@ class ItemOps(StoreParts, Item, Generic[S]):
         ending = Ending(
             "completed",
             "completed",
-            output=self.codec.encode(output, name="output"),
+            output=self.runtime.codec.encode(output, name="output"),
             checkpoint=checkpoint,
             effect=effect,
             then=then,
         )
         try:
             if ending.is_plain:
-                row = yield from self._endings().complete(self, ending)
+                row = yield from Endings(self.runtime).complete(self, ending)
             else:
-                [row] = yield from self._endings().finish([(self, ending)])
+                [row] = yield from Endings(self.runtime).finish([(self, ending)])
             yield from self._ended(row)
         except LeaseLost:
             if not (yield from self._is_completed_with(ending)):
@@ -132,7 +98,7 @@ class ItemOps(StoreParts, Item, Generic[S]):
         row = yield from one(READ, id=self.id)
         if row is None or (row["state"], row["fence"]) != ("completed", self.fence):
             return False
-        stored = self.codec.unseal(row["output"], context=context(self.id, "output"))
+        stored = self.runtime.codec.unseal(row["output"], context=context(self.id, "output"))
         return stored == ending.output
 
     @operation
@@ -147,7 +113,7 @@ class ItemOps(StoreParts, Item, Generic[S]):
         """
         if delay_seconds is not None:
             require_delay("delay_seconds", delay_seconds)
-        text = error_text(error, self.owner.ledger.redactor.redact)
+        text = error_text(error, self.runtime.redactor.redact)
         ending = failing(self, error, text, retry=retry, delay_seconds=delay_seconds)
         return (yield from self._end(ending))
 
@@ -160,15 +126,15 @@ class ItemOps(StoreParts, Item, Generic[S]):
     def cancel(self) -> Op[WorkStatus]:
         """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
         if not self.is_held:
-            return (yield from self._endings().cancel(self))
+            return (yield from Endings(self.runtime).cancel(self))
         return (yield from self._end(Ending("cancelled", "cancelled")))
 
     @operation
     def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
         """Record how far the attempt is, as evidence in the session too; also a heartbeat."""
         require_held([self])
-        note = self.owner.ledger.redactor.redact(note)
-        body = self.codec.encode(note, name="progress")
+        note = self.runtime.redactor.redact(note)
+        body = self.runtime.codec.encode(note, name="progress")
         seconds = self.lease_seconds if lease_seconds is None else lease_seconds
         lease_ms = lease_milliseconds(seconds)
         if self.root_id is not None:
@@ -177,19 +143,19 @@ class ItemOps(StoreParts, Item, Generic[S]):
             PROGRESS,
             number=self.number,
             fence=self.fence,
-            progress=self.codec.seal(body, context=context(self.id, "progress")),
+            progress=self.runtime.codec.seal(body, context=context(self.id, "progress")),
             lease_ms=lease_ms,
         )
         if row is None:
             raise (yield from finishing.lost(self))
         yield from renew_driven([row], lease_ms)
         if self.root_id is not None:
-            yield from self._endings().record(self, "manual_checkpoint", {"progress": note})
+            yield from Endings(self.runtime).record(self, "manual_checkpoint", {"progress": note})
         yield AfterCommit(lambda: self._take(row))
 
     def _end(self, ending: Ending) -> Op[WorkStatus]:
         require_held([self])
-        [row] = yield from self._endings().finish([(self, ending)])
+        [row] = yield from Endings(self.runtime).finish([(self, ending)])
         return (yield from self._ended(row))
 
     def _ended(self, row: Row | None) -> Op[WorkStatus]:
@@ -207,7 +173,7 @@ def require_list(label: str, given: object) -> None:
         raise InvalidArgument(f"{label} are at most {SUBMISSIONS_MAX} at once, not {len(given)}")
 
 
-def require_held(items: Sequence[Item]) -> None:
+def require_held(items: Sequence[Item[Any]]) -> None:
     """Refuse handles that were never given a lease."""
     for item in items:
         if not isinstance(item, Item):

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from ..checkpoints import Heads
-from ..checkpoints.writing import (
-    Place,
-    lock_and_look,
-    record_status,
-    require_open,
-    require_writable,
-)
-from ..codec import Codec
+from ..checkpoints.writing import record_status
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..sessions.access import Place, lock_and_look, require_open, require_writable
 from .items import Item
 
 DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
@@ -36,7 +30,7 @@ WHERE number = :number AND fence = :fence
 """
 
 
-def drive(codec: Codec, heads: Heads, item: Item) -> Op[int]:
+def drive(item: Item[Any]) -> Op[int]:
     """Lease the item's session to its attempt, and return the lease's fence.
 
     A waiting session turns active. Raises SessionBusy while somebody else drives it.
@@ -56,7 +50,7 @@ def drive(codec: Codec, heads: Heads, item: Item) -> Op[int]:
     fence = int(taken["fence"])
     yield from rows(NOTE, number=item.number, fence=fence)
     if session["status"] == "waiting":
-        yield from record_status(codec, heads, replace(place, fence=fence), "waiting", "active")
+        yield from record_status(item.runtime, replace(place, fence=fence), "waiting", "active")
     return fence
 
 

@@ -5,31 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..checkpoints.writing import Place
 from ..effects import Ledger, Result, Tool
 from ..effects.calls import Calling, prepare
 from ..effects.once import ONCE_SECONDS, once_of, tool_of
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..kernel.flow import Flow, flow
-from ..leases import Guard
+from ..kernel.handle import C
 from ..records import EffectKind
+from ..sessions.access import Place
+from .attempt import ItemOps
 
 
-class ItemEffects:
+class ItemEffects(ItemOps[C]):
     """What an item does through the ledger, under its own lease."""
-
-    id: str
-    first_id: str | None
-    holder: str | None
-    session_id: str | None
-    session_number: int | None
-    root_id: str | None
-    is_held: bool
-    driving_fence: int | None
-    ledger: Ledger
-
-    def _guard(self) -> Guard:
-        raise NotImplementedError
 
     @flow
     def call(
@@ -76,7 +64,7 @@ class ItemEffects:
             fence = self.driving_fence if self.is_held else None
             place = Place(self.session_id, self.session_number, self.root_id, fence, guard)
         return prepare(
-            self.ledger,
+            Ledger.of(self.runtime),
             place,
             require_tool(tool),
             arguments,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..checkpoints import Heads
 from ..checkpoints.ops import CheckpointOps
-from ..checkpoints.writing import LOOK, Place, draft, write
+from ..checkpoints.writing import draft, write
 from ..codec import Codec
 from ..errors import (
     InProgress,
@@ -26,8 +25,9 @@ from ..errors import (
     Unresolved,
 )
 from ..feed import event
+from ..kernel.handle import Runtime
 from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, decide, one, rows
-from ..kernel.signals import Signals
+from ..sessions.access import LOOK, Place
 from .driving import give_back_driven
 from .items import FINAL, Item, Submission, WorkStatus, context, status_of
 from .submitting import ring, submit_all
@@ -145,7 +145,7 @@ class Ending:
         """Whether nothing is written with it."""
         return self.checkpoint is None and self.effect is None and not self.then
 
-    def query(self, statement: str, item: Item, codec: Codec) -> Query:
+    def query(self, statement: str, item: Item[Any], codec: Codec) -> Query:
         """Return the statement that ends an attempt of an item in this way."""
         error = self.error
         sealed = None if error is None else codec.pack(error, context=context(item.id, "error"))
@@ -176,18 +176,17 @@ RESOLVED = Ending("pending", "effect resolved")
 class Endings:
     """What `finish` needs of the store."""
 
-    def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
-        self.codec = codec
-        self.heads = heads
-        self.signals = signals
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.codec = runtime.codec
 
     def finish(
-        self, ended: Sequence[tuple[Item, Ending]], statement: str = HELD
+        self, ended: Sequence[tuple[Item[Any], Ending]], statement: str = HELD
     ) -> Op[list[Row | None]]:
         """End the attempts of items; None for each that was not as the statement wants it."""
         return (yield from self.finish_and(ended, statement=statement))[0]
 
-    def complete(self, item: Item, ending: Ending) -> Op[Row | None]:
+    def complete(self, item: Item[Any], ending: Ending) -> Op[Row | None]:
         """Complete an item with nothing beside it: on PostgreSQL in one round trip, if the call
         begins with it.
         """
@@ -203,7 +202,7 @@ class Endings:
         return (yield from self.finish([(item, ending)]))[0]
 
     def finish_and(
-        self, ended: Sequence[tuple[Item, Ending]], *beside: Query, statement: str = HELD
+        self, ended: Sequence[tuple[Item[Any], Ending]], *beside: Query, statement: str = HELD
     ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
         """End the attempts of items, and run statements that do not depend on it behind that."""
         for item, ending in ended:
@@ -229,10 +228,10 @@ class Endings:
             yield from self._follow(item, ending, row)
             if row["state"] == "review" and (yield from _is_resolved(ending.waits_for_effect)):
                 [found[index]] = yield from self.finish([(item, RESOLVED)], IDLE)
-        yield from ring(self.signals, ready)
+        yield from ring(self.runtime.signals, ready)
         return found, answers[len(roots) + len(ended) :]
 
-    def _save_with(self, item: Item, ending: Ending) -> Op[None]:
+    def _save_with(self, item: Item[Any], ending: Ending) -> Op[None]:
         """Write what its holder wants to be written with the end, while the lease still lives."""
         if ending.is_plain:
             return
@@ -246,9 +245,9 @@ class Endings:
             yield from issued.completing(value)
         if ending.then:
             default = None if item.root_id is None else _place(item)
-            yield from submit_all(self.codec, self.signals, ending.then, default=default)
+            yield from submit_all(self.runtime, ending.then, default=default)
 
-    def _follow(self, item: Item, ending: Ending, row: Row) -> Op[None]:
+    def _follow(self, item: Item[Any], ending: Ending, row: Row) -> Op[None]:
         """Write what follows from the end of an attempt: evidence of an error, and the event."""
         if ending.error is not None and ending.is_failure:
             yield from self._keep_error(item, ending.error, ending.reason)
@@ -268,7 +267,7 @@ class Endings:
             yield from self.record(item, "error_boundary", evidence)
         yield self._event(item, ending, row["state"], row["retry_count"])
 
-    def _keep_error(self, item: Item, error: str, reason: str) -> Op[None]:
+    def _keep_error(self, item: Item[Any], error: str, reason: str) -> Op[None]:
         """Keep when, by whom and why an attempt failed; the oldest of many such errors go."""
         brief = error if len(error) <= BRIEF_CHARACTERS_MAX else f"{error[:BRIEF_CHARACTERS_MAX]}…"
         kept = {
@@ -281,7 +280,7 @@ class Endings:
         drop = {"number": item.number, "limit": ERRORS_KEPT}
         yield from batch(Query(KEEP_ERROR, kept), Query(DROP_ERRORS, drop))
 
-    def _event(self, item: Item, ending: Ending, state: str, retry_count: int) -> Emit:
+    def _event(self, item: Item[Any], ending: Ending, state: str, retry_count: int) -> Emit:
         assert item.root_id is not None
         assert item.session_id is not None
         data = {
@@ -293,15 +292,18 @@ class Endings:
         }
         return event(self.codec, item.root_id, item.session_id, EVENTS[state], data)
 
-    def _save(self, item: Item, checkpoint: Mapping[str, Any]) -> Op[None]:
+    def _save(self, item: Item[Any], checkpoint: Mapping[str, Any]) -> Op[None]:
         if item.root_id is None:
             raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
-        writer = _Writer(self.codec, self.heads, replace(_place(item), fence=item.driving_fence))
+        place = _place(item)
+        session: CheckpointOps[Any] = CheckpointOps(
+            self.runtime, place.session_id, place.number, place.root_id, fence=item.driving_fence
+        )
         given = {"item": item.id, **checkpoint}
         channels = given.pop("channels", None)
-        yield from CheckpointOps.save(writer, channels, **given)
+        yield from CheckpointOps.save(session, channels, **given)
 
-    def record(self, item: Item, kind: str, data: dict[str, Any]) -> Op[None]:
+    def record(self, item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
         """Write evidence into the session's history; one that has ended takes none.
 
         It is the store's own, so it may stand between the writes of a driver.
@@ -314,9 +316,9 @@ class Endings:
         fence = found[0]["fence"] if is_driven else None
         place = Place(here.session_id, here.number, here.root_id, fence)
         ready = draft(self.codec, kind, {}, data, None, item.id, None)
-        yield from write(self.codec, self.heads, place, ready)
+        yield from write(self.runtime, place, ready)
 
-    def cancel(self, item: Item) -> Op[WorkStatus]:
+    def cancel(self, item: Item[Any]) -> Op[WorkStatus]:
         """Cancel an item that nobody runs, or ask who runs it to stop; return its status."""
         if item.root_id is not None:
             yield Lock(item.root_id)
@@ -335,19 +337,7 @@ class Endings:
         return status_of(found["state"])
 
 
-class _Writer(CheckpointOps):
-    """A session as a checkpoint needs it, when only its place is known."""
-
-    def __init__(self, codec: Codec, heads: Heads, place: Place) -> None:
-        self.codec = codec
-        self.heads = heads
-        self.id = place.session_id
-        self.number = place.number
-        self.root_id = place.root_id
-        self.fence = place.fence
-
-
-def _place(item: Item) -> Place:
+def _place(item: Item[Any]) -> Place:
     assert item.session_id is not None
     assert item.session_number is not None
     assert item.root_id is not None
@@ -363,7 +353,7 @@ def _is_resolved(effect_id: str | None) -> Op[bool]:
 
 
 def failing(
-    item: Item, error: object, text: str, *, retry: bool, delay_seconds: float | None
+    item: Item[Any], error: object, text: str, *, retry: bool, delay_seconds: float | None
 ) -> Ending:
     """Return what an error makes of an item: another attempt while there are retries left.
 
@@ -391,7 +381,7 @@ def failing(
     return Ending(state, "failed", retries=1, failures=1, **given)
 
 
-def expiring(item: Item, *, is_recorded: bool = True) -> Ending:
+def expiring(item: Item[Any], *, is_recorded: bool = True) -> Ending:
     """Return what a lease that ran out makes of an item; that is the item's own choice."""
     text = f"lease expired: {item.holder} sent no heartbeat"
     given: dict[str, Any] = {"error": text, "rescues": 1, "is_recorded": is_recorded}
@@ -409,7 +399,7 @@ def backoff_ms(retry_count: int) -> int:
     return round(1000 * random.uniform(longest / 2, longest))
 
 
-def lost(item: Item) -> Op[LeaseLost]:
+def lost(item: Item[Any]) -> Op[LeaseLost]:
     """Return the error of a holder whose fence is no longer the item's."""
     row = yield from one(STATE, number=item.number)
     if row is None:
@@ -420,7 +410,7 @@ def lost(item: Item) -> Op[LeaseLost]:
     return _lost(item, why, row["fence"])
 
 
-def _lost(item: Item, why: str, current_fence: int | None) -> LeaseLost:
+def _lost(item: Item[Any], why: str, current_fence: int | None) -> LeaseLost:
     return LeaseLost(
         f"work item {item.id}: the lease with fence {item.fence} is lost, {why}; stop this "
         "attempt, nothing was written",

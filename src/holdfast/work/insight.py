@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..clock import iso
 from ..codec import Codec
@@ -160,7 +161,7 @@ def growth(limit: int) -> Op[list[Growth]]:
     return [Growth(**row) for row in (yield from rows(GROWTH, limit=limit))]
 
 
-def why(item: Item, now: int) -> Op[str]:
+def why(item: Item[Any], now: int) -> Op[str]:
     """Say in a sentence why an item runs or does not."""
     last = f" Last error: {item.error}." if item.error else ""
     retries = f"retry {item.retry_count} of {item.max_retries}"
@@ -192,7 +193,7 @@ def why(item: Item, now: int) -> Op[str]:
     return f"It was cancelled {_ago(now, item.completed_at)} ago."
 
 
-def _ready(item: Item) -> Op[str]:
+def _ready(item: Item[Any]) -> Op[str]:
     place = {"queue": item.queue, "priority": item.priority, "number": item.number}
     ahead = yield from one(AHEAD, **place, limit=AHEAD_MAX)
     running = yield from one(RUNNING, queue=item.queue)
@@ -207,7 +208,7 @@ def _ready(item: Item) -> Op[str]:
     return f"It is ready, with {before} before it in queue {item.queue!r}; {hint}"
 
 
-def _running(item: Item, now: int) -> str:
+def _running(item: Item[Any], now: int) -> str:
     held = f"{item.holder} has been running it for {_ago(now, item.lease_acquired_at)}"
     sign = f"last heartbeat {_ago(now, item.heartbeat_at)} ago"
     assert item.lease_expires_at is not None

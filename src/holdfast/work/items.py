@@ -14,8 +14,8 @@ from ..arguments import (
     require_text,
     require_whole,
 )
-from ..codec import Codec
 from ..errors import InvalidArgument
+from ..kernel.handle import C, Handle, Runtime
 from ..kernel.operation import Query, Row
 from ..leases import Guard
 
@@ -33,6 +33,7 @@ STATES: dict[str, tuple[str, ...]] = {
 }
 FINAL = frozenset({"completed", "failed", "cancelled"})
 
+LEASE_SECONDS = 300
 PRIORITY_MAX = 2**31 - 1
 RETRIES_MAX = 1_000
 DELAY_SECONDS_MAX = 10 * 366 * 24 * 3600
@@ -88,7 +89,7 @@ class Submission:
         require_one_of("on_crash", self.on_crash, ON_CRASH)
 
 
-class Item:
+class Item(Handle[C]):
     """A work item as it was when it was read; its holder's handle follows what it writes."""
 
     number: int
@@ -122,11 +123,16 @@ class Item:
     completed_at: int | None
     updated_at: int
     cancel_requested: bool
-    codec: Codec
     state: str
     session_number: int | None
     is_held: bool
     lease_seconds: float
+
+    def __init__(self, runtime: Runtime, row: Row, lease_seconds: float | None = None) -> None:
+        super().__init__(runtime)
+        self.is_held = lease_seconds is not None
+        self.lease_seconds = LEASE_SECONDS if lease_seconds is None else lease_seconds
+        self._take(row)
 
     def _take(self, row: Row) -> None:
         """Remember a row; values are opened only when somebody asks for them."""
@@ -138,11 +144,11 @@ class Item:
             fields["cancel_requested"] = bool(fields["cancel_requested"])
         self.__dict__.update(fields)
 
-    def _adopt(self, other: Item) -> None:
+    def _adopt(self, other: Item[Any]) -> None:
         """Be the same item under the same lease as another handle."""
         names = [*Item.__annotations__, "_input", "_output", "_error", "_progress"]
         mine = {name: other.__dict__[name] for name in names if name in other.__dict__}
-        self.__dict__.update(mine, codec=self.codec)
+        self.__dict__.update(mine)
 
     @property
     def status(self) -> WorkStatus:
@@ -183,7 +189,9 @@ class Item:
 
     def _opened(self, part: str) -> Any:
         sealed = self.__dict__.get(f"_{part}")
-        return None if sealed is None else self.codec.unpack(sealed, context=context(self.id, part))
+        if sealed is None:
+            return None
+        return self.runtime.codec.unpack(sealed, context=context(self.id, part))
 
     def _guard(self) -> Guard:
         """Return what every write under this item's lease has to pass."""
@@ -194,7 +202,7 @@ class Item:
         return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"
 
 
-_INTERNAL = {"codec", "state", "session_number", "is_held", "lease_seconds", "driving_fence"}
+_INTERNAL = {"state", "session_number", "is_held", "lease_seconds", "driving_fence"}
 
 
 def status_of(state: str) -> WorkStatus:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import milliseconds_of, require_text
-from ..checkpoints.writing import Place, require_open
 from ..codec import Codec
 from ..errors import InvalidArgument, Refused, RequestMismatch, SessionNotFound, StoreBusy
 from ..feed import emit
+from ..kernel.handle import Runtime
 from ..kernel.operation import (
     AfterCommit,
     Lock,
@@ -23,6 +23,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..kernel.signals import Signals
+from ..sessions.access import Place, require_open
 from .items import COLUMNS, READ, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
@@ -58,17 +59,17 @@ LOOK_AT_SESSION = "SELECT status FROM hf_sessions WHERE number = :number AND id 
 
 
 def submit_all(
-    codec: Codec,
-    signals: Signals,
+    runtime: Runtime,
     wanted: Sequence[Submission],
     *,
     default: Place | None = None,
-    redriven: Item | None = None,
+    redriven: Item[Any] | None = None,
 ) -> Op[list[tuple[Row, bool]]]:
     """Submit items and return each one's row, and whether it is new.
 
     One with an id or a key that is there already is not; a redriven one is refused then.
     """
+    codec = runtime.codec
     drafts = []
     for submission in wanted:
         if not isinstance(submission, Submission):
@@ -99,7 +100,7 @@ def submit_all(
         asked = wanted[start : start + ROWS_PER_BATCH]
         for submission, parameters, answer in zip(asked, page, answers, strict=True):
             found.append((yield from _row_of(codec, submission, parameters, answer)))
-    yield from _tell(codec, signals, found)
+    yield from _tell(codec, runtime.signals, found)
     return found
 
 

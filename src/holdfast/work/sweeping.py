@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
-from ..checkpoints import Heads
-from ..codec import Codec
 from ..errors import CorruptRecord, StoreBusy
 from ..feed import emit, through_door
 from ..kernel.flow import Flow, perform
+from ..kernel.handle import Runtime
+from ..kernel.nouns import Noun
 from ..kernel.operation import Lock, Op, Query, Row, one, operation, query, rows
-from ..kernel.signals import Signals
 from .finishing import EXPIRED, HELD, IDLE, LIVE, RESOLVED, Ending, Endings, expiring
 from .items import COLUMNS, Item
 from .submitting import ring
@@ -81,21 +81,12 @@ class Swept:
     next_due_ms: int | None = None
 
 
-class Found(Item):
-    """An item as the watchdog sees it."""
-
-    def __init__(self, codec: Codec, row: Row) -> None:
-        self.codec = codec
-        self._take(row)
-
-
 class Watchdog:
     """The transactions of a sweep."""
 
-    def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
-        self.codec = codec
-        self.signals = signals
-        self.endings = Endings(codec, heads, signals)
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.endings = Endings(runtime)
 
     @query
     def expired(self, limit: int) -> Op[list[Row]]:
@@ -105,7 +96,7 @@ class Watchdog:
     @operation
     def take(self, found: Sequence[Row], is_recorded: bool) -> Op[list[str]]:
         """End the attempts of items of one tree whose lease is still over; return their states."""
-        items = [Found(self.codec, row) for row in found]
+        items: list[Item[Any]] = [Item(self.runtime, row) for row in found]
         ended = [(item, expiring(item, is_recorded=is_recorded)) for item in items]
         answers = yield from self.endings.finish(ended, EXPIRED)
         return [answer["state"] for answer in answers if answer is not None]
@@ -114,7 +105,7 @@ class Watchdog:
     def promote(self, limit: int) -> Op[tuple[int, int | None]]:
         """Make due items ready; return how many, and the milliseconds until the next is due."""
         found = yield from rows(PROMOTE, limit=limit)
-        yield from ring(self.signals, {row["queue"] for row in found})
+        yield from ring(self.runtime.signals, {row["queue"] for row in found})
         upcoming = yield from one(NEXT_DUE)
         due_ms = None if upcoming is None else max(0, upcoming["available_at"] - upcoming["now"])
         return len(found), due_ms
@@ -136,7 +127,7 @@ class Watchdog:
         count = sum(map(len, answers))
         if count and root_id is not None:
             data = {"count": count}
-            yield from emit(self.codec, root_id, session_id, "work_pruned", data)
+            yield from emit(self.runtime.codec, root_id, session_id, "work_pruned", data)
         return count
 
 
@@ -192,37 +183,36 @@ def by_tree(found: Sequence[Row]) -> list[list[Row]]:
     return [list(group) for _, group in groupby(sorted(found, key=tree), key=tree)]
 
 
-class AttachedItems:
+class WorkNoun(Noun):
     """Work items follow the sessions they belong to, and the effects they wait for."""
 
-    def __init__(self, codec: Codec, heads: Heads, signals: Signals) -> None:
-        self._codec = codec
-        self._endings = Endings(codec, heads, signals)
-
-    def cancel(self, numbers: Sequence[int]) -> Op[None]:
+    def cancel(self, runtime: Runtime, numbers: Sequence[int]) -> Op[None]:
         """Cancel the items of sessions; whoever runs one is fenced."""
         found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps(dict.fromkeys(numbers)))
-        yield from self._end(found, Ending("cancelled", "session cancelled", fences=1), LIVE)
+        ending = Ending("cancelled", "session cancelled", fences=1)
+        yield from _end(runtime, found, ending, LIVE)
 
-    def rewind(self, number: int, keeping: str | None) -> Op[None]:
+    def remove(self, runtime: Runtime, number: int) -> Op[None]:
+        """Remove a session's items."""
+        yield from through_door(f"work of {number}", Query(REMOVE_OF_SESSION, {"number": number}))
+
+    def rewind(self, runtime: Runtime, number: int, keeping: str | None) -> Op[None]:
         """Fence whoever runs an item of a session, and make it ready again; no retry is spent.
 
         The item `keeping`, which rewinds its own session, runs on.
         """
         found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps({number: None}))
         running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
-        yield from self._end(running, Ending("pending", "session rewound", fences=1, releases=1))
+        ending = Ending("pending", "session rewound", fences=1, releases=1)
+        yield from _end(runtime, running, ending, HELD)
 
-    def settled(self, effect_id: str) -> Op[None]:
+    def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
         """Make items ready that waited for an effect to be resolved."""
         found = yield from rows(AWAITING, effect_id=effect_id)
-        yield from self._end(found, RESOLVED, IDLE)
+        yield from _end(runtime, found, RESOLVED, IDLE)
 
-    def _end(self, found: Sequence[Row], ending: Ending, statement: str = HELD) -> Op[None]:
-        items = [Found(self._codec, row) for row in found]
-        if items:
-            yield from self._endings.finish([(item, ending) for item in items], statement)
 
-    def remove(self, number: int) -> Op[None]:
-        """Remove a session's items."""
-        yield from through_door(f"work of {number}", Query(REMOVE_OF_SESSION, {"number": number}))
+def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:
+    if found:
+        ended = [(Item[Any](runtime, row), ending) for row in found]
+        yield from Endings(runtime).finish(ended, statement)

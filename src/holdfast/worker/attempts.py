@@ -32,11 +32,12 @@ from ..errors import (
     WorkFailed,
 )
 from ..kernel.flow import is_async
+from ..kernel.handle import Async, Sync
 from ..kernel.operation import Row
 from ..leases import Kept
 from ..work.finishing import Ending
 from ..work.items import Item, error_text
-from .items import AsyncRunningItem, RunningItem
+from .items import RunningItem
 
 Handler = Callable[[Any], Any]
 Outcome = Literal["completed", "retried", "parked", "failed", "cancelled", "released", "lost"]
@@ -69,8 +70,8 @@ class Attempt:
         self._is_lost = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
-        self.item = RunningItem(store, row, self)
-        self.given: RunningItem | AsyncRunningItem = self.item
+        self.item: RunningItem[Sync] = RunningItem(store.runtime, row, self)
+        self.given: RunningItem[Any] = self.item
 
     def begin(self) -> bool:
         """Decide, once, who has the attempt: a thread that runs it, or who gives it back."""
@@ -125,7 +126,7 @@ class Attempt:
         """
         if self.is_lost:
             return self.lose
-        self.given = AsyncRunningItem(async_store, self.item, self)
+        self.given = self._copy(async_store)
         try:
             output = await self._coroutine(handler)
         except BaseException as error:
@@ -147,7 +148,7 @@ class Attempt:
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         try:
-            self._body = self.item.codec.encode(output, name="output")
+            self._body = self.item.runtime.codec.encode(output, name="output")
         except (InvalidValue, LimitExceeded) as error:
             # Another run would bring the same.
             return self._fail(WorkFailed(f"the output cannot be stored: {error}"))
@@ -190,7 +191,7 @@ class Attempt:
             if async_store is None:
                 with asyncio.Runner() as runner:
                     return runner.run(self._coroutine(handler))
-            self.given = AsyncRunningItem(async_store, self.item, self)
+            self.given = self._copy(async_store)
             return asyncio.run_coroutine_threadsafe(self._coroutine(handler), loop).result()
         result = handler(self.given)
         if inspect.isawaitable(result):
@@ -201,6 +202,12 @@ class Attempt:
                 "write it as `async def`"
             )
         return result
+
+    def _copy(self, async_store: Any) -> RunningItem[Async]:
+        """Return the item for a handler of an async store."""
+        copy: RunningItem[Async] = RunningItem(async_store.runtime, {}, self)
+        copy._adopt(self.item)
+        return copy
 
     async def _coroutine(self, handler: Handler) -> Any:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -244,7 +251,7 @@ class Attempt:
     def _log_failure(self, error: object, outcome: Outcome) -> None:
         """Say in one line what failed and what follows; secrets and control characters are out."""
         item = self.item
-        redact = item.owner.ledger.redactor.redact
+        redact = item.runtime.redactor.redact
         follows = {
             "retried": f"tried again at {iso(item.available_at)}, "
             f"{item.retry_count} of {item.max_retries} retries used",
@@ -303,7 +310,7 @@ class Attempt:
         return self.is_ending or self._ended is not None
 
     @property
-    def _ended(self) -> Item | None:
+    def _ended(self) -> Item[Any] | None:
         """The handle through which the handler, or the worker, has ended the attempt."""
         for handle in (self.given, self.item):
             if handle.status != "in_progress":
@@ -324,7 +331,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
         log.debug("the event loop is closed; its handlers have ended")
 
 
-def _outcome_of(item: Item) -> Outcome:
+def _outcome_of(item: Item[Any]) -> Outcome:
     """Return what a handle that ended its attempt says of it."""
     match item.status:
         case "completed" | "failed" | "cancelled":

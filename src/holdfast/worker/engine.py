@@ -100,7 +100,7 @@ class Engine:
             self._loop_crew = LoopCrew(plan.concurrency, self._serve_here, loop)
         # An item of a session locks its tree, and no tree has to wait for another.
         self._gathering = Gathering(self._complete)
-        self._statements = Statements(Endings(store.codec, store.heads, store.signals))
+        self._statements = Statements(Endings(store.runtime))
         self._attempts: dict[Kept, Attempt] = {}
         self._completed: list[Attempt] = []
         self._until_empty = False
@@ -122,7 +122,7 @@ class Engine:
         self._until_empty = until_empty
         self._recover()
         self._upkeep.start()
-        forget = self._store.signals.watch(map(topic, self._plan.queues), self._ring)
+        forget = self._store.runtime.signals.watch(map(topic, self._plan.queues), self._ring)
         try:
             while not self.stops:
                 self._turn()
@@ -214,7 +214,7 @@ class Engine:
             self._pause_seconds = 0.0
 
     def _ask(self, operation: Any, *arguments: Any) -> Any:
-        return self._store.driver.run(Call(operation, self._statements, arguments))
+        return self._store.runtime.driver.run(Call(operation, self._statements, arguments))
 
     def _look(self) -> bool:
         """Tell whether something is ready; reading costs less than asking for it."""

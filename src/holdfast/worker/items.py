@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import LeaseLost, WorkCancelled
-from ..kernel.operation import Call, Row
+from ..items import WorkItem
+from ..kernel.handle import C, Runtime
+from ..kernel.operation import Row
 from ..leases import Guard
-from ..sessions import AsyncSession, Session
-from ..work import AsyncWorkItem, WorkItem
-from ..work.items import Item
 
 if TYPE_CHECKING:
     from .attempts import Attempt
 
 
-class _Running:
-    """What a handler can ask its item while it runs."""
+class RunningItem(WorkItem[C]):
+    """The work item that a handler is given."""
 
-    attempt: Attempt
-    id: str
-    fence: int
+    def __init__(self, runtime: Runtime, row: Row, attempt: Attempt) -> None:
+        # Before the lease is over for the database it is over here: no clock needs to agree.
+        super().__init__(runtime.checked(self._require_lease), row, attempt.kept.lease_seconds)
+        self.attempt = attempt
 
     @property
     def is_cancelled(self) -> bool:
@@ -53,28 +53,5 @@ class _Running:
                 fence=self.fence,
             )
 
-    def _start(self, call: Call[Any]) -> Any:
-        # Before the lease is over for the database it is over here: no clock needs to agree.
-        self._require_lease()
-        return super()._start(call)  # type: ignore[misc]
-
     def _guard(self) -> Guard:
-        guard: Guard = super()._guard()  # type: ignore[misc]
-        return replace(guard, is_lost=lambda: self.attempt.is_lost)
-
-
-class RunningItem(_Running, WorkItem[Session]):
-    """The work item that a handler is given."""
-
-    def __init__(self, owner: Any, row: Row, attempt: Attempt) -> None:
-        super().__init__(owner, row, attempt.kept.lease_seconds)
-        self.attempt = attempt
-
-
-class AsyncRunningItem(_Running, AsyncWorkItem[AsyncSession]):
-    """The work item that an async handler of an async store is given."""
-
-    def __init__(self, owner: Any, item: Item, attempt: Attempt) -> None:
-        super().__init__(owner, {}, None)
-        self.attempt = attempt
-        self._adopt(item)
+        return replace(super()._guard(), is_lost=lambda: self.attempt.is_lost)

@@ -100,10 +100,10 @@ class Upkeep:
 
     def _forget(self, work_ms: int) -> None:
         store = self._store
-        watchdog = Watchdog(store.codec, store.heads, store.signals)
+        watchdog = Watchdog(store.runtime)
         days = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
-        for steps in (prune(watchdog, work_ms), forget_effects(store.codec, *days)):
-            run_flow(store.driver, self._bounded(steps))
+        for steps in (prune(watchdog, work_ms), forget_effects(store.runtime.codec, *days)):
+            run_flow(store.runtime.driver, self._bounded(steps))
 
     def _bounded(self, steps: Flow[Any]) -> Flow[None]:
         """Run a flow for a bounded number of steps; what it left is for the next time."""

@@ -19,8 +19,8 @@ from ..kernel.opening import open_driver
 from ..kernel.url import SqliteTarget
 from ..leases import default_holder, lease_milliseconds
 from ..maintenance.retention import require_days
-from ..sessions.ops import BOOT_MARK
-from ..store import AsyncStore, Store
+from ..session import BOOT_MARK
+from ..store import AsyncStore, Store, sync_twin
 from ..work.claiming import CLAIM_MAX, require_queues
 from .attempts import Handler, Outcome
 from .engine import STOP_SECONDS_MAX, Engine, Plan, within
@@ -158,7 +158,7 @@ class Worker(Generic[S]):
 
     async def _run_async(self, store: AsyncStore, until_empty: bool) -> None:
         loop = asyncio.get_running_loop()
-        twin = await asyncio.to_thread(_twin, store)
+        twin = await asyncio.to_thread(sync_twin, store)
         with contextlib.ExitStack() as stack:
             stack.callback(within, STOP_SECONDS_MAX, twin.ledger.keeper.close)
             beats = await asyncio.to_thread(stack.enter_context, _beating(twin))
@@ -183,20 +183,14 @@ async def _until_ended(engine: Engine, until_empty: bool) -> None:
     ended.result()
 
 
-def _twin(store: AsyncStore) -> Store:
-    """Return a sync store over the same database, for the worker's own threads."""
-    driver: Any = store.driver
-    return Store(*store._joined(driver.twin()))
-
-
 @contextlib.contextmanager
 def _beating(store: Store) -> Iterator[Any]:
     """Lend a driver for heartbeats that nothing else can keep busy."""
-    if isinstance(store._target, SqliteTarget):
+    if isinstance(store.runtime.target, SqliteTarget):
         # All writers of a file wait for one lock; another connection would only wait as well.
-        yield store.driver
+        yield store.runtime.driver
         return
-    driver = open_driver(store._target, store._settings, migrate=False)
+    driver = open_driver(store.runtime.target, store.runtime.settings, migrate=False)
     try:
         yield driver
     finally:

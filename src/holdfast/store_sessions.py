@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from ..arguments import (
+from .arguments import (
     milliseconds_of,
     require_limit,
     require_one_of,
@@ -13,14 +13,14 @@ from ..arguments import (
     require_text_or_none,
     require_whole,
 )
-from ..checkpoints import Heads
-from ..checkpoints.ops import require_kind
-from ..checkpoints.reading import HEADER, header
-from ..checkpoints.writing import Place, random_id, record_status
-from ..codec import Codec
-from ..errors import InvalidArgument, SessionEnded, SessionNotFound
-from ..feed import emit, plant_tree
-from ..kernel.operation import (
+from .checkpoints.ops import require_kind
+from .checkpoints.reading import HEADER, header
+from .checkpoints.writing import random_id, record_status
+from .errors import InvalidArgument, SessionEnded, SessionNotFound
+from .feed import emit, plant_tree
+from .kernel.finding import find_row
+from .kernel.handle import C, Handle
+from .kernel.operation import (
     Lock,
     Op,
     Query,
@@ -32,10 +32,10 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
-from .rows import COLUMNS, READ, info
-
-H = TypeVar("H")
+from .records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
+from .session import Session
+from .sessions.access import Place
+from .sessions.rows import COLUMNS, READ, info
 
 SESSIONS_PER_PAGE_MAX = 1_000
 
@@ -58,6 +58,7 @@ UPDATE hf_sessions SET
     status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
 WHERE id = :id RETURNING {COLUMNS}
 """  # noqa: S608
+FIND = "SELECT id, number, root_id, name FROM hf_sessions"
 LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
 NEWEST = f"""
 SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
@@ -67,15 +68,8 @@ ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
 """  # noqa: S608
 
 
-class SessionsOps(Generic[H]):
+class StoreSessions(Handle[C]):
     """What a store does with its sessions."""
-
-    codec: Codec
-    heads: Heads
-
-    def _session(self, id: str, number: int, root_id: str, name: str | None) -> H:
-        """Return a handle of this colour."""
-        raise NotImplementedError
 
     @operation
     def session(
@@ -88,7 +82,7 @@ class SessionsOps(Generic[H]):
         user: str | None = None,
         metadata: dict[str, Any] | None = None,
         reopen: bool = False,
-    ) -> Op[H]:
+    ) -> Op[Session[C]]:
         """Start a session, or resume it if it exists. An ended one needs `reopen=True`.
 
         Its root is its parent's root, for ever; without a parent it is a root itself.
@@ -97,7 +91,7 @@ class SessionsOps(Generic[H]):
             require_text_or_none(label, text)
         if metadata is not None and type(metadata) is not dict:
             raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
-        body = None if metadata is None else self.codec.encode(metadata, name="metadata")
+        body = None if metadata is None else self.runtime.codec.encode(metadata, name="metadata")
         parent_id = None
         if parent is not None:
             parent_id = require_text("parent", getattr(parent, "id", parent))
@@ -106,12 +100,12 @@ class SessionsOps(Generic[H]):
         given: dict[str, Any]
         given = {"id": session_id, "name": name, "agent": agent, "user_id": user}
         row = (yield from one(READ, id=session_id)) if id is not None else None
-        given["metadata"] = None if body is None else self.codec.seal(body, context=context)
+        given["metadata"] = None if body is None else self.runtime.codec.seal(body, context=context)
         if row is None:
             row = yield from self._create(given, parent_id, reopen)
         else:
             row = yield from self._resume(given, row["root_id"], reopen)
-        return self._session(row["id"], row["number"], row["root_id"], row["name"])
+        return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
 
     def _create(self, given: dict[str, Any], parent_id: str | None, reopen: bool) -> Op[Row]:
         root_id = given["id"]
@@ -127,7 +121,7 @@ class SessionsOps(Generic[H]):
             raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
         head = random_id((yield from fresh_id()))
         place = {"parent_id": parent_id, "root_id": root_id, "head": head}
-        empty = self.codec.pack({}, context=("hf_sessions", given["id"]))
+        empty = self.runtime.codec.pack({}, context=("hf_sessions", given["id"]))
         metadata = given["metadata"] or empty
         row = yield from one(CREATE, **{**given, **place, "metadata": metadata})
         if row is None:
@@ -136,7 +130,7 @@ class SessionsOps(Generic[H]):
             assert row is not None
             return (yield from self._resume(given, row["root_id"], reopen))
         data = {"name": given["name"], "parent_id": parent_id, "agent": given["agent"]}
-        yield from emit(self.codec, root_id, given["id"], "session_created", data)
+        yield from emit(self.runtime.codec, root_id, given["id"], "session_created", data)
         return row
 
     def _resume(self, given: dict[str, Any], root_id: str, reopen: bool) -> Op[Row]:
@@ -153,11 +147,22 @@ class SessionsOps(Generic[H]):
             )
         row = yield from one(RESUME, **given)
         assert row is not None
-        yield from emit(self.codec, root_id, given["id"], "session_resumed", {})
+        yield from emit(self.runtime.codec, root_id, given["id"], "session_resumed", {})
         if has_ended:
             place = Place(row["id"], row["number"], root_id, None)
-            yield from record_status(self.codec, self.heads, place, before["status"], "active")
+            yield from record_status(self.runtime, place, before["status"], "active")
         return row
+
+    @query
+    def find_session(self, id: str) -> Op[Session[C]]:
+        """Return a session that exists, ended or not, and change nothing; or SessionNotFound.
+
+        It is named by its id, its number, or 8 characters or more that no other id begins with.
+        """
+        row = yield from find_row("session", FIND, require_text("id", id))
+        if row is None:
+            raise SessionNotFound(f"there is no session {id!r}", id=id)
+        return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
 
     @query
     def sessions(
@@ -186,7 +191,7 @@ class SessionsOps(Generic[H]):
         conditions = "".join(f" AND {column} = :{column}" for column in given)
         page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
         found = yield from rows(page, **given, after=after, limit=limit)
-        return [info(self.codec, row) for row in found]
+        return [info(self.runtime.codec, row) for row in found]
 
     @query
     def checkpoints(
@@ -209,4 +214,4 @@ class SessionsOps(Generic[H]):
             key=lambda row: (row["created_at"], row["key"]),
             reverse=True,
         )
-        return [header(self.codec, row["session_id"], row) for row in newest[:limit]]
+        return [header(self.runtime.codec, row["session_id"], row) for row in newest[:limit]]

@@ -1,40 +1,33 @@
-"""Sessions: durable conversations or tasks, in trees, each with its status and lease."""
+"""Sessions as users hold them: what all nouns can do with one session, in one class."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar, overload
 
-from ..arguments import require_text, require_text_or_none, shown
-from ..checkpoints import RewindOps, copy_fork_point
-from ..checkpoints.branching import find_and_hold
-from ..checkpoints.collecting import remove_all
-from ..checkpoints.ops import require_version
-from ..checkpoints.reading import naming
-from ..checkpoints.writing import (
-    LOOK,
-    Place,
-    lock_and_look,
-    random_id,
-    record_status,
-    require_writable,
-)
-from ..effects import SessionEffects
-from ..effects.identity import lineage_at
-from ..effects.rows import unlink
-from ..effects.tools import by_name
-from ..effects.undoing import Compensation, Rewound, leave_behind, undo_after
-from ..errors import (
-    InvalidArgument,
-    SessionBusy,
-    SessionNotFound,
-)
-from ..feed import emit, empty_events, plant_tree
-from ..kernel.flow import Flow, flow, perform
-from ..kernel.operation import (
+from .arguments import require_text, require_text_or_none, shown
+from .checkpoints import Heads, RewindOps, copy_fork_point
+from .checkpoints.branching import find_and_hold
+from .checkpoints.collecting import remove_all
+from .checkpoints.ops import require_version
+from .checkpoints.reading import naming
+from .checkpoints.writing import random_id, record_status
+from .effects import SessionEffects
+from .effects.identity import lineage_at
+from .effects.rows import unlink
+from .effects.tools import by_name
+from .effects.undoing import Compensation, Rewound, leave_behind, undo_after
+from .errors import InvalidArgument, SessionBusy, SessionNotFound
+from .feed import emit, empty_events, plant_tree
+from .kernel.awaiting import Opening
+from .kernel.flow import Flow, finish, flow, in_thread, perform
+from .kernel.handle import Async, C, Sync
+from .kernel.operation import (
     AfterCommit,
+    Call,
     Lock,
     Op,
     Row,
@@ -44,13 +37,13 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..leases import LeasedTable
-from ..records import Checkpoint, Lease, SessionInfo, Status
-from ..spend import FORGET_DETAILS, SpendOps
-from .rows import COLUMNS, READ, info
+from .leases import Heartbeat, LeasedTable, default_holder
+from .records import Checkpoint, Lease, SessionInfo, Status
+from .sessions.access import LOOK, Driven, Place, lock_and_look, require_writable
+from .sessions.rows import COLUMNS, READ, info
+from .spend import FORGET_DETAILS, SpendOps
 
-H = TypeVar("H")
-J = TypeVar("J")
+R = TypeVar("R")
 
 SESSIONS = LeasedTable("hf_sessions", "session")
 
@@ -107,52 +100,28 @@ WHERE number = :number AND holder <> :holder
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
 
-class Attached(Protocol):
-    """What hangs on sessions and goes with them; the tree is locked when it is told."""
-
-    def cancel(self, numbers: Sequence[int]) -> Op[None]:
-        """Cancel what belongs to sessions that are about to be cancelled."""
-        ...
-
-    def remove(self, number: int) -> Op[None]:
-        """Remove what belongs to a session that is about to be deleted."""
-        ...
-
-    def rewind(self, number: int, keeping: str | None) -> Op[None]:
-        """Fence what runs for a session that is rewound, except the item that rewinds it."""
-        ...
-
-
-class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
-    """What one session does, beside its checkpoints."""
-
-    owner: Any
-    name: str | None
-    attached: Sequence[Attached]
-
-    def _session(self, id: str, number: int, root_id: str, name: str | None) -> H:
-        """Return a handle of this colour."""
-        raise NotImplementedError
+class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
+    """A session; every change is durable when its call returns."""
 
     @property
     def url(self) -> str:
         """The URL that opens this session's store again; a temporary store has none."""
-        return str(self.owner.url)
+        return self.runtime.target.url
 
     @query
     def info(self) -> Op[SessionInfo]:
         """Return the session as it is stored now."""
-        return info(self.codec, (yield from self._row()))
+        return info(self.runtime.codec, (yield from self._row()))
 
     @query
     def children(self) -> Op[list[SessionInfo]]:
         """Return the sessions whose parent this is."""
-        return [info(self.codec, row) for row in (yield from rows(CHILDREN, id=self.id))]
+        return [info(self.runtime.codec, row) for row in (yield from rows(CHILDREN, id=self.id))]
 
     @query
     def tree(self) -> Op[list[SessionInfo]]:
         """Return this session and everything below it, parents before their children."""
-        return [info(self.codec, row) for row in (yield from rows(DESCENDANTS, id=self.id))]
+        return [info(self.runtime.codec, row) for row in (yield from rows(DESCENDANTS, id=self.id))]
 
     @operation
     def end(self, status: Status = "completed") -> Op[None]:
@@ -162,7 +131,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
                 f"a session ends as completed, failed or cancelled, not {shown(status)}"
             )
         row = require_writable(self._place(), (yield from lock_and_look(self._place())))
-        yield from record_status(self.codec, self.heads, self._place(), row["status"], status)
+        yield from record_status(self.runtime, self._place(), row["status"], status)
         yield from rows(SET_STATUS, number=self.number, status=status, raised=0)
 
     @operation
@@ -175,13 +144,13 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         yield from self._row()
         found = yield from rows(DESCENDANTS, id=self.id)
         doomed = [row for row in found if row["status"] in {"active", "waiting"}]
-        for attached in self.attached:
-            yield from attached.cancel([row["number"] for row in found])
+        for noun in self.runtime.nouns:
+            yield from noun.cancel(self.runtime, [row["number"] for row in found])
         for row in doomed:
             # The lease is taken away first: the record is then nobody's to refuse.
             yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
             place = Place(row["id"], row["number"], self.root_id, None)
-            yield from record_status(self.codec, self.heads, place, row["status"], "cancelled")
+            yield from record_status(self.runtime, place, row["status"], "cancelled")
             yield from rows(SET_STATUS, number=row["number"], status="cancelled", raised=0)
         return [row["id"] for row in doomed]
 
@@ -206,20 +175,25 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
                     session_id=row["id"],
                 )
         for row in reversed(doomed):
-            for attached in self.attached:
-                yield from attached.remove(row["number"])
+            for noun in self.runtime.nouns:
+                yield from noun.remove(self.runtime, row["number"])
             yield from unlink(row["number"])
             yield from rows(FORGET_DETAILS, number=row["number"])
-            yield from remove_all(self.codec, row["number"])
+            yield from remove_all(self.runtime.codec, row["number"])
             yield from rows(DELETE, number=row["number"])
         ids = [row["id"] for row in doomed]
-        yield from empty_events(self.codec, self.root_id, ids)
-        yield from emit(self.codec, self.root_id, self.id, "session_deleted", {"sessions": ids})
-        yield AfterCommit(lambda: self.heads.forget(*(row["number"] for row in doomed)))
+        yield from empty_events(self.runtime.codec, self.root_id, ids)
+        yield from emit(
+            self.runtime.codec, self.root_id, self.id, "session_deleted", {"sessions": ids}
+        )
+        heads = Heads.of(self.runtime)
+        yield AfterCommit(lambda: heads.forget(*(row["number"] for row in doomed)))
         return ids
 
     @operation
-    def fork(self, version: int, *, id: str | None = None, name: str | None = None) -> Op[H]:
+    def fork(
+        self, version: int, *, id: str | None = None, name: str | None = None
+    ) -> Op[Session[C]]:
         """Start a session that shares this one's history up to a version, at no cost per item.
 
         It stands beside this one in the tree; the fork of a root is a new root.
@@ -235,7 +209,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             root_id = new_id
             yield from plant_tree(root_id)
             yield Lock(root_id)
-        metadata = self.codec.unpack(origin["metadata"], context=("hf_sessions", self.id))
+        metadata = self.runtime.codec.unpack(origin["metadata"], context=("hf_sessions", self.id))
         created = yield from one(
             COPY,
             id=new_id,
@@ -243,7 +217,7 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             root_id=root_id,
             version=version,
             head=random_id((yield from fresh_id())),
-            metadata=self.codec.pack(metadata, context=("hf_sessions", new_id)),
+            metadata=self.runtime.codec.pack(metadata, context=("hf_sessions", new_id)),
             number=self.number,
             owner=owner,
             lineage=(yield from lineage_at(self.number, self.id, version)),
@@ -251,10 +225,10 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         if created is None:
             raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
         with naming(self.id, version):
-            yield from copy_fork_point(self.codec, owner, row, created["number"])
+            yield from copy_fork_point(self.runtime.codec, owner, row, created["number"])
         data = {"origin": self.id, "version": version}
-        yield from emit(self.codec, root_id, new_id, "session_forked", data)
-        return self._session(new_id, created["number"], root_id, name or origin["name"])
+        yield from emit(self.runtime.codec, root_id, new_id, "session_forked", data)
+        return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
 
     @operation
     def move_back(self, version: int) -> Op[Rewound]:
@@ -268,8 +242,8 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         place = self._place()
         require_writable(place, (yield from lock_and_look(place)))
         keeping = None if self.guard is None else self.guard.id
-        for attached in self.attached:
-            yield from attached.rewind(self.number, keeping)
+        for noun in self.runtime.nouns:
+            yield from noun.rewind(self.runtime, self.number, keeping)
         if self.fence is None:
             yield from rows(FENCE_EXPIRED, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)
@@ -278,6 +252,23 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},
             **{name: getattr(left, name) for name in Compensation.__dataclass_fields__},
         )
+
+    @flow
+    def rewind(self, version: int, *, tools: object = None) -> Flow[Rewound]:
+        """Undo what was done since a version, newest first, and go on from it in a new epoch.
+
+        `tools` are those to undo with, beside those that this process has called. What was not
+        undone stands: equal calls get its result, it is listed with the reason, and unless it is
+        irreversible it can be compensated later.
+        """
+        require_version(version)
+        known = {**self.ledger.tools, **by_name(tools)}
+        place = self._place()
+        tried = yield from undo_after(self.ledger, place, version, known, self.holder)
+        rewound = yield from perform(Session.move_back, self, version)
+        reasons = {effect.id: (effect, why) for effect, why in rewound.not_undone}
+        reasons |= {effect.id: (effect, why) for effect, why in tried.not_undone}
+        return replace(rewound, undone=tried.undone, not_undone=tuple(reasons.values()))
 
     @operation
     def lease(self, holder: str, lease_seconds: float, *, instance: str | None = None) -> Op[Lease]:
@@ -306,6 +297,44 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
     def release(self, lease: Lease) -> Op[None]:
         """Give the lease back, or raise LeaseLost."""
         yield from SESSIONS.release(lease)
+
+    @overload
+    def drive(
+        self: Session[Sync],
+        holder: str | None = None,
+        lease_seconds: float = 60,
+        *,
+        instance: str | None = None,
+    ) -> DrivenSession[Sync]: ...
+    @overload
+    def drive(
+        self: Session[Async],
+        holder: str | None = None,
+        lease_seconds: float = 60,
+        *,
+        instance: str | None = None,
+    ) -> Opening[DrivenSession[Async]]: ...
+    def drive(
+        self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
+    ) -> Any:
+        """Take the session's lease and keep it until closed: one process advances a session.
+
+        An async session is driven by `await` or `async with`. Raises SessionBusy while another
+        drives it; `instance` names this one over restarts, and fences what an earlier boot of that
+        name still holds.
+        """
+        lease = SessionLease(self, holder, lease_seconds, instance)
+        if self.runtime.is_async:
+            return Opening(_drive_async(self, lease))
+        self.runtime.driver.entrance.require_outside()
+        driven = DrivenSession(self, lease)
+        try:
+            driven.take(driven.heartbeat.take())
+        except BaseException:
+            driven.heartbeat.stops.put(None)
+            driven.heartbeat.leave()
+            raise
+        return driven
 
     @query
     def environment(self) -> Op[dict[str, str]]:
@@ -339,22 +368,95 @@ class SessionOps(RewindOps, SpendOps, SessionEffects[J], Generic[H, J]):
         return row
 
 
-class Rewinding:
-    """Going back with undos, which run between transactions."""
+class SessionLease:
+    """A session's lease as its heartbeat has it: on a thread, whatever the session's colour."""
 
-    @flow
-    def rewind(self: Any, version: int, *, tools: object = None) -> Flow[Rewound]:
-        """Undo what was done since a version, newest first, and go on from it in a new epoch.
+    def __init__(
+        self, session: Session[Any], holder: str | None, lease_seconds: float, instance: str | None
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        self._session = session
+        self._holder = default_holder() if holder is None else holder
+        self._instance = instance
+        self._driven = Driven.of(session.runtime)
 
-        `tools` are those to undo with, beside those that this process has called. What was not
-        undone stands: equal calls get its result, it is listed with the reason, and unless it is
-        irreversible it can be compensated later.
-        """
-        require_version(version)
-        known = {**self.ledger.tools, **by_name(tools)}
-        place = self._place()
-        tried = yield from undo_after(self.ledger, place, version, known, self.holder)
-        rewound = yield from perform(SessionOps.move_back, self, version)
-        reasons = {effect.id: (effect, why) for effect, why in rewound.not_undone}
-        reasons |= {effect.id: (effect, why) for effect, why in tried.not_undone}
-        return replace(rewound, undone=tried.undone, not_undone=tuple(reasons.values()))
+    def take(self) -> Lease:
+        """Take the lease. Raises SessionBusy while another's is alive."""
+        keywords = {"instance": self._instance}
+        arguments = (self._holder, self.lease_seconds)
+        lease = self._run(Call(Session.lease, self._session, arguments, keywords))
+        self._driven[self._session.number] = lease.fence
+        return lease
+
+    def renew(self, lease: Lease) -> Lease:
+        """Prolong the lease, or raise LeaseLost."""
+        return self._run(Call(Session.renew, self._session, (lease, self.lease_seconds)))
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, or raise LeaseLost."""
+        if self._driven.get(self._session.number) == lease.fence:
+            del self._driven[self._session.number]
+        self._run(Call(Session.release, self._session, (lease,)))
+
+    def _run(self, call: Call[R]) -> R:
+        result: R = self._session.runtime.run(call)
+        return result
+
+
+async def _drive_async(session: Session[Any], lease: SessionLease) -> DrivenSession[Async]:
+    driven: DrivenSession[Async] = DrivenSession(session, lease)
+    heartbeat = driven.heartbeat
+    try:
+        driven.take(await asyncio.wrap_future(in_thread(heartbeat.take)))
+    except BaseException as error:
+        heartbeat.stops.put(None)
+        if not isinstance(error, GeneratorExit):
+            await finish(asyncio.wrap_future(in_thread(heartbeat.leave)))
+        raise
+    return driven
+
+
+class DrivenSession(Session[C]):
+    """A session whose lease this handle holds; all its writes carry the fence.
+
+    The lease is given back when the handle is closed, and also when nobody has it any more.
+    """
+
+    def __init__(self, session: Session[Any], lease: SessionLease) -> None:
+        place = (session.id, session.number, session.root_id, session.name)
+        super().__init__(session.runtime, *place, guard=session.guard)
+        self.heartbeat = Heartbeat(self, lease)
+
+    def take(self, lease: Lease) -> None:
+        """Write under this lease from now on."""
+        self.fence, self.holder = lease.fence, lease.holder
+
+    @overload
+    def close(self: DrivenSession[Sync]) -> None: ...
+    @overload
+    def close(self: DrivenSession[Async]) -> Awaitable[None]: ...
+    def close(self) -> Any:
+        """Give the lease back, also when cancelled; one that is lost already is not an error."""
+        return self._close_async() if self.runtime.is_async else self._close()
+
+    def _close(self) -> None:
+        self.heartbeat.stops.put(None)
+        # A signal handler or `__del__` may be inside a call that the release has to wait for.
+        if not self.runtime.driver.entrance.is_inside:
+            self.heartbeat.finish()
+
+    async def _close_async(self) -> None:
+        self.heartbeat.stops.put(None)
+        await finish(asyncio.wrap_future(in_thread(self.heartbeat.finish)))
+
+    def __enter__(self: DrivenSession[Sync]) -> DrivenSession[Sync]:
+        return self
+
+    def __exit__(self: DrivenSession[Sync], *_: object) -> None:
+        self._close()
+
+    async def __aenter__(self: DrivenSession[Async]) -> DrivenSession[Async]:
+        return self
+
+    async def __aexit__(self: DrivenSession[Async], *_: object) -> None:
+        await self._close_async()

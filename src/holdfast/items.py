@@ -1,16 +1,18 @@
-"""The operations on work: what `store.work` does."""
+"""Work as users hold it: `store.work`, and the handles of its items."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from ..arguments import require_limit, require_one_of, require_text, require_whole
-from ..errors import InvalidArgument
-from ..kernel.finding import find_row
-from ..kernel.flow import Flow, flow
-from ..kernel.operation import (
+from .arguments import require_limit, require_one_of, require_text, require_whole
+from .errors import InvalidArgument
+from .kernel.finding import find_row
+from .kernel.flow import Flow, flow
+from .kernel.handle import C, Handle, Tx
+from .kernel.operation import (
+    AfterCommit,
     Op,
     Row,
     deciding,
@@ -20,13 +22,17 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from . import claiming, finishing, insight
-from .attempt import LEASE_SECONDS, StoreParts, require_held, require_list
-from .claiming import Beat
-from .finishing import IDLE, Ending
-from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
-from .items import (
+from .session import Session
+from .work import claiming, finishing, insight
+from .work.attempt import require_held, require_list
+from .work.claiming import Beat
+from .work.driving import drive
+from .work.effects import ItemEffects
+from .work.finishing import IDLE, Ending, Endings
+from .work.insight import FailedAttempt, Growth, LeaseHealth, WorkCount
+from .work.items import (
     COLUMNS,
+    LEASE_SECONDS,
     READ,
     STATES,
     WORK_STATUSES,
@@ -35,13 +41,10 @@ from .items import (
     Submission,
     WorkStatus,
 )
-from .submitting import submit_all
-from .sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
+from .work.submitting import submit_all
+from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
 
-I = TypeVar("I", bound=Item)  # noqa: E741 - an item's handle of one colour
-
-# Inside WorkOps, `list` is a method.
-Many: TypeAlias = list[I]
+# Inside Work, `list` is a method.
 Counts: TypeAlias = list[WorkCount]
 Grown: TypeAlias = list[Growth]
 Beats: TypeAlias = list[Beat]
@@ -60,12 +63,47 @@ ORDER BY number DESC LIMIT :limit
 """  # noqa: S608
 
 
-class WorkOps(StoreParts, Generic[I]):
-    """Work items that survive their workers."""
+class WorkItem(ItemEffects[C]):
+    """A work item; the handle that a claim gave may write under its lease."""
 
-    def _item(self, row: Row, *, lease_seconds: float | None = None) -> I:
-        """Return a handle of this colour; with a lease it may write."""
-        raise NotImplementedError
+    @property
+    def session(self) -> Session[C] | None:
+        """The item's session, None if it has none; while the item is held, what is written
+        through this handle is written only as long as the item's lease lives.
+        """
+        if self.session_number is None:
+            return None
+        return self._session(self.driving_fence if self.is_held else None)
+
+    @operation
+    def drive(self) -> Op[Session[C]]:
+        """Take the session's lease in this attempt's name, and return the session to advance.
+
+        The item's heartbeat renews it, and whatever ends the attempt gives it back. Raises
+        SessionBusy while somebody else drives the session.
+        """
+        require_held([self])
+        fence = yield from drive(self)
+        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        return self._session(fence)
+
+    def _session(self, fence: int | None) -> Session[C]:
+        assert self.session_id is not None
+        assert self.session_number is not None
+        assert self.root_id is not None
+        place = (self.session_id, self.session_number, self.root_id)
+        if not self.is_held:
+            return Session(self.runtime, *place)
+        return Session(
+            self.runtime, *place, fence=fence, guard=self._guard(), holder=self.holder, item=self
+        )
+
+
+Items: TypeAlias = list[WorkItem[C]]
+
+
+class Work(Handle[C]):
+    """Work items that survive their workers."""
 
     @deciding
     def submit(
@@ -82,7 +120,7 @@ class WorkOps(StoreParts, Generic[I]):
         key: str | None = None,
         on_crash: OnCrash = "retry",
         id: str | None = None,
-    ) -> Op[I]:
+    ) -> Op[WorkItem[C]]:
         """Submit an item; while one with the same key lives in the queue, that one is returned.
 
         An `id` of your own finds its item for ever, or raises RequestMismatch if that is another.
@@ -102,15 +140,15 @@ class WorkOps(StoreParts, Generic[I]):
             on_crash=on_crash,
             id=id,
         )
-        [(row, _)] = yield from submit_all(self.codec, self.signals, [given])
-        return self._item(row)
+        [(row, _)] = yield from submit_all(self.runtime, [given])
+        return WorkItem(self.runtime, row)
 
     @operation
-    def submit_many(self, submissions: Sequence[Submission]) -> Op[Many[I]]:
+    def submit_many(self, submissions: Sequence[Submission]) -> Op[Items[C]]:
         """Submit items in one commit, in this order; all of them or none."""
         require_list("submissions", submissions)
-        found = yield from submit_all(self.codec, self.signals, submissions)
-        return [self._item(row) for row, _ in found]
+        found = yield from submit_all(self.runtime, submissions)
+        return [WorkItem(self.runtime, row) for row, _ in found]
 
     @deciding
     def claim(
@@ -120,13 +158,15 @@ class WorkOps(StoreParts, Generic[I]):
         limit: int = 1,
         queues: Sequence[str] | str | None = None,
         lease_seconds: float = LEASE_SECONDS,
-    ) -> Op[Many[I]]:
+    ) -> Op[Items[C]]:
         """Lease up to `limit` ready items: highest priority first, then in order of submission."""
         found = yield from claiming.claim(holder, limit, queues, lease_seconds)
-        return [self._item(row, lease_seconds=lease_seconds) for row in found]
+        return [WorkItem(self.runtime, row, lease_seconds=lease_seconds) for row in found]
 
     @operation
-    def heartbeat(self, items: Sequence[Item], *, lease_seconds: float | None = None) -> Op[Beats]:
+    def heartbeat(
+        self, items: Sequence[Item[Any]], *, lease_seconds: float | None = None
+    ) -> Op[Beats]:
         """Prolong the leases of items, and return for each whether it is lost or asked to stop."""
         require_held(items)
         seconds = lease_seconds
@@ -147,7 +187,7 @@ class WorkOps(StoreParts, Generic[I]):
         return beats
 
     @operation
-    def complete_many(self, outputs: Sequence[tuple[Item, Any]]) -> Op[Flags]:
+    def complete_many(self, outputs: Sequence[tuple[Item[Any], Any]]) -> Op[Flags]:
         """Complete items in one commit; False for each whose lease was lost, of which nothing is
         written.
         """
@@ -156,10 +196,15 @@ class WorkOps(StoreParts, Generic[I]):
             raise InvalidArgument("outputs must be pairs of a claimed work item and its output")
         require_held([item for item, _ in outputs])
         ended = [
-            (item, Ending("completed", "completed", output=self.codec.encode(out, name="output")))
+            (
+                item,
+                Ending(
+                    "completed", "completed", output=self.runtime.codec.encode(out, name="output")
+                ),
+            )
             for item, out in outputs
         ]
-        found = yield from self._endings().finish(ended)
+        found = yield from Endings(self.runtime).finish(ended)
         return [row is not None for row in found]
 
     @flow
@@ -169,13 +214,13 @@ class WorkOps(StoreParts, Generic[I]):
         Any number of processes may sweep at once.
         """
         require_limit(limit, SWEPT_MAX)
-        return (yield from sweep(self._watchdog(), limit))
+        return (yield from sweep(Watchdog(self.runtime), limit))
 
     @operation
     def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:
         """Make items ready whose time has come; return how many."""
         require_limit(limit, PROMOTED_PER_PASS)
-        return (yield from Watchdog.promote(self._watchdog(), limit))[0]
+        return (yield from Watchdog.promote(Watchdog(self.runtime), limit))[0]
 
     @operation
     def cancel(self, id: str) -> Op[WorkStatus]:
@@ -184,24 +229,24 @@ class WorkOps(StoreParts, Generic[I]):
         A worker that runs it hears of it with its next heartbeat; if it dies, the item is
         cancelled rather than run again. A finished item stays as it is.
         """
-        return (yield from self._endings().cancel((yield from self._found(id))))
+        return (yield from Endings(self.runtime).cancel((yield from self._found(id))))
 
     @operation
-    def retry(self, id: str) -> Op[I]:
+    def retry(self, id: str) -> Op[WorkItem[C]]:
         """Make a pending item ready now that waits for its time or for review."""
         item = yield from self._found(id)
         ending = Ending("pending", "retried by hand")
-        [row] = yield from self._endings().finish([(item, ending)], IDLE)
+        [row] = yield from Endings(self.runtime).finish([(item, ending)], IDLE)
         if row is None:
             now = yield from self._found(id)
             raise InvalidArgument(
                 f"work item {id} is {now.status}; only a pending one can be made ready, and a "
                 "failed one redriven"
             )
-        return self._item((yield from self._found_row(id)))
+        return WorkItem(self.runtime, (yield from self._found_row(id)))
 
     @operation
-    def redrive(self, id: str) -> Op[I]:
+    def redrive(self, id: str) -> Op[WorkItem[C]]:
         """Submit a failed or cancelled item again, as a new one that names it; only once.
 
         Refused while another item has its key.
@@ -221,17 +266,17 @@ class WorkOps(StoreParts, Generic[I]):
             key=dead.key,
             on_crash=dead.on_crash,
         )
-        [(row, _)] = yield from submit_all(self.codec, self.signals, [again], redriven=dead)
-        return self._item(row)
+        [(row, _)] = yield from submit_all(self.runtime, [again], redriven=dead)
+        return WorkItem(self.runtime, row)
 
     @query
-    def get(self, id: str, *, fence: int | None = None) -> Op[I]:
+    def get(self, id: str, *, fence: int | None = None) -> Op[WorkItem[C]]:
         """Return an item, or NotFound. With the fence of its lease the handle may write."""
         row = yield from self._found_row(id)
         if fence is None:
-            return self._item(row)
+            return WorkItem(self.runtime, row)
         require_whole("fence", fence, 1, 2**63 - 1)
-        item = self._item(row, lease_seconds=LEASE_SECONDS)
+        item: WorkItem[C] = WorkItem(self.runtime, row, LEASE_SECONDS)
         if item.fence != fence or item.state != "in_progress":
             item.fence = fence
             raise (yield from finishing.lost(item))
@@ -248,7 +293,7 @@ class WorkOps(StoreParts, Generic[I]):
         queue: str | None = None,
         before: int | None = None,
         limit: int = 100,
-    ) -> Op[Many[I]]:
+    ) -> Op[Items[C]]:
         """Return items, the newest first; `before` is the `number` of the last one seen."""
         statuses = () if status is None else _statuses(status)
         require_limit(limit, ITEMS_PER_PAGE_MAX)
@@ -260,14 +305,14 @@ class WorkOps(StoreParts, Generic[I]):
         page = _page(given, statuses)
         bounds = {"before": _before(before), "limit": limit}
         found = yield from rows(page, **given, **bounds)
-        return [self._item(row) for row in found]
+        return [WorkItem(self.runtime, row) for row in found]
 
     @query
-    def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Many[I]]:
+    def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Items[C]]:
         """Return failed items that nobody has redriven, the newest first."""
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         found = yield from rows(DEAD, before=_before(before), limit=limit)
-        return [self._item(row) for row in found]
+        return [WorkItem(self.runtime, row) for row in found]
 
     @large_query
     def counts(self, *, finished: bool = True) -> Op[Counts]:
@@ -286,7 +331,7 @@ class WorkOps(StoreParts, Generic[I]):
         return (yield from insight.growth(limit))
 
     @query
-    def find(self, id: str) -> Op[I]:
+    def find(self, id: str) -> Op[WorkItem[C]]:
         """Return an item by its id, its number, or the beginning of its id; or NotFound.
 
         8 characters or more are enough if no other id begins with them.
@@ -294,13 +339,13 @@ class WorkOps(StoreParts, Generic[I]):
         row = yield from find_row("work item", SELECT, require_text("id", id))
         if row is None:
             raise finishing.not_found(id)
-        return self._item(row)
+        return WorkItem(self.runtime, row)
 
     @query
     def errors(self, id: str) -> Op[Failures]:
         """Return the last attempts of an item that failed, the newest first; at least 10."""
         row = yield from self._found_row(id)
-        return (yield from insight.errors(self.codec, row))
+        return (yield from insight.errors(self.runtime.codec, row))
 
     @query
     def why(self, id: str) -> Op[str]:
@@ -308,7 +353,7 @@ class WorkOps(StoreParts, Generic[I]):
         row = yield from one(insight.LOOK, id=require_text("id", id))
         if row is None:
             raise finishing.not_found(id)
-        return (yield from insight.why(self._item(row), row["now"]))
+        return (yield from insight.why(WorkItem(self.runtime, row), row["now"]))
 
     def _found_row(self, id: str) -> Op[Row]:
         row = yield from one(READ, id=require_text("id", id))
@@ -316,11 +361,14 @@ class WorkOps(StoreParts, Generic[I]):
             raise finishing.not_found(id)
         return row
 
-    def _found(self, id: str) -> Op[I]:
-        return self._item((yield from self._found_row(id)))
+    def _found(self, id: str) -> Op[WorkItem[C]]:
+        return WorkItem(self.runtime, (yield from self._found_row(id)))
 
-    def _watchdog(self) -> Watchdog:
-        return Watchdog(self.codec, self.heads, self.signals)
+    def within(self: Work[Tx], item: Item[Any]) -> WorkItem[Tx]:
+        """Return an item's handle for this transaction, with the item's lease."""
+        inside: WorkItem[Tx] = WorkItem(self.runtime, {})
+        inside._adopt(item)
+        return inside
 
 
 def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:

@@ -1,0 +1,54 @@
+"""What every handle of a session keeps, whatever it can do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..kernel.handle import C, Handle, Runtime
+from ..kernel.operation import Lock, Op, rows
+from ..leases import Guard
+from .access import LOOK, Driven, Place, require_fence
+
+
+class SessionHandle(Handle[C]):
+    """One session, and the lease under which this handle writes to it, if any."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        id: str,
+        number: int,
+        root_id: str,
+        name: str | None = None,
+        *,
+        fence: int | None = None,
+        guard: Guard | None = None,
+        holder: str | None = None,
+        item: Any = None,
+    ) -> None:
+        super().__init__(runtime)
+        self.id = id
+        self.number = number
+        self.root_id = root_id
+        self.name = name
+        self.fence = fence
+        self.guard = guard
+        self.holder = holder
+        self.item = item
+        """The work item whose attempt this handle writes for, if it came from one."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def _place(self) -> Place:
+        driven_fence = Driven.of(self.runtime).get(self.number)
+        return Place(self.id, self.number, self.root_id, self.fence, self.guard, driven_fence)
+
+    def _lock(self) -> Op[None]:
+        """Lock the tree; a driver that has lost its lease goes no further."""
+        yield Lock(self.root_id)
+        if self.guard is not None:
+            yield from self.guard.check()
+        if self.fence is not None:
+            for row in (yield from rows(LOOK, number=self.number)):
+                require_fence(self._place(), row)
