@@ -14,6 +14,7 @@ from itertools import groupby
 from .arguments import require_limit, require_text, require_whole
 from .codec import Codec
 from .errors import NotFound
+from .kernel.nouns import Noun
 from .kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
 from .records import Event
 
@@ -58,6 +59,10 @@ UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
 )
 """
 EVENTS_PER_READ_MAX = 10_000
+
+
+class FeedNoun(Noun):
+    """The feed, and the trees whose order it keeps."""
 
 
 def plant_tree(root_id: str) -> Op[None]:

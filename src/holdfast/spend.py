@@ -19,6 +19,7 @@ from .codec import Codec
 from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from .feed import emit
 from .kernel.handle import C, Handle
+from .kernel.nouns import Noun
 from .kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
 from .sessions.handle import SessionHandle
 
@@ -157,6 +158,10 @@ class Spent:
     def tokens(self) -> int:
         """Tokens in and out."""
         return self.input_tokens + self.output_tokens
+
+
+class SpendNoun(Noun):
+    """Spend: what attempts cost, and the totals of sessions and trees."""
 
 
 class SpendOps(SessionHandle[C]):

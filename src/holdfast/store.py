@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
 from .arguments import require_one_of, require_seconds
+from .checkpoints import CheckpointsNoun
 from .ciphers import keys_of_environment
 from .clock import Clock, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
-from .effects import Ledger, StoreEffects
+from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
-from .feed import event_statements, events_if_done, lock_statement, read_events
+from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .items import Work
 from .kernel import health
 from .kernel.attempt import Hooks, Services
@@ -46,16 +47,23 @@ from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
 from .redaction import Redaction, Redactor, require_key
 from .session import Session
-from .sessions import Identity, IdentityOps
-from .spend import StoreSpend
+from .sessions import Identity, IdentityOps, SessionsNoun
+from .spend import SpendNoun, StoreSpend
 from .store_sessions import StoreSessions
 from .work import WorkNoun
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Everything that hangs on sessions. What a new noun adds here takes part in their life.
-NOUNS = (WorkNoun(),)
+# Everything that a store keeps, each after what it stands on. A new noun is a package and a line.
+NOUNS = (
+    FeedNoun(),
+    SessionsNoun(),
+    CheckpointsNoun(),
+    EffectsNoun(),
+    SpendNoun(),
+    WorkNoun(),
+)
 
 COMPOSED_SECONDS_MAX = 1.0
 BUSY_SECONDS = 10.0

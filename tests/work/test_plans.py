@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Submission
 from holdfast import items as ops
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claiming, finishing, items, submitting, sweeping
+from holdfast.work import claiming, finishing, items, noun, submitting, sweeping
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -56,8 +56,8 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
     "next due": (sweeping.NEXT_DUE, {}, {"ix_work_scheduled"}),
     "old": (sweeping.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
-    "of a session": (sweeping.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
-    "waiting for an effect": (sweeping.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
+    "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
+    "waiting for an effect": (noun.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
     "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
     "dead": (ops.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
     "failed": (ops._page({}, ["failed"]), PAGE, {"ix_work_dead"}),

@@ -2,5 +2,6 @@
 
 from .branching import RewindOps, copy_fork_point
 from .heads import Heads
+from .noun import CheckpointsNoun
 
-__all__ = ["Heads", "RewindOps", "copy_fork_point"]
+__all__ = ["CheckpointsNoun", "Heads", "RewindOps", "copy_fork_point"]

@@ -3,6 +3,7 @@
 from .calls import Result
 from .issued import Issued, Replay
 from .ledger import Ledger
+from .noun import EffectsNoun
 from .ops import SessionEffects, StoreEffects
 from .rows import Ticket
 from .tools import Landed, NotLanded, Tool, Unknown, tool
@@ -10,6 +11,7 @@ from .undoing import Compensation, Rewound
 
 __all__ = [
     "Compensation",
+    "EffectsNoun",
     "Issued",
     "Landed",
     "Ledger",

@@ -3,5 +3,6 @@
 from .access import Driven, Place
 from .handle import SessionHandle
 from .identity import Identity, IdentityOps
+from .noun import SessionsNoun
 
-__all__ = ["Driven", "Identity", "IdentityOps", "Place", "SessionHandle"]
+__all__ = ["Driven", "Identity", "IdentityOps", "Place", "SessionHandle", "SessionsNoun"]

@@ -3,8 +3,9 @@
 from .claiming import Beat
 from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
+from .noun import WorkNoun
 from .submitting import topic
-from .sweeping import Swept, Watchdog, WorkNoun, prune
+from .sweeping import Swept, Watchdog, prune
 
 __all__ = [
     "WORK_STATUSES",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,9 +11,8 @@ from ..errors import CorruptRecord, StoreBusy
 from ..feed import emit, through_door
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Noun
 from ..kernel.operation import Lock, Op, Query, Row, one, operation, query, rows
-from .finishing import EXPIRED, HELD, IDLE, LIVE, RESOLVED, Ending, Endings, expiring
+from .finishing import EXPIRED, Endings, expiring
 from .items import COLUMNS, Item
 from .submitting import ring
 
@@ -44,19 +42,6 @@ NEXT_DUE = """
 SELECT available_at, :now AS now FROM hf_work WHERE state = 'scheduled'
 ORDER BY available_at, number LIMIT 1
 """
-LIVE_OF_SESSIONS = f"""
-SELECT {COLUMNS} FROM hf_work
-WHERE session_number IN (
-        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-    )
-    AND state IN ('scheduled', 'pending', 'in_progress', 'review')
-ORDER BY number /*pg FOR NO KEY UPDATE */
-"""  # noqa: S608
-AWAITING = f"""
-SELECT {COLUMNS} FROM hf_work WHERE state = 'review' AND waits_for_effect = :effect_id
-ORDER BY number
-"""  # noqa: S608
-REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
 OLD = """
 SELECT number, root_id, session_id FROM hf_work
 WHERE completed_at IS NOT NULL AND completed_at < :now - :age_ms
@@ -181,38 +166,3 @@ def by_tree(found: Sequence[Row]) -> list[list[Row]]:
         return row["root_id"] or ""
 
     return [list(group) for _, group in groupby(sorted(found, key=tree), key=tree)]
-
-
-class WorkNoun(Noun):
-    """Work items follow the sessions they belong to, and the effects they wait for."""
-
-    def cancel(self, runtime: Runtime, numbers: Sequence[int]) -> Op[None]:
-        """Cancel the items of sessions; whoever runs one is fenced."""
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps(dict.fromkeys(numbers)))
-        ending = Ending("cancelled", "session cancelled", fences=1)
-        yield from _end(runtime, found, ending, LIVE)
-
-    def remove(self, runtime: Runtime, number: int) -> Op[None]:
-        """Remove a session's items."""
-        yield from through_door(f"work of {number}", Query(REMOVE_OF_SESSION, {"number": number}))
-
-    def rewind(self, runtime: Runtime, number: int, keeping: str | None) -> Op[None]:
-        """Fence whoever runs an item of a session, and make it ready again; no retry is spent.
-
-        The item `keeping`, which rewinds its own session, runs on.
-        """
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps({number: None}))
-        running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
-        ending = Ending("pending", "session rewound", fences=1, releases=1)
-        yield from _end(runtime, running, ending, HELD)
-
-    def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
-        """Make items ready that waited for an effect to be resolved."""
-        found = yield from rows(AWAITING, effect_id=effect_id)
-        yield from _end(runtime, found, RESOLVED, IDLE)
-
-
-def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:
-    if found:
-        ended = [(Item[Any](runtime, row), ending) for row in found]
-        yield from Endings(runtime).finish(ended, statement)
