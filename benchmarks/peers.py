@@ -23,7 +23,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import holdfast
-from holdfast.feed import ADVANCE, APPEND, LOCK
+from holdfast.feed.events import ADVANCE, APPEND, LOCK
 from holdfast.kernel.sql import Dialect
 from holdfast.testing.nouns import ADD, VALUE, Counter, Setup
 

@@ -17,7 +17,7 @@ import holdfast
 from holdfast.cli.app import run
 from holdfast.kernel.operation import rows
 from holdfast.portable import frames as format
-from holdfast.spend import LIST
+from holdfast.spend.ledger import LIST
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints.looking import Look
 

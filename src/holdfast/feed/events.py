@@ -11,12 +11,11 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 
-from .arguments import require_limit, require_text, require_whole
-from .codec import Codec
-from .errors import NotFound
-from .kernel.nouns import Noun
-from .kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
-from .records import Event
+from ..arguments import require_limit, require_text, require_whole
+from ..codec import Codec
+from ..errors import NotFound
+from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
+from ..records import Event
 
 PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
 LOCK = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
@@ -59,10 +58,6 @@ UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
 )
 """
 EVENTS_PER_READ_MAX = 10_000
-
-
-class FeedNoun(Noun):
-    """The feed, and the trees whose order it keeps."""
 
 
 def plant_tree(root_id: str) -> Op[None]:

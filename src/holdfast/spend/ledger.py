@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
-from .arguments import require_limit, require_one_of, require_text, require_whole, shown
-from .codec import Codec
-from .errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
-from .feed import emit
-from .kernel.handle import C, Handle
-from .kernel.nouns import Noun
-from .kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
-from .sessions.handle import SessionHandle
+from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
+from ..codec import Codec
+from ..errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
+from ..feed import emit
+from ..kernel.handle import C, Handle
+from ..kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
+from ..sessions.handle import SessionHandle
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -158,10 +157,6 @@ class Spent:
     def tokens(self) -> int:
         """Tokens in and out."""
         return self.input_tokens + self.output_tokens
-
-
-class SpendNoun(Noun):
-    """Spend: what attempts cost, and the totals of sessions and trees."""
 
 
 class SpendOps(SessionHandle[C]):

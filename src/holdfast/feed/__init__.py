@@ -1,0 +1,29 @@
+"""The feed: every committed change of a session tree, once, in commit order."""
+
+from .events import (
+    emit,
+    empty_events,
+    event,
+    event_statements,
+    events_if_done,
+    lock_statement,
+    lock_tree,
+    plant_tree,
+    read_events,
+    through_door,
+)
+from .noun import FeedNoun
+
+__all__ = [
+    "FeedNoun",
+    "emit",
+    "empty_events",
+    "event",
+    "event_statements",
+    "events_if_done",
+    "lock_statement",
+    "lock_tree",
+    "plant_tree",
+    "read_events",
+    "through_door",
+]
