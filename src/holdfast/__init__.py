@@ -64,20 +64,21 @@ from .kernel.handle import Async, Sync, Tx
 from .kernel.operation import Op
 from .maintenance import Pruned, Recovered
 from .portable import Exported, Imported
-from .records import Checkpoint, Effect, Event, Lease, LoadedCheckpoint, ResumePoint, SessionInfo
+from .records import (
+    Checkpoint,
+    Effect,
+    Event,
+    Lease,
+    LoadedCheckpoint,
+    ResumePoint,
+    SessionInfo,
+    Swept,
+)
 from .redaction import NoRedaction, Redactor
 from .session import DrivenSession, Session
 from .spend import Spend, SpendGroup, SpendSum, Spent
 from .store import AsyncStore, Store, Transaction, aopen, current_session, open
-from .work import (
-    Beat,
-    FailedAttempt,
-    Growth,
-    LeaseHealth,
-    Submission,
-    Swept,
-    WorkCount,
-)
+from .work import Beat, FailedAttempt, Growth, LeaseHealth, Submission, WorkCount
 from .worker import RunningItem, Worker
 
 __version__ = "0.1.0"

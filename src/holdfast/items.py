@@ -11,6 +11,7 @@ from .errors import InvalidArgument
 from .kernel.finding import find_row
 from .kernel.flow import Flow, flow
 from .kernel.handle import C, Handle, Tx
+from .kernel.nouns import SWEPT_PER_PASS
 from .kernel.operation import (
     AfterCommit,
     Op,
@@ -22,6 +23,7 @@ from .kernel.operation import (
     query,
     rows,
 )
+from .records import Swept
 from .session import Session
 from .work import claiming, finishing, insight
 from .work.attempt import require_held, require_list
@@ -42,7 +44,7 @@ from .work.items import (
     WorkStatus,
 )
 from .work.submitting import submit_all
-from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, SWEPT_PER_PASS, Swept, Watchdog, sweep
+from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, Watchdog, sweep
 
 # Inside Work, `list` is a method.
 Counts: TypeAlias = list[WorkCount]
@@ -214,7 +216,7 @@ class Work(Handle[C]):
         Any number of processes may sweep at once.
         """
         require_limit(limit, SWEPT_MAX)
-        return (yield from sweep(Watchdog(self.runtime), limit))
+        return (yield from sweep(self.runtime, limit))
 
     @operation
     def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:

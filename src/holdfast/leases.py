@@ -39,6 +39,9 @@ SELF_FENCE_SHARE = 0.2
 LEAVE_SECONDS_MAX = 2.0
 log = logging.getLogger("holdfast.leases")
 
+# The holder `boots…`, where `boots` is an instance's name, but not the boot that is running now.
+EARLIER_BOOT = """holder <> :holder
+    AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots"""
 ACQUIRE = """
 UPDATE {table} SET holder = :holder, fence = fence + 1, lease_expires_at = :now + :lease_ms
 WHERE id = :id AND (holder IS NULL OR lease_expires_at <= :now)

@@ -199,6 +199,31 @@ class Effect:
     unlinked_at: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep did; `has_more` says that another pass would find more.
+
+    `next_due_ms` is how long until the next delayed item is due, None if there is none.
+    """
+
+    requeued: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    parked: int = 0
+    promoted: int = 0
+    has_more: bool = False
+    next_due_ms: int | None = None
+
+    def __add__(self, other: Swept) -> Swept:
+        counts = ("requeued", "failed", "cancelled", "parked", "promoted")
+        due = [swept.next_due_ms for swept in (self, other) if swept.next_due_ms is not None]
+        return Swept(
+            **{name: getattr(self, name) + getattr(other, name) for name in counts},
+            has_more=self.has_more or other.has_more,
+            next_due_ms=min(due, default=None),
+        )
+
+
 class IdSource:
     """Makes sortable ids in the form of UUIDv7; within one source each is greater than the last."""
 

@@ -12,7 +12,8 @@ from .. import store
 from ..codec import from_json
 from ..errors import InvalidArgument, Refused
 from ..items import WorkItem
-from ..work import WORK_STATUSES, OnCrash, Swept, WorkStatus
+from ..records import Swept
+from ..work import WORK_STATUSES, OnCrash, WorkStatus
 from . import worker, worktop
 from .completion import item_ids, one_of
 from .groups import confirm, group

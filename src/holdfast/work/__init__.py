@@ -5,7 +5,7 @@ from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .noun import WorkNoun
 from .submitting import topic
-from .sweeping import Swept, Watchdog, prune
+from .sweeping import Watchdog, prune
 
 __all__ = [
     "WORK_STATUSES",
@@ -15,7 +15,6 @@ __all__ = [
     "LeaseHealth",
     "OnCrash",
     "Submission",
-    "Swept",
     "Watchdog",
     "WorkCount",
     "WorkNoun",

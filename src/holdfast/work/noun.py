@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..feed import through_door
+from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, Row, rows
+from ..leases import EARLIER_BOOT
+from ..records import Swept
 from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
 from .items import COLUMNS, Item
+from .sweeping import sweep
 
 LIVE_OF_SESSIONS = f"""
 SELECT {COLUMNS} FROM hf_work
@@ -24,6 +28,11 @@ ORDER BY number /*pg FOR NO KEY UPDATE */
 AWAITING = f"""
 SELECT {COLUMNS} FROM hf_work WHERE state = 'review' AND waits_for_effect = :effect_id
 ORDER BY number
+"""  # noqa: S608
+FENCE = f"""
+UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
+WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
+RETURNING id
 """  # noqa: S608
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
 
@@ -55,6 +64,14 @@ class WorkNoun(Noun):
         """Make items ready that waited for an effect to be resolved."""
         found = yield from rows(AWAITING, effect_id=effect_id)
         yield from _end(runtime, found, RESOLVED, IDLE)
+
+    def fence(self, holder: str, boots: str) -> Op[int]:
+        """End the leases of items that earlier boots run."""
+        return len((yield from rows(FENCE, holder=holder, boots=boots)))
+
+    def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
+        """Requeue or end items whose lease ran out, and promote what is due."""
+        return (yield from sweep(runtime, limit))
 
 
 def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,11 +11,11 @@ from ..feed import emit, through_door
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import Runtime
 from ..kernel.operation import Lock, Op, Query, Row, one, operation, query, rows
+from ..records import Swept
 from .finishing import EXPIRED, Endings, expiring
 from .items import COLUMNS, Item
 from .submitting import ring
 
-SWEPT_PER_PASS = 100
 SWEPT_MAX = 1_000
 PROMOTED_PER_PASS = 1_000
 ITEMS_PER_PASS = 500
@@ -48,22 +47,6 @@ WHERE completed_at IS NOT NULL AND completed_at < :now - :age_ms
 ORDER BY completed_at, number LIMIT :limit
 """
 REMOVE = "DELETE FROM hf_work WHERE number = :number AND completed_at IS NOT NULL RETURNING number"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """What a sweep did; `has_more` says that another pass would find more.
-
-    `next_due_ms` is how long until the next delayed item is due, None if there is none.
-    """
-
-    requeued: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    parked: int = 0
-    promoted: int = 0
-    has_more: bool = False
-    next_due_ms: int | None = None
 
 
 class Watchdog:
@@ -116,8 +99,9 @@ class Watchdog:
         return count
 
 
-def sweep(watchdog: Watchdog, limit: int) -> Flow[Swept]:
+def sweep(runtime: Runtime, limit: int) -> Flow[Swept]:
     """Requeue or end items whose lease ran out, one tree at a time; then promote what is due."""
+    watchdog = Watchdog(runtime)
     found = yield from perform(Watchdog.expired, watchdog, limit)
     counts: dict[str, int] = {}
     for rows_of_tree in by_tree(found):

@@ -13,6 +13,7 @@ from ..errors import StoreClosed
 from ..kernel.flow import Flow, run_flow
 from ..kernel.threads import Thread
 from ..maintenance.forgetting import forget_effects
+from ..maintenance.recovery import sweep
 from ..maintenance.retention import EFFECT_DAYS, KEY_DAYS, require_days
 from ..store import Store
 from ..work import Watchdog, prune
@@ -89,7 +90,7 @@ class Upkeep:
 
     def _sweep(self) -> None:
         for _ in range(SWEEPS_PER_PASS):
-            swept = self._store.work.sweep()
+            swept = run_flow(self._store.runtime.driver, sweep(self._store.runtime))
             if swept.promoted:
                 # Rings of its own store's items reach it too, but only where signals work.
                 self._wake()
