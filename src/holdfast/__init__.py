@@ -1,6 +1,7 @@
 """Holdfast: durable state for AI agents."""
 
 from .checkpoints.diffing import Diff
+from .checkpoints.growth import Growth
 from .clock import SystemClock, VirtualClock
 from .codec import Limits
 from .effects import (
@@ -78,7 +79,7 @@ from .redaction import NoRedaction, Redactor
 from .session import DrivenSession, Session
 from .spend import Spend, SpendGroup, SpendSum, Spent
 from .store import AsyncStore, Store, Transaction, aopen, current_session, open
-from .work import Beat, FailedAttempt, Growth, LeaseHealth, Submission, WorkCount
+from .work import Beat, FailedAttempt, LeaseHealth, Submission, WorkCount
 from .worker import RunningItem, Worker
 
 __version__ = "0.1.0"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from .arguments import require_limit, require_one_of, require_text, require_whole
+from .arguments import require_limit, require_text, require_whole
+from .checkpoints.growth import Growth, growth
 from .errors import InvalidArgument
 from .kernel.finding import find_row
 from .kernel.flow import Flow, flow
@@ -31,18 +32,16 @@ from .work.claiming import Beat
 from .work.driving import drive
 from .work.effects import ItemEffects
 from .work.finishing import IDLE, Ending, Endings
-from .work.insight import FailedAttempt, Growth, LeaseHealth, WorkCount
+from .work.insight import FailedAttempt, LeaseHealth, WorkCount
 from .work.items import (
-    COLUMNS,
     LEASE_SECONDS,
     READ,
-    STATES,
-    WORK_STATUSES,
     Item,
     OnCrash,
     Submission,
     WorkStatus,
 )
+from .work.listing import DEAD, SELECT, before_of, page_of, statuses_of
 from .work.submitting import submit_all
 from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, Watchdog, sweep
 
@@ -55,14 +54,6 @@ Failures: TypeAlias = list[FailedAttempt]
 
 ITEMS_PER_PAGE_MAX = 1_000
 GROWTH_MAX = 1_000
-
-SELECT = f"SELECT {COLUMNS} FROM hf_work"  # noqa: S608
-LIST = f"{SELECT} WHERE number < :before"
-DEAD = f"""
-SELECT {COLUMNS} FROM hf_work d WHERE state = 'failed' AND number < :before
-    AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
-ORDER BY number DESC LIMIT :limit
-"""  # noqa: S608
 
 
 class WorkItem(ItemEffects[C]):
@@ -297,15 +288,15 @@ class Work(Handle[C]):
         limit: int = 100,
     ) -> Op[Items[C]]:
         """Return items, the newest first; `before` is the `number` of the last one seen."""
-        statuses = () if status is None else _statuses(status)
+        statuses = () if status is None else statuses_of(status)
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
         wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_text(name.removesuffix("_id"), value)
-        page = _page(given, statuses)
-        bounds = {"before": _before(before), "limit": limit}
+        page = page_of(given, statuses)
+        bounds = {"before": before_of(before), "limit": limit}
         found = yield from rows(page, **given, **bounds)
         return [WorkItem(self.runtime, row) for row in found]
 
@@ -313,7 +304,7 @@ class Work(Handle[C]):
     def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Items[C]]:
         """Return failed items that nobody has redriven, the newest first."""
         require_limit(limit, ITEMS_PER_PAGE_MAX)
-        found = yield from rows(DEAD, before=_before(before), limit=limit)
+        found = yield from rows(DEAD, before=before_of(before), limit=limit)
         return [WorkItem(self.runtime, row) for row in found]
 
     @large_query
@@ -330,7 +321,7 @@ class Work(Handle[C]):
     def growth(self, *, limit: int = 10) -> Op[Grown]:
         """Return the sessions with the most checkpoints."""
         require_limit(limit, GROWTH_MAX)
-        return (yield from insight.growth(limit))
+        return (yield from growth(limit))
 
     @query
     def find(self, id: str) -> Op[WorkItem[C]]:
@@ -371,35 +362,3 @@ class Work(Handle[C]):
         inside: WorkItem[Tx] = WorkItem(self.runtime, {})
         inside._adopt(item)
         return inside
-
-
-def _statuses(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
-    given: tuple[Any, ...] = tuple(status) if isinstance(status, list | tuple) else (status,)
-    for each in given or (None,):
-        require_one_of("status", each, WORK_STATUSES)
-    return given
-
-
-def _page(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
-    """Return the query of a listing; only what is given stands in it, so each has its index."""
-    conditions = "".join(f" AND {name} = :{name}" for name in given)
-    if "session_id" in given:
-        # The index is by number, and a session's id is never given twice.
-        found = "(SELECT number FROM hf_sessions WHERE id = :session_id)"
-        conditions += f" AND session_number = {found}"
-    states = [state for status in dict.fromkeys(statuses) for state in STATES[status]]
-    if "holder" in given and not states:
-        states = ["in_progress"]
-    if not states:
-        return f"{LIST}{conditions} ORDER BY number DESC LIMIT :limit"
-    # One branch per state, so that each is read along its own index.
-    branches = " UNION ALL ".join(
-        f"SELECT * FROM ({LIST}{conditions} AND state = '{state}' "  # noqa: S608
-        f"ORDER BY number DESC LIMIT :limit) AS {state}_items"
-        for state in states
-    )
-    return f"SELECT * FROM ({branches}) AS found ORDER BY number DESC LIMIT :limit"  # noqa: S608
-
-
-def _before(before: int | None) -> int:
-    return 2**62 if before is None else require_whole("before", before, 0, 2**62)

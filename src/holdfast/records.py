@@ -80,6 +80,15 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionRef:
+    """What names a session in every noun."""
+
+    id: str
+    number: int
+    root_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
     """A session as it is stored, without its channels."""

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from .arguments import require_text, require_text_or_none, shown
-from .checkpoints import Heads, RewindOps, copy_fork_point
+from .checkpoints import RewindOps, copy_fork_point
 from .checkpoints.branching import find_and_hold
-from .checkpoints.collecting import remove_all
 from .checkpoints.ops import require_version
 from .checkpoints.reading import naming
 from .checkpoints.writing import random_id, record_status
 from .effects import SessionEffects
 from .effects.identity import lineage_at
-from .effects.rows import unlink
 from .effects.tools import by_name
 from .effects.undoing import Compensation, Rewound, leave_behind, undo_after
 from .errors import InvalidArgument, SessionBusy, SessionNotFound
-from .feed import emit, empty_events, plant_tree
+from .feed import emit, plant_tree
 from .kernel.awaiting import Opening
 from .kernel.flow import Flow, finish, flow, in_thread, perform
 from .kernel.handle import Async, C, Sync
 from .kernel.operation import (
-    AfterCommit,
     Call,
     Lock,
     Op,
@@ -37,66 +34,26 @@ from .kernel.operation import (
     query,
     rows,
 )
-from .leases import Heartbeat, LeasedTable, default_holder
-from .records import Checkpoint, Lease, SessionInfo, Status
+from .leases import Heartbeat, default_holder
+from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
 from .sessions.access import LOOK, Driven, Place, lock_and_look, require_writable
-from .sessions.rows import COLUMNS, READ, info
-from .spend import FORGET_DETAILS, SpendOps
+from .sessions.rows import (
+    BOOT_MARK,
+    CHILDREN,
+    COPY,
+    DESCENDANTS,
+    FENCE_EXPIRED,
+    FENCE_INSTANCE,
+    LEASES,
+    READ,
+    SET_STATUS,
+    info,
+    ref_of,
+)
+from .spend import SpendOps
 
 R = TypeVar("R")
 
-SESSIONS = LeasedTable("hf_sessions", "session")
-
-CHILDREN = f"SELECT {COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
-DOOMED = """
-WITH RECURSIVE below (member) AS (
-    SELECT CAST(:id AS TEXT)
-    UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
-)
-SELECT id, number, status, holder IS NOT NULL AND lease_expires_at > :now AS is_leased,
-    EXISTS (
-        SELECT 1 FROM hf_work w WHERE w.session_number = hf_sessions.number
-            AND w.state = 'in_progress' AND w.lease_expires_at > :now
-    ) AS is_worked
-FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
-"""
-DELETE = "DELETE FROM hf_sessions WHERE number = :number"
-DESCENDANTS = f"""
-WITH RECURSIVE below (member) AS (
-    SELECT CAST(:id AS TEXT)
-    UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
-)
-SELECT {COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
-"""  # noqa: S608
-SET_STATUS = """
-UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
-    lease_expires_at = NULL, fence = fence + :raised
-WHERE number = :number
-"""
-COPY = """
-INSERT INTO hf_sessions (
-    id, name, parent_id, root_id, agent, user_id, status, version, head, origin_number,
-    origin_version, lineage, salt, metadata, created_at, updated_at, last_resumed_at
-)
-SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
-    'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
-    CAST(:version AS INTEGER), CAST(:lineage AS TEXT), salt, CAST(:metadata AS BLOB),
-    :now, :now, :now
-FROM hf_sessions WHERE number = :number
-ON CONFLICT (id) DO NOTHING RETURNING number
-"""
-# Its holder could still revive an expired lease, and write into the new epoch.
-FENCE_EXPIRED = """
-UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
-WHERE number = :number AND holder IS NOT NULL
-"""
-# What stands between an instance's name and the boot that holds a lease in its name.
-BOOT_MARK = " @ "
-FENCE_INSTANCE = """
-UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
-WHERE number = :number AND holder <> :holder
-    AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots
-"""
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
 
@@ -144,8 +101,8 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         yield from self._row()
         found = yield from rows(DESCENDANTS, id=self.id)
         doomed = [row for row in found if row["status"] in {"active", "waiting"}]
-        for noun in self.runtime.nouns:
-            yield from noun.cancel(self.runtime, [row["number"] for row in found])
+        for noun in reversed(self.runtime.nouns):
+            yield from noun.cancel(self.runtime, [ref_of(row) for row in found])
         for row in doomed:
             # The lease is taken away first: the record is then nobody's to refuse.
             yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
@@ -163,32 +120,32 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         """
         yield from self._lock()
         yield from self._row()
-        doomed = yield from rows(DOOMED, id=self.id)
-        for row in doomed:
-            is_active_below = row["status"] in {"active", "waiting"} and row["id"] != self.id
-            is_held = row["is_leased"] or row["is_worked"]
-            if not force and (is_held or is_active_below):
-                why = "has an item that runs now" if row["is_worked"] else f"is {row['status']}"
-                why = "is driven now" if row["is_leased"] else why
+        below = yield from rows(DESCENDANTS, id=self.id)
+        doomed = [ref_of(row) for row in reversed(below)]
+        if not force:
+            yield from self._require_free(below)
+        for noun in reversed(self.runtime.nouns):
+            yield from noun.remove(self.runtime, doomed)
+        ids = [row["id"] for row in below]
+        told = {"sessions": ids}
+        yield from emit(self.runtime.codec, self.root_id, self.id, "session_deleted", told)
+        return ids
+
+    def _require_free(self, below: Sequence[Row]) -> Op[None]:
+        """Refuse to delete sessions that something runs for, or that are active below this one."""
+        held: dict[int, str] = {}
+        for noun in self.runtime.nouns:
+            found = yield from noun.holds(self.runtime, [ref_of(row) for row in below])
+            held = {**found, **held}
+        for row in below:
+            if row["status"] in {"active", "waiting"} and row["id"] != self.id:
+                held.setdefault(row["number"], f"is {row['status']}")
+            if row["number"] in held:
                 raise SessionBusy(
-                    f"session {row['id']} {why}; end it first, or delete with force=True",
+                    f"session {row['id']} {held[row['number']]}; end it first, or delete with "
+                    "force=True",
                     session_id=row["id"],
                 )
-        for row in reversed(doomed):
-            for noun in self.runtime.nouns:
-                yield from noun.remove(self.runtime, row["number"])
-            yield from unlink(row["number"])
-            yield from rows(FORGET_DETAILS, number=row["number"])
-            yield from remove_all(self.runtime.codec, row["number"])
-            yield from rows(DELETE, number=row["number"])
-        ids = [row["id"] for row in doomed]
-        yield from empty_events(self.runtime.codec, self.root_id, ids)
-        yield from emit(
-            self.runtime.codec, self.root_id, self.id, "session_deleted", {"sessions": ids}
-        )
-        heads = Heads.of(self.runtime)
-        yield AfterCommit(lambda: heads.forget(*(row["number"] for row in doomed)))
-        return ids
 
     @operation
     def fork(
@@ -242,8 +199,9 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         place = self._place()
         require_writable(place, (yield from lock_and_look(place)))
         keeping = None if self.guard is None else self.guard.id
-        for noun in self.runtime.nouns:
-            yield from noun.rewind(self.runtime, self.number, keeping)
+        here = SessionRef(self.id, self.number, self.root_id)
+        for noun in reversed(self.runtime.nouns):
+            yield from noun.rewind(self.runtime, here, keeping)
         if self.fence is None:
             yield from rows(FENCE_EXPIRED, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)
@@ -286,17 +244,17 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
             yield from self.guard.check()
         place = replace(self._place(), fence=None)
         require_writable(place, (yield from rows(LOOK, number=self.number)))
-        return (yield from SESSIONS.acquire(self.id, holder, lease_seconds))
+        return (yield from LEASES.acquire(self.id, holder, lease_seconds))
 
     @operation
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
         """Prolong the lease, or raise LeaseLost."""
-        return (yield from SESSIONS.renew(lease, lease_seconds))
+        return (yield from LEASES.renew(lease, lease_seconds))
 
     @operation
     def release(self, lease: Lease) -> Op[None]:
         """Give the lease back, or raise LeaseLost."""
-        yield from SESSIONS.release(lease)
+        yield from LEASES.release(lease)
 
     @overload
     def drive(

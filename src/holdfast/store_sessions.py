@@ -14,58 +14,26 @@ from .arguments import (
     require_whole,
 )
 from .checkpoints.ops import require_kind
-from .checkpoints.reading import HEADER, header
+from .checkpoints.reading import newest_of_all
 from .checkpoints.writing import random_id, record_status
 from .errors import InvalidArgument, SessionEnded, SessionNotFound
 from .feed import emit, plant_tree
-from .kernel.finding import find_row
 from .kernel.handle import C, Handle
 from .kernel.operation import (
     Lock,
     Op,
-    Query,
     Row,
-    batch,
     fresh_id,
     one,
     operation,
     query,
-    rows,
 )
-from .records import KINDS, STATUSES, Checkpoint, Kind, SessionInfo, Status
+from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import Place
-from .sessions.rows import COLUMNS, READ, info
+from .sessions.rows import CREATE, READ, RESUME, find_place, info, list_rows
 
 SESSIONS_PER_PAGE_MAX = 1_000
-
-CREATE = f"""
-INSERT INTO hf_sessions (
-    id, name, parent_id, root_id, agent, user_id, status, head, metadata,
-    created_at, updated_at, last_resumed_at
-) VALUES (
-    :id, :name, :parent_id, :root_id, :agent, :user_id, 'active', :head, :metadata,
-    :now, :now, :now
-) ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}
-"""  # noqa: S608
-RESUME = f"""
-UPDATE hf_sessions SET
-    last_resumed_at = :now, updated_at = :now,
-    name = coalesce(CAST(:name AS TEXT), name),
-    agent = coalesce(CAST(:agent AS TEXT), agent),
-    user_id = coalesce(CAST(:user_id AS TEXT), user_id),
-    metadata = coalesce(CAST(:metadata AS BLOB), metadata),
-    status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
-WHERE id = :id RETURNING {COLUMNS}
-"""  # noqa: S608
-FIND = "SELECT id, number, root_id, name FROM hf_sessions"
-LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
-NEWEST = f"""
-SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
-FROM hf_checkpoints c JOIN hf_sessions s ON s.number = c.key / 4294967296
-WHERE c.kind = :kind AND c.created_at >= :since
-ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
-"""  # noqa: S608
 
 
 class StoreSessions(Handle[C]):
@@ -159,7 +127,7 @@ class StoreSessions(Handle[C]):
 
         It is named by its id, its number, or 8 characters or more that no other id begins with.
         """
-        row = yield from find_row("session", FIND, require_text("id", id))
+        row = yield from find_place(require_text("id", id))
         if row is None:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
         return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
@@ -187,10 +155,7 @@ class StoreSessions(Handle[C]):
         require_whole("after", after, 0)
         wanted = {"status": status, "agent": agent, "root_id": root_id}
         given = {column: value for column, value in wanted.items() if value is not None}
-        # Only what is given stands in the text: then each has its index.
-        conditions = "".join(f" AND {column} = :{column}" for column in given)
-        page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
-        found = yield from rows(page, **given, after=after, limit=limit)
+        found = yield from list_rows(given, after, limit)
         return [info(self.runtime.codec, row) for row in found]
 
     @query
@@ -204,14 +169,4 @@ class StoreSessions(Handle[C]):
         require_kind(kind)
         require_limit(limit, SESSIONS_PER_PAGE_MAX)
         since_ms = milliseconds_of("since", since)
-        kinds = KINDS if kind is None else (kind,)
-        # One look per kind, each along the index; the newest of all are among them.
-        found = yield from batch(
-            *(Query(NEWEST, {"kind": each, "since": since_ms, "limit": limit}) for each in kinds)
-        )
-        newest = sorted(
-            (row for rows_of_kind in found for row in rows_of_kind),
-            key=lambda row: (row["created_at"], row["key"]),
-            reverse=True,
-        )
-        return [header(self.runtime.codec, row["session_id"], row) for row in newest[:limit]]
+        return (yield from newest_of_all(self.runtime.codec, kind, since_ms, limit))

@@ -13,9 +13,8 @@ import pytest
 
 import holdfast
 from holdfast import Submission
-from holdfast import items as ops
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claiming, finishing, items, noun, submitting, sweeping
+from holdfast.work import claiming, finishing, items, listing, noun, submitting, sweeping
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -59,11 +58,11 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
     "waiting for an effect": (noun.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
     "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
-    "dead": (ops.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
-    "failed": (ops._page({}, ["failed"]), PAGE, {"ix_work_dead"}),
-    "waiting for review": (ops._page({}, ["pending"]), PAGE, {"ix_work_review"}),
-    "held by": (ops._page({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
-    "of a type": (ops._page({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
+    "dead": (listing.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
+    "failed": (listing.page_of({}, ["failed"]), PAGE, {"ix_work_dead"}),
+    "waiting for review": (listing.page_of({}, ["pending"]), PAGE, {"ix_work_review"}),
+    "held by": (listing.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
+    "of a type": (listing.page_of({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
 }
 
 

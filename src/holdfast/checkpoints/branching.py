@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..codec import Codec
 from ..feed import emit
 from ..kernel.handle import C
-from ..kernel.operation import Lock, Op, Query, Row, batch, one, rows
+from ..kernel.operation import Lock, Op, Query, Row, batch, rows
 from ..records import Checkpoint
 from ..sessions.access import lock_and_look, require_writable
+from ..sessions.rows import place_of_number
 from . import manifest as manifests
 from .heads import Head
 from .lines import SHIFT, Ref, pieces_of
@@ -28,7 +29,6 @@ FROM hf_checkpoints WHERE key = :source
 USE = """
 INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number) ON CONFLICT DO NOTHING
 """
-ROOT = "SELECT root_id FROM hf_sessions WHERE number = :number"
 OPEN_EPOCH = """
 INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
 VALUES (:number, :epoch, :first_version, :target_version)
@@ -70,7 +70,7 @@ def find_and_hold(number: int, session_id: str, version: int) -> Op[tuple[int, R
     """Return the row of a version; one of an origin in another tree cannot go from now on."""
     owner, row = yield from find(number, session_id, version)
     if owner != number:
-        origin = yield from one(ROOT, number=owner)
+        origin = yield from place_of_number(owner)
         if origin is not None:
             yield Lock(origin["root_id"])
         owner, row = yield from find(number, session_id, version)

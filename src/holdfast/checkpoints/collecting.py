@@ -15,6 +15,7 @@ from ..codec import Codec
 from ..errors import CorruptRecord
 from ..feed import through_door
 from ..kernel.operation import Lock, Op, Query, Row, batch, rows
+from ..sessions.rows import ANY
 from . import manifest as manifests
 from .lines import RUN_ITEMS, SHIFT, Piece, Ref, pieces_of, written_until
 from .manifest import checkpoint_context
@@ -40,10 +41,10 @@ RELEASE = (
         AND NOT EXISTS (SELECT 1 FROM hf_uses WHERE line_id = :line_id)
     """,
 )
-USERS = """
-SELECT s.number, s.root_id FROM hf_uses u JOIN hf_sessions s ON s.number = u.session_number
+USERS = f"""
+SELECT s.number, s.root_id FROM hf_uses u JOIN {ANY} ON s.number = u.session_number
 WHERE u.line_id = :line_id
-"""
+"""  # noqa: S608
 TAIL = """
 SELECT key FROM hf_items WHERE key >= :run AND key < :high AND key + count > :low
 ORDER BY key LIMIT 1
@@ -57,7 +58,7 @@ SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
 ORDER BY key LIMIT :limit
 """
 # Everything that retention must keep is excluded here, in one place.
-PRUNABLE = """
+PRUNABLE = f"""
 SELECT key FROM hf_checkpoints c
 WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND key < (
@@ -70,11 +71,10 @@ WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND NOT EXISTS (SELECT 1 FROM hf_pins p WHERE p.key = c.key)
     AND NOT EXISTS (SELECT 1 FROM hf_attestations a WHERE a.key = c.key)
     AND NOT EXISTS (
-        SELECT 1 FROM hf_sessions f
-        WHERE f.origin_number = :number AND f.origin_version = c.key - :low
+        SELECT 1 FROM {ANY} WHERE s.origin_number = :number AND s.origin_version = c.key - :low
     )
 ORDER BY key LIMIT :limit
-"""
+"""  # noqa: S608
 
 
 @dataclass(slots=True)

@@ -1,9 +1,23 @@
-"""What the noun does in the life of a store."""
+"""Checkpoints in the life of a store: they go with their session."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
+from ..kernel.operation import AfterCommit, Op
+from ..records import SessionRef
+from .collecting import remove_all
+from .heads import Heads
 
 
 class CheckpointsNoun(Noun):
     """Checkpoints: the versions of sessions, and the lines that they share."""
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Remove the versions of sessions, and the lines that nobody else needs."""
+        for session in sessions:
+            yield from remove_all(runtime.codec, session.number)
+        heads, numbers = Heads.of(runtime), [each.number for each in sessions]
+        yield AfterCommit(lambda: heads.forget(*numbers))

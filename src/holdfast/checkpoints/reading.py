@@ -9,8 +9,9 @@ from typing import Any
 
 from ..codec import Codec
 from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
-from ..kernel.operation import Op, Row, one, rows
-from ..records import Checkpoint, LoadedCheckpoint
+from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
+from ..sessions.rows import ANY, BY_NUMBER
 from . import manifest as manifests
 from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
 from .manifest import Entry, Inline, Stored, checkpoint_context
@@ -20,7 +21,7 @@ HEADER = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, me
 ONE = f"SELECT {HEADER}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
 NEWEST = f"""
 SELECT {HEADER}, manifest FROM hf_checkpoints
-WHERE key = (SELECT number * 4294967296 + version FROM hf_sessions WHERE number = :number)
+WHERE key = (SELECT s.number * 4294967296 + s.version FROM {BY_NUMBER})
 """  # noqa: S608
 # Written this way the kind cannot send the search along the index over all sessions' kinds.
 LIST = f"""
@@ -35,13 +36,17 @@ ITERATION = f"""
 SELECT {HEADER}, iteration FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
 """  # noqa: S608
-WHERE_FROM = """
-SELECT number, version, origin_number, origin_version FROM hf_sessions WHERE number = :number
-"""
+WHERE_FROM = f"SELECT s.number, s.version, s.origin_number, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
 EPOCHS = """
 SELECT first_version, target_version FROM hf_epochs
 WHERE session_number = :number ORDER BY first_version DESC
 """
+NEWEST_OF_ALL = f"""
+SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
+FROM hf_checkpoints c JOIN {ANY} ON s.number = c.key / 4294967296
+WHERE c.kind = :kind AND c.created_at >= :since
+ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
+"""  # noqa: S608
 FORKS_MAX = 1_000
 
 Span = tuple[int, int, int]
@@ -244,3 +249,19 @@ def naming(session_id: str, version: int) -> Iterator[None]:
             "rewind the session to an older version that loads, or restore a backup",
             **{**error.fields, "session_id": session_id, "version": version},
         ) from error
+
+
+def newest_of_all(
+    codec: Codec, kind: Kind | None, since_ms: int, limit: int
+) -> Op[list[Checkpoint]]:
+    """Return the newest checkpoints of all sessions without their channels, newest first."""
+    kinds = KINDS if kind is None else (kind,)
+    # One look per kind, each along the index; the newest of all are among them.
+    looks = ({"kind": each, "since": since_ms, "limit": limit} for each in kinds)
+    found = yield from batch(*(Query(NEWEST_OF_ALL, given) for given in looks))
+    newest = sorted(
+        (row for rows_of_kind in found for row in rows_of_kind),
+        key=lambda row: (row["created_at"], row["key"]),
+        reverse=True,
+    )
+    return [header(codec, row["session_id"], row) for row in newest[:limit]]

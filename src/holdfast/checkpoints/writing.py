@@ -10,10 +10,13 @@ from ..arguments import require_one_of, require_text, shown
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
+from ..feed.events import CLOSE_DOOR, SEQUENCE, open_door
 from ..kernel.handle import Runtime
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
 from ..records import KINDS, Checkpoint, Kind
+from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
+from ..sessions.rows import AT_HEAD
 from . import manifest as manifests
 from .heads import Head, Heads
 from .lines import SHIFT
@@ -21,52 +24,37 @@ from .manifest import checkpoint_context
 from .planning import Change, Plan, is_simple, make_plan
 from .reading import keyed, naming
 
-ADVANCE = """
-UPDATE hf_sessions SET
-    version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
-WHERE number = :number AND head = :old_head AND status IN ('active', 'waiting')
-    AND (CAST(:expected AS INTEGER) IS NULL OR version = :expected)
-    AND (CAST(:unless_key AS TEXT) IS NULL OR (origin_number IS NULL AND NOT EXISTS (
+# Unless a version was written under this key already; a fork's may have been written in its origin.
+ADVANCE = access.ADVANCE.format(
+    unless="""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
-            AND c.key > hf_sessions.number * 4294967296
-            AND c.key < (hf_sessions.number + 1) * 4294967296
-    )))
-    AND CASE WHEN CAST(:fence AS INTEGER) IS NULL
-        THEN holder IS NULL OR lease_expires_at <= :now
-        ELSE fence = :fence AND holder IS NOT NULL END
-RETURNING version
-"""
-# What follows the head is written only if the head was moved: by then it has the new id.
-OPEN_PACKING = """
-INSERT INTO hf_doors (name) SELECT 'pack ' || number FROM hf_sessions
-WHERE number = :number AND head = :head
-"""
-CLOSE_PACKING = "DELETE FROM hf_doors WHERE name = 'pack ' || CAST(:number AS TEXT)"
-UNPACK = """
-DELETE FROM hf_items WHERE key >= :low AND key < :high
-    AND EXISTS (SELECT 1 FROM hf_sessions WHERE number = :number AND head = :head)
-"""
-ADD_ITEM = """
+            AND c.key > s.number * 4294967296 AND c.key < (s.number + 1) * 4294967296
+    ))"""
+)
+OPEN_PACKING = open_door("'pack ' || s.number", AT_HEAD)
+UNPACK = f"""
+DELETE FROM hf_items WHERE key >= :low AND key < :high AND EXISTS (SELECT 1 FROM {AT_HEAD})
+"""  # noqa: S608
+ADD_ITEM = f"""
 INSERT INTO hf_items (key, count, data)
-SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB)
-FROM hf_sessions WHERE number = :number AND head = :head
-"""
-USE = """
+SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB) FROM {AT_HEAD}
+"""  # noqa: S608
+USE = f"""
 INSERT INTO hf_uses (line_id, session_number)
-SELECT CAST(:line_id AS INTEGER), number FROM hf_sessions WHERE number = :number AND head = :head
-"""
-ADD_CHECKPOINT = """
+SELECT CAST(:line_id AS INTEGER), s.number FROM {AT_HEAD}
+"""  # noqa: S608
+ADD_CHECKPOINT = f"""
 INSERT INTO hf_checkpoints (
     key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
     created_at
 )
 SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
     CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
-    (SELECT sequence FROM hf_trees t WHERE t.root_id = s.root_id), CAST(:manifest AS BLOB),
+    {SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
-FROM hf_sessions s WHERE s.number = :number AND s.head = :head
+FROM {AT_HEAD}
 RETURNING epoch, state_sequence, created_at
-"""
+"""  # noqa: S608
 ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
 MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
 
@@ -233,7 +221,7 @@ def write_after(
             queries += [
                 Query(OPEN_PACKING, here),
                 Query(UNPACK, {**here, "low": low, "high": high}),
-                Query(CLOSE_PACKING, here),
+                Query(CLOSE_DOOR, {"name": f"pack {place.number}"}),
             ]
         queries += [
             Query(ADD_ITEM, {**here, "key": key, "count": count, "data": data})

@@ -13,11 +13,12 @@ from ..codec import Limits, canonical, check, with_first
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows
 from ..sessions.access import Place
+from ..sessions.rows import BY_NUMBER
 from .rows import Identity, Request
 
 GLOBAL = "global"
 SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
-LINEAGE = "SELECT version, origin_version, lineage FROM hf_sessions WHERE number = :number"
+LINEAGE = f"SELECT s.version, s.origin_version, s.lineage FROM {BY_NUMBER}"  # noqa: S608
 
 
 def scope_of(session_id: str) -> str:

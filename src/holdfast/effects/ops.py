@@ -8,7 +8,7 @@ from typing import Any
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.ops import require_version
 from ..checkpoints.reading import spans
-from ..errors import InProgress, InvalidArgument, NotFound, Refused
+from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.handle import C, Handle
@@ -24,6 +24,7 @@ from ..kernel.operation import (
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
+from ..sessions.rows import place_of_number, read_place
 from .calls import Calling, Result, known_result, prepare
 from .doubt import ask_about, landed
 from .finding import find_call
@@ -69,8 +70,6 @@ PENDING = f"{SELECT} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
 RECENT = f"""{SELECT} WHERE session_number = :session_number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high
 ORDER BY number DESC LIMIT :limit"""
-NUMBER = "SELECT number FROM hf_sessions WHERE id = :id"
-ROOT = "SELECT number, id, root_id FROM hf_sessions WHERE number = :number"
 
 
 class SessionEffects(SessionHandle[C]):
@@ -340,8 +339,9 @@ class StoreEffects(Handle[C]):
             require_text(name.removesuffix("_id"), value, KEY_OF_LEDGER_CHARACTERS_MAX)
         conditions = "".join(_condition(name) for name in given)
         if "session_id" in given:
-            found_session = yield from one(NUMBER, id=given["session_id"])
-            if found_session is None:
+            try:
+                found_session = yield from read_place(given["session_id"])
+            except SessionNotFound:
                 return []
             given["session_number"] = found_session["number"]
         page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
@@ -451,9 +451,7 @@ class StoreEffects(Handle[C]):
         """Lock an effect's tree and row; return the row and its session's place."""
         looked = yield from one(LOOK_AT, id=require_text("id", id))
         found = found_effect(looked, id)
-        session = None
-        if found["session_number"] is not None:
-            session = yield from one(ROOT, number=found["session_number"])
+        session = yield from place_of_number(found["session_number"])
         if session is None:
             return found_effect((yield from one(BY_ID, id=id)), id), None
         yield Lock(session["root_id"])

@@ -9,9 +9,9 @@ from ..kernel.flow import Flow, perform
 from ..kernel.operation import Op, one, operation, query, rows
 from ..records import Effect
 from ..sessions.access import Place
+from ..sessions.rows import place_of_number
 from .doubt import ask_about, doubt_of, landed, unknown_outcome
 from .ledger import Ledger
-from .ops import ROOT
 from .rows import BY_ID, SELECT, TAKE_OVER, Outcome, Ticket, ticket_of, unless_spent
 from .tools import Landed, Tool, Unknown
 
@@ -64,9 +64,7 @@ class _Recovery:
         row = yield from one(BY_ID, id=effect.id)
         if taken is None or row is None:
             return None
-        session = None
-        if row["session_number"] is not None:
-            session = yield from one(ROOT, number=row["session_number"])
+        session = yield from place_of_number(row["session_number"])
         place = None
         if session is not None:
             place = Place(session["id"], session["number"], session["root_id"], None)

@@ -7,10 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from ..codec import Codec
 from ..errors import LeaseLost, NotFound, RequestMismatch
-from ..kernel.operation import Lock, Op, Query, Row, batch
+from ..kernel.operation import Lock, Op, Query, Row, batch, one
 from ..leases import Guard
 from ..records import Effect, EffectKind, EffectStatus
-from ..sessions.access import LOOK, Place, require_writable
+from ..sessions.access import LOOK, MAY_WRITE, Place, require_writable
+from ..sessions.rows import ANY
 
 ERROR_CHARACTERS_MAX = 10_000
 PAST_ROWS_MAX = 1_000
@@ -66,7 +67,7 @@ INSERT INTO hf_effects (
 SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:generation AS INTEGER),
     CAST(:call_id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
     CAST(:item_id AS TEXT), coalesce(CAST(:issued_version AS INTEGER), (
-        SELECT s.version FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
+        SELECT s.version FROM {ANY} WHERE s.number = CAST(:session_number AS INTEGER)
     ), 0), CAST(:tool AS TEXT), CAST(:effect AS TEXT), CAST(:is_irreversible AS INTEGER),
     CAST(:request_digest AS TEXT), CAST(:idempotency_key AS TEXT), CAST(:arguments AS BLOB),
     CAST(:status AS TEXT), CAST(:reason AS TEXT), CAST(:result AS BLOB), CAST(:error AS BLOB),
@@ -85,12 +86,10 @@ WHERE :is_first = 0 OR (
             AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
     )
     AND (CAST(:place_number AS INTEGER) IS NULL OR EXISTS (
-        SELECT 1 FROM hf_sessions s WHERE s.number = CAST(:place_number AS INTEGER)
-            AND s.status IN ('active', 'waiting') AND s.epoch <= 1 AND s.origin_number IS NULL
+        SELECT 1 FROM {ANY} WHERE s.number = CAST(:place_number AS INTEGER)
+            AND s.epoch <= 1 AND s.origin_number IS NULL
             AND coalesce(s.salt, '') = CAST(:session_salt AS TEXT)
-            AND CASE WHEN CAST(:session_fence AS INTEGER) IS NULL
-                THEN s.holder IS NULL OR s.lease_expires_at <= :now
-                ELSE s.fence = CAST(:session_fence AS INTEGER) AND s.holder IS NOT NULL END
+            AND {MAY_WRITE.format(fence=":session_fence")}
         /*pg FOR NO KEY UPDATE */
     ))
     AND (SELECT value FROM hf_meta WHERE name = 'effects_salt') = CAST(:salts AS TEXT)
@@ -99,7 +98,7 @@ ON CONFLICT (key, generation) WHERE generation > 0 DO NOTHING
 RETURNING {TICKET}
 """  # noqa: S608
 # A call that another's row answers; its result and error are sealed anew, as its own.
-REPLAY = """
+REPLAY = f"""
 INSERT INTO hf_effects (
     id, scope, key, generation, call_id, session_number, session_id, item_id, issued_version, tool,
     effect, is_irreversible, request_digest, idempotency_key, arguments, status, reason, result,
@@ -109,14 +108,14 @@ INSERT INTO hf_effects (
 SELECT CAST(:id AS TEXT), CAST(:scope AS TEXT), CAST(:key AS TEXT), CAST(:generation AS INTEGER),
     CAST(:call_id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
     CAST(:item_id AS TEXT), coalesce((
-        SELECT s.version FROM hf_sessions s WHERE s.number = CAST(:session_number AS INTEGER)
+        SELECT s.version FROM {ANY} WHERE s.number = CAST(:session_number AS INTEGER)
     ), 0), tool, effect, is_irreversible, CAST(:request_digest AS TEXT), idempotency_key,
     CAST(:arguments AS BLOB), status, reason, CAST(:result AS BLOB), CAST(:error AS BLOB), attempt,
     CAST(:holder AS TEXT), timeout_ms, settle_ms, ttl_ms, coalesce(replay_of, id), :now, :now,
     expires_at
 FROM hf_effects WHERE number = :number
 RETURNING number
-"""
+"""  # noqa: S608
 ISSUED = f"{SELECT} WHERE id = :id"
 FIRST_FENCE = 1
 TAKE_OVER = f"""
@@ -125,7 +124,7 @@ UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence 
 WHERE number = :number AND fence = :fence AND (status = 'unknown' OR {ABANDONED})
 RETURNING fence
 """  # noqa: S608
-FINISH = """
+FINISH = f"""
 UPDATE hf_effects SET status = :status, reason = :reason, result = :result, error = :error,
     decided_by = :decided_by, note = :note, ended_at = :now, lease_expires_at = NULL,
     arguments = CASE
@@ -133,12 +132,12 @@ UPDATE hf_effects SET status = :status, reason = :reason, result = :result, erro
     expires_at = CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + ttl_ms END
 WHERE number = :number AND fence = :fence AND status = :old_status
     AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
-        SELECT 1 FROM hf_sessions s WHERE s.number = :session_number
+        SELECT 1 FROM {ANY} WHERE s.number = :session_number
             AND s.fence = :session_fence AND s.holder IS NOT NULL
         /*pg FOR NO KEY UPDATE */
     ))
 RETURNING id
-"""
+"""  # noqa: S608
 UNDONE = "UPDATE hf_effects SET undone_by = :id WHERE id = :undoes"
 RENEW = """
 UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
@@ -153,6 +152,7 @@ WHERE session_number = :number AND status IN ('completed', 'failed')
 # Those of an earlier session of the same id too, which its calls find.
 OF_SESSION = """(session_number = :session_number
     OR (session_id = :session_id AND unlinked_at IS NOT NULL))"""
+HOLD_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
 KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
 
 Doubt = Literal["verify", "retry", "park", "fail"]
@@ -417,3 +417,11 @@ def mismatch(row: Row, request: Request) -> RequestMismatch:
         effect_id=row["id"],
         status=row["status"],
     )
+
+
+def is_resolved(effect_id: str | None) -> Op[bool]:
+    """Tell whether an effect that something is to wait for was resolved meanwhile."""
+    if effect_id is None:
+        return False
+    found = yield from one(HOLD_STATUS, id=effect_id)
+    return found is None or found["status"] not in {"issued", "unknown"}

@@ -16,11 +16,12 @@ from ..codec import Limits
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one
 from ..sessions.access import Place
+from ..sessions.rows import BY_NUMBER
 from .identity import identify
 from .rows import BY_KEY, Belief, Identity, Request, Wanted
 
 SALTS = Query("SELECT value FROM hf_meta WHERE name = 'effects_salt'", {})
-LOOK = "SELECT number, epoch, origin_number, salt FROM hf_sessions WHERE number = :number"
+LOOK = f"SELECT s.number, s.epoch, s.origin_number, s.salt FROM {BY_NUMBER}"  # noqa: S608
 ANY_EFFECT = "SELECT number FROM hf_effects LIMIT 1"
 # Nobody else may be about to commit the first effect while a store takes on a key.
 NO_EFFECTS_MEANWHILE = "/*pg LOCK TABLE hf_effects IN SHARE ROW EXCLUSIVE MODE */"

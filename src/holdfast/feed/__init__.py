@@ -2,7 +2,6 @@
 
 from .events import (
     emit,
-    empty_events,
     event,
     event_statements,
     events_if_done,
@@ -17,7 +16,6 @@ from .noun import FeedNoun
 __all__ = [
     "FeedNoun",
     "emit",
-    "empty_events",
     "event",
     "event_statements",
     "events_if_done",

@@ -7,7 +7,6 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -50,6 +49,8 @@ READ = """
 SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
+# Where a tree's shared state stands, as a fragment.
+SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
 CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
 EMPTY = """
@@ -86,21 +87,16 @@ def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) 
     return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
 
 
+def open_door(name: str, source: str) -> str:
+    """Return the statement that opens a door if a source has a row; both are SQL."""
+    return f"INSERT INTO hf_doors (name) SELECT {name} FROM {source}"  # noqa: S608
+
+
 def through_door(name: str, *removals: Query) -> Op[list[list[Row]]]:
     """Run statements that the append-only triggers refuse; the door is closed again behind them."""
     door = {"name": name}
     _, *answers, _ = yield from batch(Query(OPEN_DOOR, door), *removals, Query(CLOSE_DOOR, door))
     return answers
-
-
-def empty_events(codec: Codec, root_id: str, session_ids: Sequence[str]) -> Op[None]:
-    """Take out what the events of deleted sessions say; they keep their positions and kinds."""
-    empty = {
-        "root_id": root_id,
-        "session_ids": json.dumps(dict.fromkeys(session_ids)),
-        "data": codec.pack({}, context=("hf_events", root_id)),
-    }
-    yield from through_door(f"empty {root_id}", Query(EMPTY, empty))
 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:

@@ -1,11 +1,11 @@
-"""What a noun does in the life of a store and of the sessions that its rows belong to."""
+"""Nouns: the kinds of things that a store keeps, each with its part in the life of a store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..records import Effect, Swept
+from ..records import Effect, SessionRef, Swept
 
 if TYPE_CHECKING:
     from .flow import Flow
@@ -17,21 +17,27 @@ SWEPT_PER_PASS = 100
 
 
 class Noun:
-    """One kind of thing that a store keeps. A method does nothing unless the noun overrides it.
+    """One kind of thing, with the tables that only its own package names.
 
-    An `Op` is part of one transaction, in which the tree of the session it is about is locked. A
-    `Flow` runs transactions of its own.
+    A method does nothing unless the noun overrides it. An `Op` is part of one transaction, in which
+    the tree of the sessions it is about is locked; the nouns take part from the top of the store's
+    list down. A `Flow` runs transactions of its own.
     """
 
-    def cancel(self, runtime: Runtime, numbers: Sequence[int]) -> Op[None]:
+    def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[Mapping[int, str]]:
+        """Return, by number, why sessions cannot be deleted now; "is …" or "has …"."""
+        yield from ()
+        return {}
+
+    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Cancel what belongs to sessions that are about to be cancelled."""
         yield from ()
 
-    def remove(self, runtime: Runtime, number: int) -> Op[None]:
-        """Remove what belongs to a session that is about to be deleted."""
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Remove what belongs to sessions that are deleted, children before their parents."""
         yield from ()
 
-    def rewind(self, runtime: Runtime, number: int, keeping: str | None) -> Op[None]:
+    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
         """Fence what runs for a session that is rewound, except the item that rewinds it."""
         yield from ()
 

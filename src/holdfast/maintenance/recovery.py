@@ -16,7 +16,7 @@ from ..kernel.nouns import SWEPT_PER_PASS
 from ..kernel.operation import Op, operation
 from ..leases import default_holder
 from ..records import Effect, Swept
-from ..session import BOOT_MARK
+from ..sessions.rows import BOOT_MARK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

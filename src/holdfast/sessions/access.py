@@ -14,6 +14,20 @@ SELECT number, version, epoch, head, origin_number, salt, status, holder, fence,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
+# The same rule as `require_writable`, for the statements that decide by themselves.
+MAY_WRITE = """s.status IN ('active', 'waiting')
+    AND CASE WHEN CAST({fence} AS INTEGER) IS NULL
+        THEN s.holder IS NULL OR s.lease_expires_at <= :now
+        ELSE s.fence = CAST({fence} AS INTEGER) AND s.holder IS NOT NULL END"""
+# Moves a session's head; what follows the head is written only if it was moved.
+ADVANCE = f"""
+UPDATE hf_sessions AS s SET
+    version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
+WHERE s.number = :number AND s.head = :old_head
+    AND (CAST(:expected AS INTEGER) IS NULL OR s.version = :expected)
+    AND ({{unless}}) AND {MAY_WRITE.format(fence=":fence")}
+RETURNING version
+"""  # noqa: S608
 
 
 class Driven(PerStore, dict[int, int]):

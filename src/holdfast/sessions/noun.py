@@ -1,10 +1,15 @@
-"""What the noun does in the life of a store."""
+"""Sessions in the life of a store: the rows that everything else hangs on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, rows
+from ..kernel.operation import Op, Query, batch, rows
 from ..leases import EARLIER_BOOT
+from ..records import SessionRef
+from .rows import DELETE, DRIVEN, numbers_of
 
 FENCE = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
@@ -14,7 +19,16 @@ RETURNING id
 
 
 class SessionsNoun(Noun):
-    """Sessions: the rows that everything else hangs on."""
+    """Sessions: a driven one is not deleted; its row goes when nothing is left that names it."""
+
+    def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
+        """Whoever drives a session keeps it."""
+        found = yield from rows(DRIVEN, numbers=numbers_of(sessions))
+        return {row["number"]: "is driven now" for row in found}
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Remove the rows."""
+        yield from batch(*(Query(DELETE, {"number": each.number}) for each in sessions))
 
     def fence(self, holder: str, boots: str) -> Op[int]:
         """Take sessions away from earlier boots that drive them."""

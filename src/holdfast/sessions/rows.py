@@ -1,16 +1,127 @@
-"""Sessions' rows: how they are read, and what may stand in them."""
+"""Sessions' rows: how they are made, read and changed.
+
+Other nouns whose statements look at a session use the fragments of this module: only this package
+names the table.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ..codec import Codec
-from ..kernel.operation import Row
-from ..records import SessionInfo
+from ..errors import SessionNotFound
+from ..kernel.finding import find_row
+from ..kernel.operation import Op, Row, one, rows
+from ..leases import LeasedTable
+from ..records import SessionInfo, SessionRef
+
+# Fragments: one session, one at the head that a checkpoint was just moved to, and any.
+BY_NUMBER = "hf_sessions s WHERE s.number = :number"
+AT_HEAD = f"{BY_NUMBER} AND s.head = :head"
+ANY = "hf_sessions s"
 
 COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
     holder IS NOT NULL AND lease_expires_at > :now AS is_driven,
     created_at, updated_at, last_resumed_at"""
 READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
+PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
+PLACE_BY_ID = f"{PLACE} WHERE s.id = :id"
+PLACE_BY_NUMBER = f"{PLACE} WHERE s.number = :number"
+LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
+CHILDREN = f"SELECT {COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
+DESCENDANTS = f"""
+WITH RECURSIVE below (member) AS (
+    SELECT CAST(:id AS TEXT)
+    UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
+)
+SELECT {COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
+"""  # noqa: S608
+CREATE = f"""
+INSERT INTO hf_sessions (
+    id, name, parent_id, root_id, agent, user_id, status, head, metadata,
+    created_at, updated_at, last_resumed_at
+) VALUES (
+    :id, :name, :parent_id, :root_id, :agent, :user_id, 'active', :head, :metadata,
+    :now, :now, :now
+) ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}
+"""  # noqa: S608
+RESUME = f"""
+UPDATE hf_sessions SET
+    last_resumed_at = :now, updated_at = :now,
+    name = coalesce(CAST(:name AS TEXT), name),
+    agent = coalesce(CAST(:agent AS TEXT), agent),
+    user_id = coalesce(CAST(:user_id AS TEXT), user_id),
+    metadata = coalesce(CAST(:metadata AS BLOB), metadata),
+    status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
+WHERE id = :id RETURNING {COLUMNS}
+"""  # noqa: S608
+COPY = """
+INSERT INTO hf_sessions (
+    id, name, parent_id, root_id, agent, user_id, status, version, head, origin_number,
+    origin_version, lineage, salt, metadata, created_at, updated_at, last_resumed_at
+)
+SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
+    'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
+    CAST(:version AS INTEGER), CAST(:lineage AS TEXT), salt, CAST(:metadata AS BLOB),
+    :now, :now, :now
+FROM hf_sessions WHERE number = :number
+ON CONFLICT (id) DO NOTHING RETURNING number
+"""
+SET_STATUS = """
+UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
+    lease_expires_at = NULL, fence = fence + :raised
+WHERE number = :number
+"""
+DELETE = "DELETE FROM hf_sessions WHERE number = :number"
+DRIVEN = """
+SELECT number FROM hf_sessions
+WHERE number IN (
+        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
+    )
+    AND holder IS NOT NULL AND lease_expires_at > :now
+"""
+
+LEASES = LeasedTable("hf_sessions", "session")
+# Its holder could still revive an expired lease, and write into the new epoch.
+FENCE_EXPIRED = """
+UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
+WHERE number = :number AND holder IS NOT NULL
+"""
+# What stands between an instance's name and the boot that holds a lease in its name.
+BOOT_MARK = " @ "
+FENCE_INSTANCE = """
+UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
+WHERE number = :number AND holder <> :holder
+    AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots
+"""
+# The lease of a work item that drives its session: it lives and ends with the item's own.
+LEASE_TO_ITEM = """
+UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,
+    lease_expires_at = ({expires_at})
+WHERE number = :number RETURNING fence
+"""
+RENEW_DRIVEN = """
+UPDATE hf_sessions SET lease_expires_at = CASE
+    WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+WHERE number = :number AND fence = :fence AND holder IS NOT NULL
+"""
+GIVE_BACK_DRIVEN = """
+UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
+WHERE number = :number AND fence = :fence
+"""
+
+
+def numbers_of(sessions: Sequence[SessionRef]) -> str:
+    """Return the numbers of sessions as one parameter, for `json_each`."""
+    return json.dumps(dict.fromkeys(each.number for each in sessions))
+
+
+def ref_of(row: Row) -> SessionRef:
+    """Return what names a session, from its row."""
+    return SessionRef(row["id"], row["number"], row["root_id"])
 
 
 def info(codec: Codec, row: Row) -> SessionInfo:
@@ -20,3 +131,31 @@ def info(codec: Codec, row: Row) -> SessionInfo:
     fields["is_driven"] = bool(row["is_driven"])
     fields["metadata"] = codec.unpack(row["metadata"], context=("hf_sessions", row["id"]))
     return SessionInfo(**fields)
+
+
+def read_place(id: str, *, what: str = "session") -> Op[Row]:
+    """Return where a session stands and its status, or raise SessionNotFound."""
+    row = yield from one(PLACE_BY_ID, id=id)
+    if row is None:
+        raise SessionNotFound(f"there is no {what} {id!r}", id=id)
+    return row
+
+
+def place_of_number(number: int | None) -> Op[Row | None]:
+    """Return where a session stands, by its number; None if it was deleted."""
+    if number is None:
+        return None
+    return (yield from one(PLACE_BY_NUMBER, number=number))
+
+
+def find_place(id: str) -> Op[Row | None]:
+    """Return where a session stands, by its id, its number, or the beginning of its id."""
+    return (yield from find_row("session", PLACE, id))
+
+
+def list_rows(given: Mapping[str, Any], after: int, limit: int) -> Op[Sequence[Row]]:
+    """Return a page of sessions in the order of their creation."""
+    # Only what is given stands in the text: then each has its index.
+    conditions = "".join(f" AND {column} = :{column}" for column in given)
+    page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+    return (yield from rows(page, **given, after=after, limit=limit))

@@ -21,6 +21,7 @@ from ..feed import emit
 from ..kernel.handle import C, Handle
 from ..kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
 from ..sessions.handle import SessionHandle
+from ..sessions.rows import BY_NUMBER
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -86,10 +87,9 @@ SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_token
     sum(CASE WHEN nano_usd IS NULL AND state <> 'failed' THEN 1 ELSE 0 END) AS unpriced
 FROM hf_spend WHERE {{where}} GROUP BY {{group}} ORDER BY {{group}} LIMIT :limit
 """  # noqa: S608
-DRIVEN = """
-SELECT holder FROM hf_sessions
-WHERE number = :number AND holder IS NOT NULL AND lease_expires_at > :now
-"""
+DRIVEN = f"""
+SELECT s.holder FROM {BY_NUMBER} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
+"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,19 @@
-"""What the noun does in the life of a store."""
+"""Spend in the life of a store."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
+from ..kernel.operation import Op, Query, batch
+from ..records import SessionRef
+from .ledger import FORGET_DETAILS
 
 
 class SpendNoun(Noun):
-    """Spend: what attempts cost, and the totals of sessions and trees."""
+    """Spend: what attempts cost, and the totals of sessions and trees, which stay."""
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Forget the details of what sessions spent."""
+        yield from batch(*(Query(FORGET_DETAILS, {"number": each.number}) for each in sessions))

@@ -1,7 +1,7 @@
 """Work items: leased to one worker at a time, retried, and ended in one commit."""
 
 from .claiming import Beat
-from .insight import FailedAttempt, Growth, LeaseHealth, WorkCount
+from .insight import FailedAttempt, LeaseHealth, WorkCount
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .noun import WorkNoun
 from .submitting import topic
@@ -11,7 +11,6 @@ __all__ = [
     "WORK_STATUSES",
     "Beat",
     "FailedAttempt",
-    "Growth",
     "LeaseHealth",
     "OnCrash",
     "Submission",

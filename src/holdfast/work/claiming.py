@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..arguments import require_limit, require_text, shown
 from ..errors import InvalidArgument
-from ..kernel.operation import Op, Query, Row, decide, fresh_id, rows
+from ..kernel.operation import Op, Query, Row, batch, decide, fresh_id, one, rows
 from ..leases import lease_milliseconds
 from .driving import renew_driven
 from .items import COLUMNS
@@ -59,6 +59,15 @@ SELECT first.queue FROM (
     FROM queues q WHERE q.queue IS NOT NULL
 ) AS first
 ORDER BY first.priority DESC, first.number LIMIT :limit
+"""
+IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
+LOOK_FOR_WORK = """
+SELECT {ready} AS is_ready, :now AS now,
+    (SELECT min(available_at) FROM hf_work WHERE state = 'scheduled') AS due_at
+"""
+NOT_ENDED = """
+SELECT number FROM hf_work
+WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
 # Rows are locked by number, as everybody does who locks several: so no two wait for each other.
 HEARTBEAT = """
@@ -173,3 +182,24 @@ def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row
     found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
     yield from renew_driven(found, lease_ms)
     return {row["number"]: row for row in found}
+
+
+def look_for_work(queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
+    """Return whether something is ready, and in how many seconds something is due."""
+    named = {f"queue{index}": name for index, name in enumerate(queues)}
+    found = yield from one(_look_at(len(queues)), **named)
+    assert found is not None
+    due_at = found["due_at"]
+    return bool(found["is_ready"]), None if due_at is None else (due_at - found["now"]) / 1000
+
+
+@functools.cache
+def _look_at(count: int) -> str:
+    ready = " OR ".join(IS_READY.format(index=index) for index in range(count))
+    return LOOK_FOR_WORK.format(ready=ready)
+
+
+def not_ended(numbers: Iterable[int]) -> Op[set[int]]:
+    """Return those of some items that have not ended and wait for no person."""
+    found = yield from batch(*(Query(NOT_ENDED, {"number": number}) for number in numbers))
+    return {row["number"] for answer in found for row in answer}

@@ -10,24 +10,14 @@ from ..checkpoints.writing import record_status
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.access import Place, lock_and_look, require_open, require_writable
+from ..sessions.rows import GIVE_BACK_DRIVEN, LEASE_TO_ITEM, RENEW_DRIVEN
 from .items import Item
 
 DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
-TAKE = """
-UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,
-    lease_expires_at = (SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number)
-WHERE number = :number RETURNING fence
-"""
+TAKE = LEASE_TO_ITEM.format(
+    expires_at="SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number"
+)
 NOTE = "UPDATE hf_work SET driving_fence = :fence WHERE number = :number"
-RENEW = """
-UPDATE hf_sessions SET lease_expires_at = CASE
-    WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
-WHERE number = :number AND fence = :fence AND holder IS NOT NULL
-"""
-GIVE_BACK = """
-UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
-WHERE number = :number AND fence = :fence
-"""
 
 
 def drive(item: Item[Any]) -> Op[int]:
@@ -56,12 +46,12 @@ def drive(item: Item[Any]) -> Op[int]:
 
 def renew_driven(items: Iterable[Row], lease_ms: int) -> Op[None]:
     """Prolong the sessions' leases that go with the leases of these items."""
-    yield from _each(RENEW, items, lease_ms=lease_ms)
+    yield from _each(RENEW_DRIVEN, items, lease_ms=lease_ms)
 
 
 def give_back_driven(items: Iterable[Row]) -> Op[None]:
     """Give back the sessions that ended attempts drove; what they still write is refused."""
-    yield from _each(GIVE_BACK, items)
+    yield from _each(GIVE_BACK_DRIVEN, items)
 
 
 def _each(statement: str, items: Iterable[Row], **given: int) -> Op[None]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ..checkpoints.ops import CheckpointOps
 from ..checkpoints.writing import draft, write
 from ..codec import Codec
+from ..effects.rows import is_resolved
 from ..errors import (
     InProgress,
     InvalidArgument,
@@ -95,7 +96,6 @@ DELETE FROM hf_attempts WHERE work_number = :number AND attempt < (
     ) AS kept
 )
 """
-EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
 STATE = "SELECT state, fence, holder FROM hf_work WHERE number = :number"
 EVENTS = {
     "completed": "work_completed",
@@ -226,7 +226,7 @@ class Endings:
             if row["state"] == "pending":
                 ready.add(item.queue)
             yield from self._follow(item, ending, row)
-            if row["state"] == "review" and (yield from _is_resolved(ending.waits_for_effect)):
+            if row["state"] == "review" and (yield from is_resolved(ending.waits_for_effect)):
                 [found[index]] = yield from self.finish([(item, RESOLVED)], IDLE)
         yield from ring(self.runtime.signals, ready)
         return found, answers[len(roots) + len(ended) :]
@@ -342,14 +342,6 @@ def _place(item: Item[Any]) -> Place:
     assert item.session_number is not None
     assert item.root_id is not None
     return Place(item.session_id, item.session_number, item.root_id, None)
-
-
-def _is_resolved(effect_id: str | None) -> Op[bool]:
-    """Tell whether the effect that an item is to wait for was resolved meanwhile."""
-    if effect_id is None:
-        return False
-    found = yield from one(EFFECT_STATUS, id=effect_id)
-    return found is None or found["status"] not in {"issued", "unknown"}
 
 
 def failing(

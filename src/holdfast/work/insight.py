@@ -35,17 +35,6 @@ SELECT count(*) AS active,
     avg(:now - heartbeat_at) AS average_ms, max(:now - heartbeat_at) AS longest_ms
 FROM hf_work WHERE state = 'in_progress'
 """
-GROWTH = """
-SELECT s.id AS session_id, grown.checkpoints, grown.newest, grown.first_at, grown.last_at
-FROM (
-    SELECT key / 4294967296 AS number, count(*) AS checkpoints, max(key % 4294967296) AS newest,
-        min(created_at) AS first_at, max(created_at) AS last_at
-    FROM hf_checkpoints GROUP BY key / 4294967296
-    ORDER BY checkpoints DESC, number LIMIT :limit
-) AS grown
-JOIN hf_sessions s ON s.number = grown.number
-ORDER BY grown.checkpoints DESC, s.number
-"""
 LOOK = f"SELECT {COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
 AHEAD = """
 SELECT count(*) AS items FROM (
@@ -84,17 +73,6 @@ class LeaseHealth:
     cancelling: int
     average_heartbeat_seconds: float
     longest_heartbeat_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How many checkpoints a session has, and since when."""
-
-    session_id: str
-    checkpoints: int
-    newest: int
-    first_at: int
-    last_at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +132,6 @@ def health(stale_seconds: float) -> Op[LeaseHealth]:
         average_heartbeat_seconds=float(row["average_ms"] or 0) / 1000,
         longest_heartbeat_seconds=(row["longest_ms"] or 0) / 1000,
     )
-
-
-def growth(limit: int) -> Op[list[Growth]]:
-    """Return the sessions with the most checkpoints."""
-    return [Growth(**row) for row in (yield from rows(GROWTH, limit=limit))]
 
 
 def why(item: Item[Any], now: int) -> Op[str]:

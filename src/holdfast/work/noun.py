@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, Row, rows
 from ..leases import EARLIER_BOOT
-from ..records import Swept
+from ..records import SessionRef, Swept
+from ..sessions.rows import numbers_of
 from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
 from .items import COLUMNS, Item
 from .sweeping import sweep
@@ -25,6 +25,13 @@ WHERE session_number IN (
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
 ORDER BY number /*pg FOR NO KEY UPDATE */
 """  # noqa: S608
+RUNNING_OF_SESSIONS = """
+SELECT session_number FROM hf_work
+WHERE session_number IN (
+        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
+    )
+    AND state = 'in_progress' AND lease_expires_at > :now
+"""
 AWAITING = f"""
 SELECT {COLUMNS} FROM hf_work WHERE state = 'review' AND waits_for_effect = :effect_id
 ORDER BY number
@@ -40,22 +47,28 @@ REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
 class WorkNoun(Noun):
     """Work items follow the sessions they belong to, and the effects they wait for."""
 
-    def cancel(self, runtime: Runtime, numbers: Sequence[int]) -> Op[None]:
+    def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
+        """An item that runs keeps its session."""
+        found = yield from rows(RUNNING_OF_SESSIONS, numbers=numbers_of(sessions))
+        return {row["session_number"]: "has an item that runs now" for row in found}
+
+    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Cancel the items of sessions; whoever runs one is fenced."""
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps(dict.fromkeys(numbers)))
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of(sessions))
         ending = Ending("cancelled", "session cancelled", fences=1)
         yield from _end(runtime, found, ending, LIVE)
 
-    def remove(self, runtime: Runtime, number: int) -> Op[None]:
-        """Remove a session's items."""
-        yield from through_door(f"work of {number}", Query(REMOVE_OF_SESSION, {"number": number}))
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Remove the items of sessions."""
+        removals = (Query(REMOVE_OF_SESSION, {"number": each.number}) for each in sessions)
+        yield from through_door(f"work of {sessions[0].number}", *removals)
 
-    def rewind(self, runtime: Runtime, number: int, keeping: str | None) -> Op[None]:
+    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
         """Fence whoever runs an item of a session, and make it ready again; no retry is spent.
 
         The item `keeping`, which rewinds its own session, runs on.
         """
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=json.dumps({number: None}))
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of([session]))
         running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
         ending = Ending("pending", "session rewound", fences=1, releases=1)
         yield from _end(runtime, running, ending, HELD)

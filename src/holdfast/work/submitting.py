@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments import milliseconds_of, require_text
 from ..codec import Codec
-from ..errors import InvalidArgument, Refused, RequestMismatch, SessionNotFound, StoreBusy
+from ..errors import InvalidArgument, Refused, RequestMismatch, StoreBusy
 from ..feed import emit
 from ..kernel.handle import Runtime
 from ..kernel.operation import (
@@ -24,6 +24,7 @@ from ..kernel.operation import (
 )
 from ..kernel.signals import Signals
 from ..sessions.access import Place, require_open
+from ..sessions.rows import BY_NUMBER, read_place
 from .items import COLUMNS, READ, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
@@ -54,8 +55,7 @@ SELECT {COLUMNS} FROM hf_work WHERE queue = :queue AND key = :key AND key IS NOT
 REDRIVEN = f"""
 SELECT {COLUMNS} FROM hf_work WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
 """  # noqa: S608
-FIND_SESSION = "SELECT id, number, root_id FROM hf_sessions WHERE id = :id"
-LOOK_AT_SESSION = "SELECT status FROM hf_sessions WHERE number = :number AND id = :id"
+LOOK_AT_SESSION = f"SELECT s.status FROM {BY_NUMBER} AND s.id = :id"  # noqa: S608
 
 
 def submit_all(
@@ -128,9 +128,7 @@ def _place_of(session: Any) -> Op[Place]:
         guard = getattr(session, "guard", None)
         return Place(session.id, number, session.root_id, None, guard)
     require_text("session", session)
-    row = yield from one(FIND_SESSION, id=session)
-    if row is None:
-        raise SessionNotFound(f"there is no session {session!r}", id=session)
+    row = yield from read_place(session)
     return Place(row["id"], row["number"], row["root_id"], None)
 
 
