@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
 import sys
@@ -11,6 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from holdfast.agent import Agent, ScriptedModel
 from holdfast.errors import SessionBusy, StoreReentered
 from holdfast.kernel.attempt import Hooks, Point
 from tests.faults.interrupts import WAIT_SECONDS, driven_soon
-from tests.faults.tracing import Interrupt
+from tests.faults.tracing import Interrupt, interrupted_everywhere
 
 Report = Callable[[str], None]
 
@@ -28,13 +28,6 @@ Report = Callable[[str], None]
 LEASE_SECONDS = 6_000
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-# A thread is started on the way. Real signals at random instants are sent on every version.
-at_any_place = pytest.mark.skipif(
-    sys.version_info < (3, 12),
-    reason="Python 3.11 can lose its way if a trace function raises where a thread is started",
-)
 
 
 def drive(session: holdfast.Session) -> None:
@@ -53,40 +46,31 @@ async def driven_soon_async(session: holdfast.Session[holdfast.Async]) -> None:
             await asyncio.sleep(0.005)
 
 
-@at_any_place
 def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report: Report) -> None:
     with holdfast.open(**place) as store:
-        drive(store.session("first"))
-        for nth in range(1, 5_000):
-            session = store.session(f"s{nth}")
-            interrupt = Interrupt(nth)
-            with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
-                drive(session)
-            driven_soon(session)
-            if interrupt.remaining > 0:
-                break
+        sessions = [store.session("s")]
+        for nth in interrupted_everywhere(lambda _: drive(sessions[-1])):
+            driven_soon(sessions[-1])
+            sessions.append(store.session(f"s{nth}"))
         report(f"interrupted at {nth - 1} places")
         assert nth > 30
 
 
-@at_any_place
 def test_an_interrupt_that_is_kept_keeps_no_lease(place: dict[str, Any], report: Report) -> None:
     """A prompt keeps the last error, and with it the frames that it came through."""
-    kept = []
+    kept: list[KeyboardInterrupt] = []
+
+    def drive(nth: int) -> None:
+        try:
+            sessions[-1].drive(lease_seconds=LEASE_SECONDS)
+        except KeyboardInterrupt as error:
+            kept.append(error)
+
     with holdfast.open(**place) as store:
-        drive(store.session("first"))
-        for nth in range(1, 5_000):
-            session = store.session(f"s{nth}")
-            interrupt = Interrupt(nth)
-            try:
-                with interrupt.armed():
-                    session.drive(lease_seconds=LEASE_SECONDS)
-            except KeyboardInterrupt as error:
-                kept.append(error)
-            interrupt.forget()
-            driven_soon(session)
-            if interrupt.remaining > 0:
-                break
+        sessions = [store.session("s")]
+        for nth in interrupted_everywhere(drive):
+            driven_soon(sessions[-1])
+            sessions.append(store.session(f"s{nth}"))
         report(f"interrupted at {len(kept)} places")
         assert len(kept) > 20
 
@@ -279,7 +263,6 @@ def test_a_driver_closed_inside_a_call_lets_go_behind_it(place: dict[str, Any]) 
         driven_soon(session)
 
 
-@at_any_place
 def test_an_agent_that_was_interrupted_can_run_again(place: dict[str, Any], report: Report) -> None:
     chance = random.Random(4)
     with holdfast.open(**place) as store:
@@ -291,12 +274,10 @@ def test_an_agent_that_was_interrupted_can_run_again(place: dict[str, Any], repo
 
         run("first")
         whole = Interrupt(1_000_000)
-        with whole.armed():
-            run("whole")
+        whole.strike(lambda: run("whole"))
         places = 1_000_000 - whole.remaining
         for nth in sorted(chance.sample(range(1, places), 30)):
-            with contextlib.suppress(KeyboardInterrupt), Interrupt(nth).armed():
-                run(f"s{nth}")
+            Interrupt(nth).strike(partial(run, f"s{nth}"))
             driven_soon(store.session(f"s{nth}", reopen=True))
             run(f"s{nth}")
     report(f"interrupted at 30 of {places} places")

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.kernel.threads import Flag, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
-from tests.faults.tracing import Interrupt
+from tests.faults.tracing import interrupted_everywhere
 from tests.faults.workload import found_in, in_threads, together
 
 Report = Callable[[str], None]
@@ -44,6 +45,10 @@ def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
     in_threads([lambda: Counter(store).add(1, note=note)])
 
 
+def calling(function: Callable[[], object]) -> Callable[[int], object]:
+    return lambda nth: function()
+
+
 def judge(store: holdfast.Store, asked: list[str], after: list[str]) -> int:
     """Make sure that nothing is there twice or half; return how many were whole."""
     found = found_in(store)
@@ -59,29 +64,26 @@ def test_an_interrupt_at_any_place_leaves_the_whole_or_nothing_and_a_usable_stor
 ) -> None:
     asked: list[str] = []
     after: list[str] = []
+
+    def add(nth: int) -> None:
+        asked.append(f"asked {nth}")
+        Counter(store).add(1, note=asked[-1])
+
     store = open_store(path)
-    Counter(store).add(1, note="first")
-    after.append("first")
-    for nth in range(1, 5_000):
+    for nth in interrupted_everywhere(add):
+        after.append(f"after {nth}")
+        check_usable(store, path, after[-1])
         if is_first:
             store.close()
             store = open_store(path)
-        interrupt = Interrupt(nth)
-        asked.append(f"asked {nth}")
-        with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
-            Counter(store).add(1, note=asked[-1])
-        after.append(f"after {nth}")
-        check_usable(store, path, after[-1])
-        if interrupt.remaining > 0:
-            break
     whole = judge(store, asked, after)
     # Closed only now: after a failure above it could wait for a lock that nobody frees.
     store.close()
     with open_store(path) as again:
         assert judge(again, asked, after) == whole
-    report(f"interrupted at {nth - 1} places: {whole - 1} whole, {nth - whole} absent")
+    report(f"interrupted at {nth - 1} places: {whole - 2} whole, {nth + 1 - whole} absent")
     assert nth > 50
-    assert 1 < whole < nth
+    assert 2 < whole < nth
 
 
 def test_a_read_interrupted_at_any_place_costs_no_later_read(path: Path, report: Report) -> None:
@@ -89,40 +91,33 @@ def test_a_read_interrupted_at_any_place_costs_no_later_read(path: Path, report:
         session = store.session("s")
         session.save(t=[1, 2, 3])
         for read in (session.info, session.latest, Counter(store).value_twice):
-            for nth in range(1, 5_000):
-                interrupt = Interrupt(nth)
-                with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
-                    read()
+            places = 0
+            for places in interrupted_everywhere(calling(read)):  # noqa: B007
                 # As many readers as there can be: none of them is in the middle of something.
                 in_threads(3 * [read, Counter(store).value])
-                if interrupt.remaining > 0:
-                    break
-            assert nth > 50
-            report(f"interrupted at {nth - 1} places of {read}")
+            assert places > 50
+            report(f"interrupted at {places - 1} places of {read}")
 
 
+@pytest.mark.parametrize("name", ["add", "add_at_once", "value_twice"])
 def test_an_interrupt_at_any_place_costs_no_connection(
-    direct: dict[str, Any], report: Report
+    direct: dict[str, Any], name: str, report: Report
 ) -> None:
     asked: list[str] = []
-    after: list[str] = []
+
+    def ask(nth: int) -> None:
+        asked.append(f"asked {nth}")
+        call(**({} if name == "value_twice" else {"note": asked[-1]}))
+
     with holdfast.open(**direct, busy_timeout_seconds=30) as store:
         connections: Any = store.runtime.driver.engine.connections
-        counter = Counter(store)
-        for call in (counter.add, counter.add_at_once, lambda *_, **__: counter.value_twice()):
-            after.append(f"after {len(asked)}")
-            counter.add_at_once(1, note=after[-1])
-            for nth in range(1, 5_000):
-                interrupt = Interrupt(nth)
-                asked.append(f"asked {len(asked)}")
-                with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
-                    call(1, note=asked[-1])
-                assert connections.lent == 0, f"place {nth} of {call}"
-                if interrupt.remaining > 0:
-                    break
-            assert nth > 50
-        whole = judge(store, asked, after)
-    report(f"interrupted at {len(asked)} places: {whole} whole")
+        call = getattr(Counter(store), name)
+        for nth in interrupted_everywhere(ask):
+            assert connections.lent == 0, f"place {nth}"
+        Counter(store).add_at_once(1, note="after")
+        whole = judge(store, asked, ["after"])
+    report(f"interrupted at {nth - 1} places: {whole} whole")
+    assert nth > 50
 
 
 def test_an_interrupt_of_a_starting_thread_is_nothing_else(
@@ -144,18 +139,15 @@ def test_an_interrupt_of_a_starting_thread_is_nothing_else(
 
 
 def test_a_flag_whose_setting_is_interrupted_can_be_set_and_is_seen(report: Report) -> None:
-    for nth in range(1, 5_000):
-        flag = Flag()
-        waiting = threading.Thread(target=flag.wait, args=[60])
-        waiting.start()
-        interrupt = Interrupt(nth)
-        with contextlib.suppress(KeyboardInterrupt), interrupt.armed():
-            flag.set()
-        flag.set()
-        waiting.join(60)
-        assert not waiting.is_alive()
-        if interrupt.remaining > 0:
-            break
+    flags = [Flag()]
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(flags[-1].wait, 60)
+        for nth in interrupted_everywhere(lambda _: flags[-1].set()):
+            flags[-1].set()
+            assert waiting.result(60), f"place {nth}"
+            flags.append(Flag())
+            waiting = other.submit(flags[-1].wait, 60)
+        flags[-1].set()
     report(f"interrupted at {nth - 1} places")
     assert nth > 1
 
