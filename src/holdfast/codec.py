@@ -90,6 +90,7 @@ class Limits:
 
 DEFAULT_LIMITS: Final = Limits()
 Compression = Literal["none", "zstd"]
+Raw = msgspec.Raw
 
 
 class Cipher(Protocol):
@@ -162,6 +163,13 @@ class Codec:
         for index, value in enumerate(values, start):
             plain.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
+    def compose(self, value: object, *, name: str) -> bytes:
+        """Return a value of our own making as a body; a Raw in it is a body that was checked."""
+        body = _encoder.encode(value)
+        if len(body) > self.limits.value_bytes:
+            raise plain.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+        return body
+
     def encode_unchecked(self, value: object) -> bytes | None:
         """Return the body a value would have, fast, to compare it with a body that was checked.
 
@@ -223,7 +231,9 @@ class Codec:
         bound = header + _encoder.encode(context)
         if self._cipher:
             body = self._cipher.encrypt(body, bound)
-        return b"".join((header, _checksum(bound, body), body))
+        checksum = xxh3_128(bound)
+        checksum.update(body)
+        return b"".join((header, checksum.digest(), body))
 
     def unseal(self, record: bytes, *, context: tuple[str, ...] = ()) -> bytes:
         """Return the body of an intact record; CorruptRecord if it is damaged or was moved.
@@ -245,7 +255,9 @@ class Codec:
                 "Holdfast wrote it (upgrade), or it is damaged",
             )
         bound = record[:_CHECKSUM_AT] + _encoder.encode(context)
-        if _checksum(bound, body) != record[_CHECKSUM_AT:_BODY_AT]:
+        checksum = xxh3_128(bound)
+        checksum.update(body)
+        if checksum.digest() != record[_CHECKSUM_AT:_BODY_AT]:
             raise _corrupt(context, "does not match its checksum: it is damaged, or was moved here")
         if flags >= len(_HEADERS):
             raise _corrupt(context, f"has unknown flags {flags:#04x}: a newer Holdfast wrote it")
@@ -490,12 +502,6 @@ class _Zstd(threading.local):
 @cache
 def _zstd() -> _Zstd:
     return _Zstd()
-
-
-def _checksum(bound: bytes, body: bytes | memoryview) -> bytes:
-    checksum = xxh3_128(bound)
-    checksum.update(body)
-    return checksum.digest()
 
 
 def _corrupt(context: tuple[str, ...], problem: str) -> CorruptRecord:

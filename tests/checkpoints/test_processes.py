@@ -263,6 +263,10 @@ def test_a_fork_in_another_tree_survives_the_deletion_of_its_origin(place: dict[
         assert left["hf_lines"] == left["hf_items"] == left["hf_uses"] == []
 
 
+# Beginnings of the statements that lock a tree, and that look where a session stands.
+LOCK, ROOT = "SELECT root_id FROM", "SELECT s.id, s.number, s.root_id"
+
+
 class Interruption:
     """Lets another thread do something after a statement of an operation.
 
@@ -270,7 +274,7 @@ class Interruption:
     the time to begin.
     """
 
-    def __init__(self, sql: str, *, count: int = 1, comes_between: bool) -> None:
+    def __init__(self, *sql: str, count: int = 1, comes_between: bool) -> None:
         self.hooks = Hooks(probe=self._visit)
         self._sql = sql
         self._count = count
@@ -292,7 +296,9 @@ class Interruption:
         return self._outcome[0]
 
     def _visit(self, point: Point) -> None:
-        if self._work is None or point.moment != "after" or self._sql not in point.sql:
+        if self._work is None or point.moment != "after":
+            return
+        if not any(sql in point.sql for sql in self._sql):
             return
         self._count -= 1
         if self._count:
@@ -320,7 +326,7 @@ def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
     # The fork's own tree is locked, the root of the origin is read, the origin's tree is locked.
     count = 2 if place_of_deletion == "before the lock" else 3
     # Deleting locks every tree that shares lines with the origin, so it waits for the fork.
-    interruption = Interruption("SELECT root_id FROM", count=count, comes_between=False)
+    interruption = Interruption(LOCK, ROOT, count=count, comes_between=False)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         origin = other.session("origin")
         origin.save(log=list(range(100)))

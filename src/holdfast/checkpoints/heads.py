@@ -30,11 +30,6 @@ class KnownList:
         """Tell whether a channel that is no list has this value."""
         return self.joined is not None and bytes(self.joined) == body
 
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory it takes."""
-        return len(self.joined or b"") + sum(map(len, self.tail)) + 200
-
 
 @dataclass(slots=True)
 class Head:
@@ -44,11 +39,6 @@ class Head:
     version: int
     manifest: Mapping[str, Entry]
     lists: dict[str, KnownList] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory it takes."""
-        return 500 + sum(known.size_bytes for known in self.lists.values())
 
 
 class Heads(PerStore):
@@ -74,10 +64,14 @@ class Heads(PerStore):
             known = self._heads.get(session_number)
             if known is not None and known.version > head.version:
                 return
-            self._drop(session_number)
+            size = 500
+            for each in head.lists.values():
+                # About how much memory a list takes.
+                size += len(each.joined or b"") + sum(map(len, each.tail)) + 200
+            self._total_bytes += size - self._sizes.get(session_number, 0)
+            self._sizes[session_number] = size
             self._heads[session_number] = head
-            self._sizes[session_number] = size = head.size_bytes
-            self._total_bytes += size
+            self._heads.move_to_end(session_number)
             while len(self._heads) > HEADS_MAX or self._total_bytes > TOTAL_BYTES_MAX:
                 self._drop(next(iter(self._heads)))
 

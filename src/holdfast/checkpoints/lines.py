@@ -7,7 +7,7 @@ items are single rows until a run of 64 is full; then it becomes one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -57,10 +57,6 @@ class Ref:
     def closed(self) -> Ref:
         """Return the same list for another head, which must open a line of its own."""
         return Ref(self.line_id, self.length, self.base, self.skip, is_open=False)
-
-    def extended(self, count: int) -> Ref:
-        """Return the list with items appended to its line."""
-        return Ref(self.line_id, self.length + count, self.base, self.skip)
 
 
 def item_context(key: int) -> tuple[str, str]:
@@ -195,23 +191,28 @@ class Write:
 def write_items(
     codec: Codec, line_id: int, start: int, tail: Sequence[bytes], new: Sequence[bytes]
 ) -> Write:
-    """Return the rows that append items at an index; `tail` are those since the last full run."""
-    run_start = start - len(tail)
+    """Return the rows that append items at an index; `tail` are those since the last full run.
+
+    Runs begin at multiples of 64. A full one becomes one row, in place of its single rows.
+    """
+    first, line = start - len(tail), line_id * SHIFT
     pending = [*tail, *new]
     rows: list[tuple[int, int, bytes]] = []
     replaced = None
-    for index, run in _runs(run_start, pending):
-        is_full = len(run) == RUN_ITEMS and sum(map(len, run)) <= RUN_BYTES_MAX
-        if is_full:
+    taken = 0
+    while taken < len(pending):
+        index = first + taken
+        run = pending[taken : taken + RUN_ITEMS - index % RUN_ITEMS]
+        taken += len(run)
+        if len(run) == RUN_ITEMS and sum(map(len, run)) <= RUN_BYTES_MAX:
             if index < start:
-                replaced = (line_id * SHIFT + index, line_id * SHIFT + start)
-            rows.append(_row(codec, line_id, index, codec.join(run), len(run)))
-        else:
-            rows += [
-                _row(codec, line_id, index + offset, body, 1)
-                for offset, body in enumerate(run)
-                if index + offset >= start
-            ]
+                replaced = (line + index, line + start)
+            sealed = codec.seal(codec.join(run), context=("hf_items", str(line + index)))
+            rows.append((line + index, RUN_ITEMS, sealed))
+            continue
+        for key, body in enumerate(run, line + index):
+            if key >= line + start:
+                rows.append((key, 1, codec.seal(body, context=("hf_items", str(key)))))
     return Write(rows, replaced)
 
 
@@ -227,18 +228,3 @@ def written_until(codec: Codec, line_id: int, end: int) -> Op[Write | None]:
                 (row["key"], (line_id + 1) * SHIFT),
             )
     return None
-
-
-def _runs(start: int, bodies: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """Split items into runs that begin at multiples of 64."""
-    taken = 0
-    while taken < len(bodies):
-        index = start + taken
-        size = RUN_ITEMS - index % RUN_ITEMS
-        yield index, bodies[taken : taken + size]
-        taken += size
-
-
-def _row(codec: Codec, line_id: int, index: int, body: bytes, count: int) -> tuple[int, int, bytes]:
-    key = line_id * SHIFT + index
-    return key, count, codec.seal(body, context=item_context(key))

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..codec import Codec
+from ..codec import Codec, Raw
 from ..errors import CorruptRecord
-from ..plain import too_large
-from .lines import Ref, list_header
+from .lines import Ref
 
 INLINE_BYTES_MAX = 128
 
@@ -46,13 +45,17 @@ def pack(codec: Codec, manifest: Manifest, context: tuple[str, ...]) -> bytes:
 
 def write(codec: Codec, manifest: Manifest) -> bytes:
     """Return a manifest as a body. A small value is in it as it is: it was checked already."""
-    body = bytearray(_map_header(len(manifest)))
+    fields: dict[str, list[Any]] = {}
     for channel, entry in manifest.items():
-        body += codec.encode(channel) + _body(codec, entry)
-    limit = codec.limits.value_bytes
-    if len(body) > limit:
-        raise too_large("channels", len(body), limit, "value_bytes")
-    return bytes(body)
+        if isinstance(entry, Ref):
+            fields[channel] = [_OPEN if entry.is_open else _CLOSED, entry.line_id, entry.length]
+            if entry.base:
+                fields[channel] += [entry.base, entry.skip]
+        elif isinstance(entry, Stored):
+            fields[channel] = [_VALUE, entry.line_id]
+        else:
+            fields[channel] = [_INLINE, Raw(entry.body)]
+    return codec.compose(fields, name="channels")
 
 
 def unpack(codec: Codec, record: bytes, context: tuple[str, ...]) -> dict[str, Entry]:
@@ -76,25 +79,6 @@ def closed(manifest: Manifest) -> dict[str, Entry]:
 def line_ids(manifest: Manifest) -> set[int]:
     """Return the lines that a manifest names itself, without the lines their pieces lie in."""
     return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
-
-
-def _map_header(count: int) -> bytes:
-    """Return the MessagePack header of a dict, before its keys and values."""
-    if count < 16:
-        return bytes([0x80 | count])
-    return b"\xde" + count.to_bytes(2) if count < 2**16 else b"\xdf" + count.to_bytes(4)
-
-
-def _body(codec: Codec, entry: Entry) -> bytes:
-    match entry:
-        case Inline(body):
-            return list_header(2) + codec.encode(_INLINE) + body
-        case Stored(line_id):
-            return codec.encode([_VALUE, line_id])
-        case Ref():
-            mark = _OPEN if entry.is_open else _CLOSED
-            fields = [mark, entry.line_id, entry.length]
-            return codec.encode([*fields, entry.base, entry.skip] if entry.base else fields)
 
 
 def _entry(codec: Codec, fields: list[Any]) -> Entry:

@@ -92,7 +92,7 @@ class CheckpointOps(SessionHandle[C]):
 
         The same `key` again returns the first checkpoint and adds nothing.
         """
-        require_channel(channel)
+        require_text("channel", channel)
         if not isinstance(items, list):
             raise InvalidArgument(
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "

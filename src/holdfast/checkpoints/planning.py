@@ -96,21 +96,22 @@ class Plan:
 
 def is_simple(head: Head, changes: Mapping[str, Change]) -> bool:
     """Tell whether a plan can be made from what is remembered, without asking the database."""
-    return all(_is_simple(head, channel, change) for channel, change in changes.items())
-
-
-def _is_simple(head: Head, channel: str, change: Change) -> bool:
-    entry = head.manifest.get(channel)
-    if isinstance(change, SetValue):
-        known = head.lists.get(channel)
-        is_small = len(change.body) <= INLINE_BYTES_MAX
-        is_same = isinstance(entry, Stored) and known is not None and known.is_value(change.body)
-        return is_small or is_same
-    is_known = channel in head.lists and isinstance(entry, Ref) and entry.is_open
-    is_growth = isinstance(change, Extend) or (
-        isinstance(change, Grown) and change.head_id == head.id
-    )
-    return is_growth and is_known
+    for channel, change in changes.items():
+        entry, known = head.manifest.get(channel), head.lists.get(channel)
+        if isinstance(change, SetValue):
+            is_same = (
+                isinstance(entry, Stored) and known is not None and known.is_value(change.body)
+            )
+            if len(change.body) > INLINE_BYTES_MAX and not is_same:
+                return False
+            continue
+        is_known = known is not None and isinstance(entry, Ref) and entry.is_open
+        is_growth = isinstance(change, Extend) or (
+            isinstance(change, Grown) and change.head_id == head.id
+        )
+        if not (is_growth and is_known):
+            return False
+    return True
 
 
 def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Plan]:
@@ -121,8 +122,14 @@ def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Pla
         match change:
             case SetValue(body):
                 yield from _set_value(codec, plan, channel, body)
+            case Extend(bodies) if isinstance(entry, Ref):
+                yield from _extend(codec, plan, channel, entry, bodies)
             case Extend(bodies):
-                yield from _extend(codec, plan, channel, _list_or_raise(channel, entry), bodies)
+                if entry is not None and entry != Inline(EMPTY_LIST):
+                    raise TypeConflict(
+                        f"channel {channel!r} is not a list; save() replaces it", channel=channel
+                    )
+                yield from _extend(codec, plan, channel, None, bodies)
             case Grown(head_id, bodies) if head_id == head.id and isinstance(entry, Ref):
                 yield from _extend(codec, plan, channel, entry, bodies)
             case Grown():
@@ -131,14 +138,6 @@ def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Pla
             case SetList(bodies):
                 yield from _set_list(codec, plan, channel, entry, known, bodies)
     return plan
-
-
-def _list_or_raise(channel: str, entry: Entry | None) -> Ref | None:
-    if entry is None or isinstance(entry, Ref):
-        return entry
-    if isinstance(entry, Inline) and entry.body == EMPTY_LIST:
-        return None
-    raise TypeConflict(f"channel {channel!r} is not a list; save() replaces it", channel=channel)
 
 
 def _set_value(codec: Codec, plan: Plan, channel: str, body: bytes) -> Op[None]:
@@ -229,11 +228,17 @@ def _extend(
     elif not entry.is_open:
         entry, known, before = yield from _reopen(codec, plan, entry, known)
         new = [*before, *new]
-    tail = yield from _tail(codec, entry, known)
-    plan.writes.append(write_items(codec, entry.line_id, entry.own_end, tail, new))
-    ref = entry.extended(len(new))
-    last = _last([*tail, *new], ref.own_end % RUN_ITEMS)
-    plan.manifest[channel] = ref
+    start = entry.own_end
+    since_run = start % RUN_ITEMS
+    if known is not None and len(known.tail) == since_run:
+        tail = known.tail
+    else:
+        piece = Piece(entry.line_id, start - since_run, since_run)
+        tail = yield from bodies_of(codec, [piece])
+    plan.writes.append(write_items(codec, entry.line_id, start, tail, new))
+    plan.manifest[channel] = Ref(entry.line_id, entry.length + len(new), entry.base, entry.skip)
+    whole = [*tail, *new]
+    last = whole[len(whole) - (start + len(new)) % RUN_ITEMS :]
     plan.lists[channel] = KnownList(known.joined if known is not None else None, last)
     plan.grown[channel] = new
 
@@ -249,14 +254,6 @@ def _reopen(
     line_id = yield from _open(codec, plan, pieces)
     joined = known.joined if known is not None else None
     return Ref(line_id, entry.length, base=entry.length), KnownList(joined, []), ()
-
-
-def _tail(codec: Codec, entry: Ref, known: KnownList | None) -> Op[list[bytes]]:
-    """Return the items since the last full run, remembered or read."""
-    count = entry.own_end % RUN_ITEMS
-    if known is not None and len(known.tail) == count:
-        return known.tail
-    return (yield from bodies_of(codec, [Piece(entry.line_id, entry.own_end - count, count)]))
 
 
 def _open(codec: Codec, plan: Plan, pieces: Sequence[Piece]) -> Op[int]:

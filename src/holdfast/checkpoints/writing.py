@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ..arguments import require_one_of, require_text, shown
 from ..codec import Codec
@@ -21,7 +21,7 @@ from . import manifest as manifests
 from .heads import Head, Heads
 from .lines import SHIFT
 from .manifest import checkpoint_context
-from .planning import Change, Plan, is_simple, make_plan
+from .planning import Change, is_simple, make_plan
 from .reading import keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
@@ -56,6 +56,7 @@ FROM {AT_HEAD}
 RETURNING epoch, state_sequence, created_at
 """  # noqa: S608
 ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
+ITERATIONS = ("iteration_start", "iteration_end")
 MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
 
 
@@ -85,17 +86,18 @@ def draft(
     key: object = None,
 ) -> Draft:
     """Check and encode a checkpoint's own parts."""
-    known = require_one_of("kind", kind, KINDS)
-    iteration = _iteration(kind, data)
+    # Most checkpoints have few of these parts, and most calls come from the middle of a loop.
+    if kind not in KINDS:
+        require_one_of("kind", kind, KINDS)
     if expected_version is not None and not _is_whole(expected_version):
         raise InvalidArgument(f"expected_version must be a version, not {shown(expected_version)}")
     return Draft(
-        kind=known,
+        kind=cast("Kind", kind),
         changes=changes,
         data=None if data is None else codec.encode(data, name="data"),
-        metadata=encode_metadata(codec, metadata),
-        iteration=iteration,
-        item_id=id_of_item(item),
+        metadata=None if metadata is None else encode_metadata(codec, metadata),
+        iteration=_iteration(kind, data) if kind in ITERATIONS else None,
+        item_id=None if item is None else id_of_item(item),
         expected_version=expected_version,
         key=None if key is None else require_text("key", key),
     )
@@ -109,16 +111,14 @@ def id_of_item(item: object) -> str | None:
     return require_text("item", item_id)
 
 
-def encode_metadata(codec: Codec, metadata: Mapping[str, Any] | None) -> bytes | None:
+def encode_metadata(codec: Codec, metadata: Mapping[str, Any]) -> bytes:
     """Return metadata as a body; it must be a dict."""
-    if metadata is not None and type(metadata) is not dict:
+    if type(metadata) is not dict:
         raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
-    return None if metadata is None else codec.encode(metadata, name="metadata")
+    return codec.encode(metadata, name="metadata")
 
 
-def _iteration(kind: str, data: Any) -> int | None:
-    if kind not in {"iteration_start", "iteration_end"}:
-        return None
+def _iteration(kind: str, data: Any) -> int:
     iteration = data.get("iteration", 0) if isinstance(data, dict) else 0
     if not _is_whole(iteration) or iteration < 1:
         raise InvalidArgument(f'{kind} needs data {{"iteration": N}} with N from 1 up')
@@ -228,13 +228,30 @@ def write_after(
             for key, count, data in written.rows
         ]
     queries += [Query(USE, {**here, "line_id": line_id}) for line_id in plan.opened]
-    queries.append(Query(ADD_CHECKPOINT, {**here, **_row(codec, place, version, wanted, plan)}))
+    context = checkpoint_context(place.number, version, "manifest")
+    row = {
+        **here,
+        "kind": wanted.kind,
+        "iteration": wanted.iteration,
+        "item_id": wanted.item_id,
+        "idempotency_key": wanted.key,
+        "manifest": manifests.pack(codec, plan.manifest, context),
+        "data": None,
+        "metadata": None,
+    }
+    for part, body in (("data", wanted.data), ("metadata", wanted.metadata)):
+        if body is not None:
+            context = checkpoint_context(place.number, version, part)
+            row[part] = codec.seal(body, context=context)
+    queries.append(Query(ADD_CHECKPOINT, row))
     told = {"version": version, "kind": wanted.kind}
+    guards = []
     if place.guard is not None:
         place.guard.require_known()
+        guards = place.guards()
     answers = yield from decide(
         Lock(place.root_id),
-        *place.guards(),
+        *guards,
         *queries,
         emits=[event(codec, place.root_id, place.session_id, "checkpoint_saved", told)],
         again=Query(ADDED, {"key": place.number * SHIFT + version}),
@@ -255,23 +272,6 @@ def write_after(
         idempotency_key=wanted.key,
         **answers[-1][0],
     )
-
-
-def _row(codec: Codec, place: Place, version: int, wanted: Draft, plan: Plan) -> dict[str, Any]:
-    def sealed(body: bytes | None, part: str) -> bytes | None:
-        context = checkpoint_context(place.number, version, part)
-        return None if body is None else codec.seal(body, context=context)
-
-    context = checkpoint_context(place.number, version, "manifest")
-    return {
-        "kind": wanted.kind,
-        "iteration": wanted.iteration,
-        "item_id": wanted.item_id,
-        "idempotency_key": wanted.key,
-        "manifest": manifests.pack(codec, plan.manifest, context),
-        "data": sealed(wanted.data, "data"),
-        "metadata": sealed(wanted.metadata, "metadata"),
-    }
 
 
 def random_id(fresh: str) -> int:
