@@ -13,7 +13,6 @@ from .operation import (
     AfterCommit,
     Batch,
     Call,
-    Command,
     Decide,
     Emit,
     FreshId,
@@ -71,7 +70,6 @@ class Services:
 
 # What a command is answered that locks a tree which the transaction holds already.
 HELD: list[Row] = [{}]
-_ASKING = (Query, Lock, Batch, Decide)
 
 
 class Attempt(Generic[R]):
@@ -110,30 +108,36 @@ class Attempt(Generic[R]):
 
     def reply(self, answers: list[list[Row]]) -> None:
         """Answer the current queries and go on to the next; there are none at the end."""
-        collected = self._collect(answers)
-        if collected is None:
-            return
-        answer: Any = self._answer(collected) if collected else None
+        if self._held_back or self._answered:
+            collected = self._collect(answers)
+            if collected is None:
+                return
+            answers = collected
+        answer: Any = self._answer(answers) if answers else None
         if self.decide is not None:
             self._decided(self.decide, answer)
+        self.queries = []
         try:
-            while True:
+            while not self.queries:
                 command = self._generator.send(answer)
                 self._slots = None
                 self.is_lock_immediate = False
-                answer = self._begin(command)
-                if self.queries:
-                    self.statements += len(self.queries)
-                    return
+                answer = None
+                if isinstance(command, FreshId):
+                    answer = self._fresh_id()
+                elif isinstance(command, AfterCommit):
+                    self.hooks.append(command.function)
+                elif isinstance(command, Emit):
+                    self._emit(command)
+                else:
+                    answer = self._begin(command)
+            self.statements += len(self.queries)
         except StopIteration as stop:
             self.queries = []
             self.result = stop.value
 
-    def _begin(self, command: Command) -> Any:
+    def _begin(self, command: Query | Lock | Batch | Decide) -> Any:
         """Set the queries that a command asks; return its answer if it asks none."""
-        self.queries = []
-        if not isinstance(command, _ASKING):
-            return self._serve(command)
         # Only the very first that is asked is the one that was refused.
         is_refused, self._is_refused = self._is_refused, False
         match command:
@@ -154,13 +158,18 @@ class Attempt(Generic[R]):
         return None
 
     def _ask(self, commands: Sequence[Query | Lock]) -> None:
-        asked = [self._lock(c) if isinstance(c, Lock) else [c] for c in commands]
-        self._slots = [len(queries) for queries in asked]
-        self.queries = [query for queries in asked for query in queries]
+        self._slots, self.queries = [], []
+        for command in commands:
+            asked = self._lock(command) if isinstance(command, Lock) else [command]
+            self._slots.append(len(asked))
+            self.queries += asked
 
     def _hold_back(self) -> None:
         """Ask what must be found first, and the rest only if it is."""
-        first = max((n for n, query in enumerate(self.queries, 1) if query.must_find), default=0)
+        first = 0
+        for number, query in enumerate(self.queries, 1):
+            if query.must_find:
+                first = number
         if first:
             self.queries, self._held_back = self.queries[:first], self.queries[first:]
 
@@ -204,17 +213,6 @@ class Attempt(Generic[R]):
                 if event.root_id not in gone:
                     self._emit(event)
 
-    def _serve(self, command: Command) -> Any:
-        """Answer a command that needs no statement now."""
-        match command:
-            case Emit():
-                self._emit(command)
-            case AfterCommit(function):
-                self.hooks.append(function)
-            case FreshId():
-                return self._fresh_id()
-        return None
-
     def fail(self, error: BaseException) -> None:
         """Show the generator why its query failed, for the traceback; it cannot go on."""
         with contextlib.suppress(Exception):
@@ -245,7 +243,7 @@ class Attempt(Generic[R]):
     def _lock(self, lock: Lock) -> list[Query]:
         if lock.root_id in self.locked:
             return []
-        may_wait = all(lock.root_id > locked for locked in self.locked)
+        may_wait = not self.locked or lock.root_id > max(self.locked)
         self.is_lock_immediate |= not may_wait
         self.locked.append(lock.root_id)
         return [self._services.lock(lock.root_id, may_wait)]

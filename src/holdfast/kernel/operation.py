@@ -149,7 +149,16 @@ def fresh_id() -> Op[str]:
 class Call(Generic[R_co]):
     """An operation with its arguments: it can be named, traced and run again from the start."""
 
-    __slots__ = ("_arguments", "_instance", "_keywords", "_operation", "ids")
+    __slots__ = (
+        "_arguments",
+        "_instance",
+        "_keywords",
+        "_operation",
+        "decides",
+        "ids",
+        "mode",
+        "name",
+    )
 
     def __init__(
         self,
@@ -162,22 +171,13 @@ class Call(Generic[R_co]):
         self._instance = instance
         self._arguments = arguments
         self._keywords = keywords or {}
-        self.ids: list[str] = []
-
-    @property
-    def name(self) -> str:
+        self.name: str = called.__qualname__
         """The operation's qualified name, as traces show it."""
-        return self._operation.__qualname__
-
-    @property
-    def decides(self) -> bool:
-        """Whether a `Decide` that finds a row is the last that the call does."""
-        return self._operation.decides
-
-    @property
-    def mode(self) -> Mode:
+        self.mode: Mode = called.mode
         """Whether the call writes, reads, or reads much."""
-        return self._operation.mode
+        self.decides = called.decides
+        """Whether a `Decide` that finds a row is the last that the call does."""
+        self.ids: list[str] = []
 
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""
