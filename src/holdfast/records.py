@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from .clock import Clock
@@ -231,6 +232,28 @@ class Swept:
             has_more=self.has_more or other.has_more,
             next_due_ms=min(due, default=None),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What a prune removed, and the sessions it left alone because a record of them is damaged."""
+
+    sessions: int = 0
+    checkpoints: int = 0
+    archived: int = 0
+    lines: int = 0
+    writers: int = 0
+    items: int = 0
+    effects: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    """What nouns beside these removed, by their names."""
+    is_vacuumed: bool = False
+    damaged: tuple[str, ...] = ()
+
+    def __add__(self, other: Pruned) -> Pruned:
+        names = (each.name for each in fields(self))
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Pruned(**{**sums, "is_vacuumed": self.is_vacuumed or other.is_vacuumed})
 
 
 class IdSource:

@@ -400,7 +400,7 @@ def check(
 ) -> list[Finding]:
     """Examine a store and what it stands on, without changing it; `full` reads every index."""
     settings = _settings("full", None, BUSY_SECONDS, None)
-    return health.check(parse(url, namespace), settings, full=full)
+    return health.check(parse(url, namespace), settings, NOUNS, full=full)
 
 
 def _settings(
@@ -447,7 +447,7 @@ def _keys(
 def _require_keys(run: Callable[[Call[Any]], Any], ledger: Ledger, cipher: Cipher | None) -> None:
     """Refuse a store whose keys this process does not have; note a new one."""
     fingerprints: Callable[[], list[str]] = getattr(cipher, "fingerprints", list)
-    keys = CipherKeys(fingerprints())
+    keys = CipherKeys(fingerprints(), NOUNS)
     if not run(Call(CipherKeys.are_noted, keys)):
         run(Call(CipherKeys.note, keys))
     run(Call(Ledger.require_key, ledger))

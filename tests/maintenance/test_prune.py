@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.checkpoints import retention
 from holdfast.ciphers import AesGcm
 from holdfast.errors import (
     CorruptRecord,
@@ -25,9 +26,10 @@ from holdfast.errors import (
     StoreBusy,
     StoreUnavailable,
 )
+from holdfast.kernel import archive
 from holdfast.kernel.attempt import Point
 from holdfast.kernel.operation import rows
-from holdfast.maintenance import Pruned, archive, read_archive, retention
+from holdfast.maintenance import Pruned, read_archive
 from holdfast.testing.crashes import CrashPoints
 from tests.crash.children import run
 from tests.maintenance.stores import everything, sound
@@ -46,11 +48,6 @@ def talk(session: holdfast.Session, turns: int) -> None:
         session.append("transcript", [{"role": "user", "content": f"turn {number}"}])
 
 
-def pruned(**counts: int) -> Pruned:
-    zero = {"sessions": 0, "checkpoints": 0, "archived": 0, "lines": 0, "writers": 0}
-    return Pruned(**{**zero, **counts}, is_vacuumed=False, damaged=())
-
-
 def test_all_but_the_newest_go_and_the_rest_load_as_before(place: Any) -> None:
     with open_at(place) as store:
         long, short = store.session("long"), store.session("short", parent="long")
@@ -58,11 +55,11 @@ def test_all_but_the_newest_go_and_the_rest_load_as_before(place: Any) -> None:
         talk(short, 100)
         before = {version: long.at(version) for version in range(51, 151)}
         result = store.prune()
-        assert result == pruned(sessions=1, checkpoints=50)
+        assert result == Pruned(sessions=1, checkpoints=50)
         assert versions(long) == list(range(51, 151))
         assert {version: long.at(version) for version in before} == before
         assert versions(short) == list(range(1, 101))
-        assert store.prune() == pruned()
+        assert store.prune() == Pruned()
         talk(long, 1)
         assert versions(long)[-1] == 151
         sound(store)
@@ -75,10 +72,10 @@ def test_one_session_is_pruned_alone(place: Any) -> None:
         talk(other, 5)
         item = store.work.submit("t", None)
         store.work.claim("w")[0].complete(None)
-        assert store.prune(session=one, keep=2, work_days=0) == pruned(sessions=1, checkpoints=3)
+        assert store.prune(session=one, keep=2, work_days=0) == Pruned(sessions=1, checkpoints=3)
         assert (versions(one), versions(other)) == ([4, 5], [1, 2, 3, 4, 5])
         assert store.work.get(item.id).status == "completed"
-        assert store.prune(session="one", keep=2) == pruned()
+        assert store.prune(session="one", keep=2) == Pruned()
         with pytest.raises(holdfast.SessionNotFound):
             store.prune(session="nobody")
 
@@ -108,7 +105,7 @@ def test_whatever_is_needed_stays(place: Any) -> None:
         talk(session, 20)
         session.record("error_boundary", {"why": "crash"})
         point = session.resume_point()
-        assert store.prune(keep=1) == pruned(sessions=1, checkpoints=20)
+        assert store.prune(keep=1) == Pruned(sessions=1, checkpoints=20)
         assert versions(session) == [1, 2, 3, 4, 5, 26]
         assert session.resume_point() == point
         assert (point.iteration, point.checkpoint and point.checkpoint.version) == (5, 1)
@@ -183,7 +180,7 @@ def test_lines_of_removed_values_and_overtaken_saves_are_collected(place: Any) -
             session.save(plan={"text": str(number) * 300})
         store.run(orphan)
         assert store.run(line_count) == 23
-        assert store.prune(keep=5) == pruned(sessions=1, checkpoints=15, lines=3)
+        assert store.prune(keep=5) == Pruned(sessions=1, checkpoints=15, lines=3)
         assert store.run(line_count) == 5
         sound(store)
 
@@ -197,7 +194,7 @@ def test_writers_that_are_long_gone_are_forgotten(place: Any) -> None:
         clock.advance(8 * 24 * 3600)
         store.session("a").save(a=1)
         assert store.prune().writers >= 1
-        assert store.prune() == pruned()
+        assert store.prune() == Pruned()
         store.session("a").save(a=2)
 
 
@@ -209,7 +206,7 @@ def test_many_sessions_are_paged(place: Any, monkeypatch: pytest.MonkeyPatch) ->
             talk(store.session(f"s{number}"), 12)
         told: list[int] = []
         result = store.prune(keep=2, progress=told.append)
-        assert result == pruned(sessions=7, checkpoints=70)
+        assert result == Pruned(sessions=7, checkpoints=70)
         assert told == list(range(10, 71, 10))
         for info in store.sessions():
             assert versions(store.find_session(info.id)) == [11, 12]

@@ -17,9 +17,9 @@ from holdfast import Submission
 from holdfast.checkpoints import Heads
 from holdfast.kernel.operation import Call, rows
 from holdfast.testing.crashes import CrashPoints
-from holdfast.work import Watchdog
 from holdfast.work.claiming import Claim
 from holdfast.work.finishing import Ending, Endings
+from holdfast.work.retention import Removal
 from holdfast.worker.statements import Statements
 from tests.checkpoints.colours import sql
 from tests.checkpoints.looking import Look
@@ -174,12 +174,11 @@ def resolve(desk: Desk) -> None:
 def prune(desk: Desk) -> None:
     """Remove this desk's items only, as a prune of the whole store does with each tree's."""
     store = desk.store
-    watchdog = Watchdog(store.runtime)
     found = [
         {"number": item.number, "root_id": item.root_id, "session_id": item.session_id}
         for item in desk.items
     ]
-    store.runtime.driver.run(Call(Watchdog.remove, watchdog, (found,)))
+    store.runtime.driver.run(Call(Removal.remove, Removal(store.runtime), (found,)))
 
 
 def more_to_do(desk: Desk) -> None:

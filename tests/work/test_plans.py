@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast import Submission
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claiming, finishing, items, listing, noun, submitting, sweeping
+from holdfast.work import claiming, finishing, items, listing, noun, retention, submitting, sweeping
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -54,7 +54,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "expired": (sweeping.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
     "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
     "next due": (sweeping.NEXT_DUE, {}, {"ix_work_scheduled"}),
-    "old": (sweeping.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
+    "old": (retention.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
     "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
     "waiting for an effect": (noun.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
     "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),

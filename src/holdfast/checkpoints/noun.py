@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Noun
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import AfterCommit, Op
-from ..records import SessionRef
+from ..records import Pruned, SessionRef
 from .collecting import remove_all
 from .heads import Heads
+from .retention import prune
 
 
 class CheckpointsNoun(Noun):
@@ -21,3 +23,7 @@ class CheckpointsNoun(Noun):
             yield from remove_all(runtime.codec, session.number)
         heads, numbers = Heads.of(runtime), [each.number for each in sessions]
         yield AfterCommit(lambda: heads.forget(*numbers))
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove all but the newest versions of each session, except those that are needed."""
+        return (yield from prune(runtime.codec, retention))

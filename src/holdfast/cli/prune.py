@@ -70,7 +70,9 @@ def prune(
                 progress=progress,
             )
     if as_json:
-        print_json(asdict(pruned))
+        counts = asdict(pruned)
+        others = counts.pop("others")
+        print_json({**counts, **others})
     else:
         _tell(pruned, archive)
     if pruned.damaged:
@@ -90,5 +92,7 @@ def _tell(pruned: Pruned, archive: Path | None) -> None:
         say(f"Removed {plural(pruned.items, 'finished work item')}.")
     if pruned.effects:
         say(f"Forgot {plural(pruned.effects, 'effect')} that nobody can ask for again.")
+    for name, count in pruned.others.items():
+        say(f"Removed {plural(count, name)}.")
     if pruned.is_vacuumed:
         say("Gave the free space back.")

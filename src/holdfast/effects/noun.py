@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Noun
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, rows
 from ..leases import EARLIER_BOOT
-from ..records import Effect, SessionRef
+from ..records import Effect, Finding, Pruned, SessionRef
+from ..words import plural
 from .ledger import Ledger
 from .recovery import recover
+from .retention import forget_effects
 from .rows import unlink
 
 # Its time is over now; what its receiver may still be doing is waited for as always.
@@ -21,6 +23,15 @@ UPDATE hf_effects SET lease_expires_at = :now, fence = fence + 1
 WHERE status = 'issued' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
+# The indexes of open and doubtful effects hold no others.
+COUNTS = """
+SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
+    (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
+    (SELECT count(*) FROM hf_effects WHERE status = 'issued'
+        AND lease_expires_at + settle_ms <= :now
+        AND issued_at + timeout_ms + settle_ms <= :now) AS abandoned
+"""
+ANY = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
 
 class EffectsNoun(Noun):
@@ -40,3 +51,33 @@ class EffectsNoun(Noun):
     ) -> Flow[tuple[list[Effect], list[Effect]]]:
         """Verify or park the effects of dead owners."""
         return (yield from recover(Ledger.of(runtime), holder, tools))
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Forget what nobody can ask for again."""
+        if retention.session is not None:
+            return Pruned()
+        return (yield from forget_effects(runtime.codec, retention))
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Look for effects that nobody knows the outcome of."""
+        return {"effects": check}
+
+    def is_empty(self) -> Op[bool]:
+        """Whether there is none."""
+        return not (yield from rows(ANY))
+
+
+def check() -> Op[list[Finding]]:
+    """Look for effects that nobody knows the outcome of."""
+    [row] = yield from rows(COUNTS)
+    found = []
+    if row["unknown"]:
+        message = f"{plural(row['unknown'], 'effect')} in doubt: equal calls raise Unresolved."
+        advice = "`holdfast effects list` shows them; resolve or verify each."
+        found.append(Finding("effects", "warning", message, advice))
+    if row["abandoned"]:
+        message = f"{plural(row['abandoned'], 'effect')} left behind by an owner that is dead."
+        advice = "Start what owns the tools; it verifies them. Or resolve each by hand."
+        found.append(Finding("effects", "warning", message, advice))
+    under_way = plural(row["issued"], "effect")
+    return found or [Finding("effects", "ok", f"None in doubt, {under_way} under way.")]

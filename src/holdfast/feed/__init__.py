@@ -1,6 +1,7 @@
 """The feed: every committed change of a session tree, once, in commit order."""
 
 from .events import (
+    by_tree,
     emit,
     event,
     event_statements,
@@ -15,6 +16,7 @@ from .noun import FeedNoun
 
 __all__ = [
     "FeedNoun",
+    "by_tree",
     "emit",
     "event",
     "event_statements",

@@ -153,3 +153,12 @@ def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[E
         Event(**{**row, "data": codec.unpack(row["data"], context=("hf_events", root_id))})
         for row in found
     ]
+
+
+def by_tree(found: Sequence[Row]) -> list[list[Row]]:
+    """Return rows in groups that one transaction can take: those of one tree, or of none."""
+
+    def tree(row: Row) -> str:
+        return row["root_id"] or ""
+
+    return [list(group) for _, group in groupby(sorted(found, key=tree), key=tree)]

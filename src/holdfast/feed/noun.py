@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query
-from ..records import SessionRef
+from ..kernel.operation import Op, Query, rows
+from ..records import Finding, SessionRef
+from ..words import plural
 from .events import EMPTY, through_door
+
+# Positions are whole numbers and each is there once, so these three tell of every hole.
+HOLES = """
+SELECT hf_trees.root_id, hf_trees.position, count(hf_events.position) AS events,
+    coalesce(min(hf_events.position), 1) AS first,
+    coalesce(max(hf_events.position), 0) AS last
+FROM hf_trees LEFT JOIN hf_events ON hf_events.root_id = hf_trees.root_id
+GROUP BY hf_trees.root_id, hf_trees.position
+HAVING count(hf_events.position) <> hf_trees.position
+    OR coalesce(min(hf_events.position), 1) <> 1
+    OR coalesce(max(hf_events.position), 0) <> hf_trees.position
+ORDER BY hf_trees.root_id
+"""
+COUNTS = """
+SELECT count(*) AS trees, (SELECT count(*) FROM hf_events) AS events FROM hf_trees
+"""
+DOORS = "SELECT name FROM hf_doors ORDER BY name"
+TREES_SHOWN_MAX = 10
+ANY = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
 
 class FeedNoun(Noun):
@@ -24,3 +44,43 @@ class FeedNoun(Noun):
             "data": runtime.codec.pack({}, context=("hf_events", root_id)),
         }
         yield from through_door(f"empty {root_id}", Query(EMPTY, empty))
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Look for holes, and for an open door."""
+        return {"feed": check_positions, "history": check_doors}
+
+    def is_empty(self) -> Op[bool]:
+        """Whether there is none."""
+        return not (yield from rows(ANY))
+
+
+def check_positions() -> Op[list[Finding]]:
+    """Look for trees whose events are not numbered 1, 2, 3 … up to the tree's position."""
+    holes = yield from rows(HOLES)
+    advice = "Events were removed or added by hand: restore a backup."
+    found = [
+        Finding(
+            "feed",
+            "problem",
+            f"Tree {row['root_id']!r} is at position {row['position']} and has "
+            f"{plural(row['events'], 'event')}, from {row['first']} to {row['last']}.",
+            advice,
+        )
+        for row in holes[:TREES_SHOWN_MAX]
+    ]
+    if more := len(holes) - len(found):
+        message = f"{plural(more, 'more tree')} with holes in the feed."
+        found.append(Finding("feed", "problem", message, advice))
+    if not found:
+        [row] = yield from rows(COUNTS)
+        trees, events = plural(row["trees"], "tree"), plural(row["events"], "event")
+        found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
+    return found
+
+
+def check_doors() -> Op[list[Finding]]:
+    """Make sure that the database refuses to remove history."""
+    if doors := [row["name"] for row in (yield from rows(DOORS))]:
+        message = f"Anybody can remove history: hf_doors has {', '.join(doors)}."
+        return [Finding("history", "problem", message, "Empty the table hf_doors.")]
+    return [Finding("history", "ok", "The database refuses to remove history.")]

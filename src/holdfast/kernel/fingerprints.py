@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import StoreError
+from .nouns import Noun
 from .operation import Op, one, operation, query
 
 NAME = "cipher_keys"
@@ -15,17 +16,14 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 WHERE hf_meta.value = CAST(:before AS TEXT)
 RETURNING value
 """
-IS_WRITTEN = """
-SELECT 1 AS found WHERE EXISTS (SELECT 1 FROM hf_trees) OR EXISTS (SELECT 1 FROM hf_work)
-    OR EXISTS (SELECT 1 FROM hf_effects)
-"""
 
 
 class CipherKeys:
     """The keys of the process that opens a store, the current one last; none without a cipher."""
 
-    def __init__(self, fingerprints: Sequence[str]) -> None:
+    def __init__(self, fingerprints: Sequence[str], nouns: Sequence[Noun]) -> None:
         self._ours = list(fingerprints)
+        self._nouns = nouns
 
     @query
     def are_noted(self) -> Op[bool]:
@@ -51,9 +49,15 @@ class CipherKeys:
             )
         if not self._ours or self._ours[-1] in noted:
             return None
-        if not noted and (yield from one(IS_WRITTEN)) is not None:
+        if not noted and not (yield from self._is_empty()):
             raise StoreError(
                 "this store is not encrypted and was opened with a cipher; export its sessions and "
                 "import them into a new store that has the cipher"
             )
         return " ".join(noted), " ".join([*noted, self._ours[-1]])
+
+    def _is_empty(self) -> Op[bool]:
+        for noun in self._nouns:
+            if not (yield from noun.is_empty()):
+                return False
+        return True

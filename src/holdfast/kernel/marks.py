@@ -37,6 +37,11 @@ ON CONFLICT (id) DO UPDATE SET
         WHEN hf_writers.updated_at < :now THEN :now ELSE hf_writers.updated_at + 1 END
 RETURNING batch
 """
+WRITERS = """
+SELECT count(*) AS writers,
+    coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
+FROM hf_writers
+"""
 LOOK_UP = "SELECT batch FROM hf_writers WHERE id = :writer_id"
 FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
 FORGET_AND_TELL = f"{FORGET} RETURNING id"

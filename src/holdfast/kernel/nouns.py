@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..records import Effect, SessionRef, Swept
+from ..records import Effect, Finding, Pruned, SessionRef, Swept
+from .archive import Archive
 
 if TYPE_CHECKING:
     from .flow import Flow
@@ -14,6 +16,33 @@ if TYPE_CHECKING:
 
 
 SWEPT_PER_PASS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What a prune keeps; ages are in milliseconds."""
+
+    session: str | None = None
+    """If given, only checkpoints of that one go."""
+    keep: int | None = None
+    """How many checkpoints of each session stay; None for all."""
+    work_ms: int
+    key_ms: int
+    effect_ms: int
+    archive: Archive | None = None
+    progress: Callable[[int], None] | None = None
+    """Told how many checkpoints were removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    """How many rows of a noun are held, how many of them by the dead, and what to do then."""
+
+    what: str
+    holder: str
+    advice: str
+    held: int
+    expired: int
 
 
 class Noun:
@@ -61,3 +90,22 @@ class Noun:
         """Take back up to `limit` rows whose lease ran out, and begin what is due."""
         yield from ()
         return Swept()
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove what is old and not needed, a bounded number of rows in each transaction."""
+        yield from ()
+        return Pruned()
+
+    def checks(self) -> Mapping[str, Callable[[], Op[list[Finding]]]]:
+        """Return what `doctor` looks at, by name; a check changes nothing."""
+        return {}
+
+    def leases(self) -> Op[Leases | None]:
+        """Count the leases; None if the noun has none that others may take over."""
+        yield from ()
+        return None
+
+    def is_empty(self) -> Op[bool]:
+        """Whether no record of the noun is stored that a cipher would have encrypted."""
+        yield from ()
+        return True

@@ -128,6 +128,11 @@ class SchemaOps:
         return (yield from self._format())
 
     @query
+    def store_id(self) -> Op[str]:
+        """Return the store's id."""
+        return (yield from read_store_id())
+
+    @query
     def applied(self) -> Op[list[Row]]:
         """Return the applied migrations, oldest first."""
         return (yield from rows(APPLIED)) if (yield from self._format()) else []

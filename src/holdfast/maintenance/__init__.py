@@ -1,7 +1,8 @@
 """Maintenance: recovery after a crash, and retention, which keeps a store small."""
 
-from .archive import read_archive
+from ..checkpoints.archive import read_archive
+from ..records import Pruned
 from .recovery import Recovered, RecoveryOps
-from .retention import MaintenanceOps, Pruned
+from .retention import MaintenanceOps
 
 __all__ = ["MaintenanceOps", "Pruned", "Recovered", "RecoveryOps", "read_archive"]

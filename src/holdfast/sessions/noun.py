@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Noun
+from ..kernel.nouns import Leases, Noun
 from ..kernel.operation import Op, Query, batch, rows
 from ..leases import EARLIER_BOOT
 from ..records import SessionRef
@@ -16,6 +16,10 @@ UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE holder IS NOT NULL AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
+LEASES = """
+SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
+FROM hf_sessions WHERE holder IS NOT NULL
+"""
 
 
 class SessionsNoun(Noun):
@@ -33,3 +37,9 @@ class SessionsNoun(Noun):
     def fence(self, holder: str, boots: str) -> Op[int]:
         """Take sessions away from earlier boots that drive them."""
         return len((yield from rows(FENCE, holder=holder, boots=boots)))
+
+    def leases(self) -> Op[Leases]:
+        """Count the sessions that are driven."""
+        [row] = yield from rows(LEASES)
+        advice = "Start the agent again; it resumes them."
+        return Leases(what="session", holder="driver", advice=advice, **row)

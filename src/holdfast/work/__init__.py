@@ -5,7 +5,7 @@ from .insight import FailedAttempt, LeaseHealth, WorkCount
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .noun import WorkNoun
 from .submitting import topic
-from .sweeping import Watchdog, prune
+from .sweeping import Watchdog
 
 __all__ = [
     "WORK_STATUSES",
@@ -18,6 +18,5 @@ __all__ = [
     "WorkCount",
     "WorkNoun",
     "WorkStatus",
-    "prune",
     "topic",
 ]

@@ -8,13 +8,14 @@ from typing import Any
 from ..feed import through_door
 from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Noun
+from ..kernel.nouns import Leases, Noun, Retention
 from ..kernel.operation import Op, Query, Row, rows
 from ..leases import EARLIER_BOOT
-from ..records import SessionRef, Swept
+from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
 from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
 from .items import COLUMNS, Item
+from .retention import prune
 from .sweeping import sweep
 
 LIVE_OF_SESSIONS = f"""
@@ -41,7 +42,12 @@ UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
+LEASES = """
+SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
+FROM hf_work WHERE state = 'in_progress'
+"""
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
+ANY = "SELECT 1 AS found FROM hf_work LIMIT 1"
 
 
 class WorkNoun(Noun):
@@ -85,6 +91,20 @@ class WorkNoun(Noun):
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
         """Requeue or end items whose lease ran out, and promote what is due."""
         return (yield from sweep(runtime, limit))
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove finished items that are old, and then effects that only they could ask for."""
+        return (yield from prune(runtime, retention)) if retention.session is None else Pruned()
+
+    def leases(self) -> Op[Leases]:
+        """Count the items that run."""
+        [row] = yield from rows(LEASES)
+        advice = "A running worker requeues them, and so does `holdfast work sweep`."
+        return Leases(what="work item", holder="worker", advice=advice, **row)
+
+    def is_empty(self) -> Op[bool]:
+        """Whether there is none."""
+        return not (yield from rows(ANY))
 
 
 def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:

@@ -1,16 +1,15 @@
-"""The watchdog: leases that ran out, items whose time has come, finished items that are old."""
+"""The watchdog: leases that ran out, and items whose time has come."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from ..errors import CorruptRecord, StoreBusy
-from ..feed import emit, through_door
+from ..feed import by_tree
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import Runtime
-from ..kernel.operation import Lock, Op, Query, Row, one, operation, query, rows
+from ..kernel.operation import Op, Row, one, operation, query, rows
 from ..records import Swept
 from .finishing import EXPIRED, Endings, expiring
 from .items import COLUMNS, Item
@@ -18,7 +17,6 @@ from .submitting import ring
 
 SWEPT_MAX = 1_000
 PROMOTED_PER_PASS = 1_000
-ITEMS_PER_PASS = 500
 
 FIND_EXPIRED = f"""
 SELECT {COLUMNS} FROM hf_work WHERE state = 'in_progress' AND lease_expires_at <= :now
@@ -41,12 +39,6 @@ NEXT_DUE = """
 SELECT available_at, :now AS now FROM hf_work WHERE state = 'scheduled'
 ORDER BY available_at, number LIMIT 1
 """
-OLD = """
-SELECT number, root_id, session_id FROM hf_work
-WHERE completed_at IS NOT NULL AND completed_at < :now - :age_ms
-ORDER BY completed_at, number LIMIT :limit
-"""
-REMOVE = "DELETE FROM hf_work WHERE number = :number AND completed_at IS NOT NULL RETURNING number"
 
 
 class Watchdog:
@@ -78,26 +70,6 @@ class Watchdog:
         due_ms = None if upcoming is None else max(0, upcoming["available_at"] - upcoming["now"])
         return len(found), due_ms
 
-    @query
-    def old(self, age_ms: int) -> Op[list[Row]]:
-        """Return finished items that retention may remove, the oldest first."""
-        return (yield from rows(OLD, age_ms=age_ms, limit=ITEMS_PER_PASS))
-
-    @operation
-    def remove(self, found: Sequence[Row]) -> Op[int]:
-        """Remove finished items of one tree, or of none, and tell its feed."""
-        root_id, session_id = found[0]["root_id"], found[0]["session_id"]
-        if root_id is not None:
-            yield Lock(root_id)
-        numbers = [row["number"] for row in found]
-        removals = (Query(REMOVE, {"number": number}) for number in numbers)
-        answers = yield from through_door(f"work {numbers[0]}", *removals)
-        count = sum(map(len, answers))
-        if count and root_id is not None:
-            data = {"count": count}
-            yield from emit(self.runtime.codec, root_id, session_id, "work_pruned", data)
-        return count
-
 
 def sweep(runtime: Runtime, limit: int) -> Flow[Swept]:
     """Requeue or end items whose lease ran out, one tree at a time; then promote what is due."""
@@ -128,25 +100,3 @@ def _take(watchdog: Watchdog, found: Sequence[Row]) -> Flow[list[str]]:
     except CorruptRecord:
         # A session whose newest record is damaged cannot take another; its items still end.
         return (yield from perform(Watchdog.take, watchdog, found, False))
-
-
-def prune(watchdog: Watchdog, age_ms: int) -> Flow[int]:
-    """Remove items that were finished longer ago, a bounded number in each transaction."""
-    count = 0
-    while found := (yield from perform(Watchdog.old, watchdog, age_ms)):
-        removed = 0
-        for rows_of_tree in by_tree(found):
-            removed += yield from perform(Watchdog.remove, watchdog, rows_of_tree)
-        if not removed:
-            break
-        count += removed
-    return count
-
-
-def by_tree(found: Sequence[Row]) -> list[list[Row]]:
-    """Return rows in groups that one transaction can take: those of one tree, or of none."""
-
-    def tree(row: Row) -> str:
-        return row["root_id"] or ""
-
-    return [list(group) for _, group in groupby(sorted(found, key=tree), key=tree)]

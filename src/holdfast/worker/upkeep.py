@@ -11,12 +11,11 @@ from typing import Any
 
 from ..errors import StoreClosed
 from ..kernel.flow import Flow, run_flow
+from ..kernel.nouns import Retention
 from ..kernel.threads import Thread
-from ..maintenance.forgetting import forget_effects
 from ..maintenance.recovery import sweep
 from ..maintenance.retention import EFFECT_DAYS, KEY_DAYS, require_days
 from ..store import Store
-from ..work import Watchdog, prune
 from .attempts import log
 
 SWEEPS_PER_PASS = 20
@@ -100,11 +99,11 @@ class Upkeep:
                 return
 
     def _forget(self, work_ms: int) -> None:
-        store = self._store
-        watchdog = Watchdog(store.runtime)
-        days = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
-        for steps in (prune(watchdog, work_ms), forget_effects(store.runtime.codec, *days)):
-            run_flow(store.runtime.driver, self._bounded(steps))
+        runtime = self._store.runtime
+        key_ms, effect_ms = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
+        retention = Retention(work_ms=work_ms, key_ms=key_ms, effect_ms=effect_ms)
+        for noun in reversed(runtime.nouns):
+            run_flow(runtime.driver, self._bounded(noun.prune(runtime, retention)))
 
     def _bounded(self, steps: Flow[Any]) -> Flow[None]:
         """Run a flow for a bounded number of steps; what it left is for the next time."""

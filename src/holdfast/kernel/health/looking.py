@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...errors import CorruptStore, InvalidArgument, NotAStore, NotFound
 from ...records import Finding, MigrationState, StoreInfo
+from ..nouns import Noun
 from ..opening import postgres_package
 from ..operation import Call, SyncDriver
 from ..schema import SchemaOps, migrations, newest
 from ..settings import Settings
 from ..sqlite import SqliteLook
 from ..url import PostgresTarget, SqliteTarget, Target
-from .contents import ContentOps, content_findings
+from .contents import content_findings
 from .server import server_findings
 from .sqlite import file_findings, library_finding, page_findings
 
@@ -26,7 +27,9 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
         return info_of(driver, target)
 
 
-def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
+def check(
+    target: Target, settings: Settings, nouns: Sequence[Noun], *, full: bool
+) -> list[Finding]:
     """Examine a store. Raises only where there is nothing to examine."""
     found = [Finding("store", "ok", place(target))]
     if isinstance(target, SqliteTarget):
@@ -40,7 +43,7 @@ def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
             info = info_of(driver, target)
             found.append(format_finding(info))
             if info.format == info.newest:
-                found += content_findings(driver)
+                found += content_findings(driver, nouns)
     except NotAStore as error:
         # Whatever else was found is about a file that is none of ours.
         return [Finding("database", "problem", f"{error}.")]
@@ -62,7 +65,7 @@ def info_of(driver: SyncDriver, target: Target) -> StoreInfo:
     return StoreInfo(
         where=where,
         dialect=driver.dialect,
-        store_id=driver.run(Call(ContentOps.store_id, ContentOps())),
+        store_id=driver.run(Call(SchemaOps.store_id, ops)),
         format=max(times),
         newest=newest(),
         migrations=tuple(

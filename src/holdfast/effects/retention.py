@@ -11,48 +11,51 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..codec import Codec
-from ..feed import emit
+from ..feed import by_tree, emit
 from ..kernel.flow import Flow, perform
+from ..kernel.nouns import Retention
 from ..kernel.operation import Lock, Op, Query, Row, batch, large_query, operation, rows
-from ..work.sweeping import by_tree
+from ..records import Pruned
+from ..sessions.retention import LINEAGES
+from ..sessions.rows import ANY
 
 EFFECTS_PER_PASS = 1_000
 FORKS_PER_PAGE = 1_000
 
 # A key that expired is free. Its rows stay a while, because a key that starts over would give its
 # receiver an idempotency key that it may still remember.
-FORGETTABLE = """status IN ('completed', 'failed') AND (
+UNREACHABLE = """(
     (ttl_ms IS NOT NULL AND ended_at + ttl_ms <= :now AND ended_at <= :now - :key_ms)
     OR (ended_at <= :now - :effect_ms AND unlinked_at <= :now - :effect_ms)
-    OR (ended_at <= :now - :effect_ms AND session_number IS NULL AND item_id IS NOT NULL
-        AND ttl_ms IS NULL AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
-        AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6)))
 )"""
+# For the owner of the items, who adds that no item of the chain is left.
+OF_OLD_CHAINS = """ended_at <= :now - :effect_ms AND session_number IS NULL
+    AND item_id IS NOT NULL AND ttl_ms IS NULL"""
 FIND = f"""
 SELECT number, session_number, session_id, ttl_ms,
-    (SELECT s.root_id FROM hf_sessions s WHERE s.number = session_number) AS root_id
-FROM hf_effects WHERE number > :after AND {FORGETTABLE} ORDER BY number LIMIT :limit
+    (SELECT s.root_id FROM {ANY} WHERE s.number = session_number) AS root_id
+FROM hf_effects
+WHERE number > :after AND status IN ('completed', 'failed') AND {{which}}
+ORDER BY number LIMIT :limit
 """  # noqa: S608
-FORGET = f"""
-DELETE FROM hf_effects WHERE number = :number AND {FORGETTABLE} RETURNING number
-"""  # noqa: S608
-LINEAGES = """
-SELECT number, lineage FROM hf_sessions
-WHERE number > :after AND lineage IS NOT NULL ORDER BY number LIMIT :limit
+FORGET = """
+DELETE FROM hf_effects
+WHERE number = :number AND status IN ('completed', 'failed') AND {which} RETURNING number
 """
 
 
 class Forgetting:
     """The transactions that remove old effects."""
 
-    def __init__(self, codec: Codec, key_ms: int, effect_ms: int) -> None:
+    def __init__(self, codec: Codec, retention: Retention, which: str) -> None:
         self.codec = codec
-        self._ages = {"key_ms": key_ms, "effect_ms": effect_ms}
+        self._find, self._forget = FIND.format(which=which), FORGET.format(which=which)
+        self._ages = {"key_ms": retention.key_ms, "effect_ms": retention.effect_ms}
 
     @large_query
     def page(self, after: int) -> Op[list[Row]]:
         """Return the next effects that may be forgotten."""
-        return (yield from rows(FIND, **self._ages, after=after, limit=EFFECTS_PER_PASS))
+        return (yield from rows(self._find, **self._ages, after=after, limit=EFFECTS_PER_PASS))
 
     @operation
     def forget(self, page: Sequence[Row]) -> Op[int]:
@@ -65,7 +68,7 @@ class Forgetting:
             row for row in page if row["ttl_ms"] is not None or row["session_number"] not in needed
         ]
         answers = yield from batch(
-            *(Query(FORGET, {**self._ages, "number": row["number"]}) for row in doomed)
+            *(Query(self._forget, {**self._ages, "number": row["number"]}) for row in doomed)
         )
         counts = Counter(
             row["session_id"] for row, gone in zip(doomed, answers, strict=True) if gone
@@ -87,12 +90,12 @@ def _origins_of_forks() -> Op[set[int]]:
     return needed
 
 
-def forget_effects(codec: Codec, key_ms: int, effect_ms: int) -> Flow[int]:
+def forget_effects(codec: Codec, retention: Retention, which: str = UNREACHABLE) -> Flow[Pruned]:
     """Remove old effects, a bounded number in each transaction, and say how many went."""
-    work = Forgetting(codec, key_ms, effect_ms)
+    work = Forgetting(codec, retention, which)
     count = after = 0
     while page := (yield from perform(Forgetting.page, work, after)):
         for rows_of_tree in by_tree(page):
             count += yield from perform(Forgetting.forget, work, rows_of_tree)
         after = page[-1]["number"]
-    return count
+    return Pruned(effects=count)

@@ -1,0 +1,119 @@
+"""An archive: a file of lines that keeps what was removed from a store.
+
+The first line names the format and the store. A line is durable before what it keeps is removed.
+So a prune that was killed may archive some of it again, and may leave half a line at the end, for
+what is still in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..arguments import require_path
+from ..codec import from_json, to_json
+from ..errors import HoldfastError, InvalidArgument, SchemaMismatch, StoreBusy, StoreUnavailable
+from .newfile import sync_directory
+
+VERSION = 1
+MARK = '{"holdfast_archive":'
+READ_BYTES = 65_536
+
+
+class Archive:
+    """An archive that is open for appending; one process at a time."""
+
+    def __init__(self, path: str | Path, store_id: str) -> None:
+        self._path = _place_of(path)
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._end = self._begin(store_id)
+        except BlockingIOError as error:
+            self.close()
+            raise StoreBusy(f"another process writes to the archive {self._path}") from error
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, lines: Sequence[str]) -> None:
+        """Add lines; they are durable when this returns, and gone if it raises."""
+        try:
+            self._end = self._write(self._end, "".join(f"{line}\n" for line in lines).encode())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        """Let another process write."""
+        os.close(self._descriptor)
+
+    def _begin(self, store_id: str) -> int:
+        """Check what the file holds and return where to go on; half a line is cut off."""
+        size = os.fstat(self._descriptor).st_size
+        first = os.pread(self._descriptor, READ_BYTES, 0)
+        if not MARK.encode().startswith(first[: len(MARK)]):
+            raise InvalidArgument(f"{self._path} exists and is not an archive; name another file")
+        if b"\n" in first:
+            require_header(first.partition(b"\n")[0], self._path)
+            end = self._last_line_end(size)
+            os.ftruncate(self._descriptor, end)
+            return end
+        os.ftruncate(self._descriptor, 0)
+        header = f'{MARK}{VERSION},"store_id":{to_json(store_id)}}}\n'
+        end = self._write(0, header.encode())
+        sync_directory(self._path.parent)
+        return end
+
+    def _last_line_end(self, size: int) -> int:
+        end = size
+        while end:
+            start = max(0, end - READ_BYTES)
+            found = os.pread(self._descriptor, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
+    def _write(self, start: int, content: bytes) -> int:
+        written = 0
+        while written < len(content):
+            written += os.pwrite(self._descriptor, content[written:], start + written)
+        os.fsync(self._descriptor)
+        return start + written
+
+    def _unusable(self, error: OSError) -> HoldfastError:
+        return StoreUnavailable(f"cannot write the archive {self._path}: {error.strerror}")
+
+
+def _place_of(path: object) -> Path:
+    """Return where an archive may lie, or say why it cannot."""
+    found = require_path(path)
+    if os.path.isdir(found):
+        raise InvalidArgument(f"{found} is a directory; name a file in it")
+    if not os.path.isdir(found.parent):
+        raise InvalidArgument(f"there is no directory {found.parent}; create it first")
+    return found
+
+
+def require_header(line: bytes, path: Path) -> None:
+    """Refuse a file that is no archive, or one of a newer format."""
+    try:
+        header = from_json(line)
+        version = header["holdfast_archive"]
+    except (HoldfastError, TypeError, KeyError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} is not an archive") from error
+    if version != VERSION:
+        raise SchemaMismatch(
+            f"{path} is an archive of format {version}, this Holdfast reads {VERSION}; upgrade it"
+        )
