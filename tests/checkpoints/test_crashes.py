@@ -21,7 +21,7 @@ from holdfast.checkpoints.lines import SHIFT
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
-from tests.crash.children import run
+from tests.crash.children import boundaries, run
 
 Say = Callable[[str], None]
 
@@ -317,8 +317,8 @@ def opened(place: dict[str, str], points: CrashPoints) -> holdfast.Store:
     return holdfast.open(**place, hooks=points.hooks, durability="normal")  # type: ignore[arg-type]
 
 
-def reference(place: dict[str, str], say: Say) -> None:
-    """Say what every operation begins from and leads to, and how many places it passes."""
+def reference(place: dict[str, str], seen: set[str] | None, say: Say) -> None:
+    """Say what every operation begins from and leads to, and at which places to die."""
     for number, step in enumerate(STEPS.values()):
         points = CrashPoints()
         # What a connection has learnt from earlier operations saves it statements.
@@ -333,21 +333,7 @@ def reference(place: dict[str, str], say: Say) -> None:
             points.is_armed = False
             after = shape(store, family.root)
             assert before != after, "the shape must tell whether the step was taken"
-            say(repr((boundaries(points), repr(before), repr(after))))
-
-
-def boundaries(points: CrashPoints) -> list[int]:
-    """Return the places to die at: before each statement and COMMIT, and after the last.
-
-    After one and before the next is the same moment for the database.
-    """
-    last = len(points.points)
-    assert (points.points[-1].boundary, points.points[-1].moment) == ("commit", "after")
-    return [
-        number
-        for number, point in enumerate(points.points, 1)
-        if point.moment == "before" or number == last
-    ]
+            say(repr((boundaries(points, seen), repr(before), repr(after))))
 
 
 def set_up(place: dict[str, str], name: str, roots: list[str], say: Say) -> None:
@@ -375,10 +361,12 @@ def die(place: dict[str, str], name: str, root: str, remembered: str, die_at: in
         STEPS[name].act(family)
 
 
+@pytest.mark.parametrize("in_each", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_at_every_point_all_or_nothing(
-    place: dict[str, str], capsys: pytest.CaptureFixture[str]
+    place: dict[str, str], in_each: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, lines = run(lambda say: reference(place, say))
+    """Each statement is killed at in the operation that makes it first, or in all of them."""
+    status, lines = run(lambda say: reference(place, None if in_each else set(), say))
     assert status == 0
     expected = dict(zip(STEPS, map(eval, lines), strict=True))
     killed: list[tuple[str, str, int]] = []

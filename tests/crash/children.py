@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import IO
 
+from holdfast.testing.crashes import CrashPoints
+
 
 class Child:
     """A forked process that runs a function and writes lines to a pipe until it ends or dies."""
@@ -59,3 +61,20 @@ def stopped(function: Callable[[Callable[[str], None]], None]) -> Child:
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     return child
+
+
+def boundaries(points: CrashPoints, seen: set[str] | None = None) -> list[int]:
+    """Return the places to die at: before each statement and COMMIT, and after the last one.
+
+    After one and before the next is the same moment for the database. Of statements that were
+    `seen` before, in another operation, only the first of this one is taken.
+    """
+    places: list[int] = []
+    for number, point in enumerate(points.points, 1):
+        is_seen = seen is not None and point.boundary == "statement" and point.sql in seen
+        if point.moment == "before" and not (places and is_seen):
+            places.append(number)
+        if seen is not None:
+            seen.add(point.sql)
+    last = len(points.points)
+    return places if places[-1] == last else [*places, last]

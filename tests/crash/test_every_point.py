@@ -14,7 +14,7 @@ import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast.testing.crashes import CrashPoints
 from holdfast.testing.nouns import Counter, Queue, Setup
-from tests.crash.children import run
+from tests.crash.children import boundaries, run
 
 HELD = """
 SELECT 'schema', 'is there' FROM pg_namespace WHERE nspname = %(name)s UNION ALL
@@ -23,6 +23,8 @@ UNION ALL SELECT 'function', proname FROM pg_proc WHERE pronamespace = to_regnam
 UNION ALL SELECT 'trigger', tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE relnamespace = to_regnamespace(%(name)s) ORDER BY 1, 2
 """
+# Which workers can share.
+PARTS = 2
 Step = Callable[[holdfast.Store, str, dict[str, Any]], Any]
 
 
@@ -141,16 +143,18 @@ def test_killed_at_every_point_all_or_nothing(
         print(f"\n{database}: killed at {len(killed)} points of {len(STEPS)} operations")
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 def test_killed_at_every_point_of_opening(
-    place: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: dict[str, str], part: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A migration that dies half-way leaves the old format, and the next opening completes it."""
-    counting = CrashPoints()
 
     def open_store(arguments: dict[str, str], points: CrashPoints) -> Callable[..., None]:
         def opens(say: Callable[[str], None]) -> None:
             with holdfast.open(**arguments, hooks=points.hooks):  # type: ignore[arg-type]
-                say(str(len(points.points)))
+                all_places = list(range(1, len(points.points) + 1))
+                # Between two statements more is done to a file than to a server.
+                say(repr(boundaries(points) if "namespace" in place else all_places))
 
         return opens
 
@@ -159,15 +163,15 @@ def test_killed_at_every_point_of_opening(
             return {**place, "namespace": f"{place['namespace']}_{number}"}
         return {"url": f"sqlite:///{tmp_path}/{number}.db"}
 
-    status, lines = run(open_store(at(0), counting))
+    status, lines = run(open_store(at(0), CrashPoints()))
     assert status == 0
-    total = int(lines[0])
-    assert total > 20
+    places = eval(lines[0])
+    assert len(places) > 20
     with holdfast.open(**at(0)) as store:  # type: ignore[arg-type]
         wanted = schema(store)
     drop(at(0))
     completed: set[Any] = set()
-    for die_at in range(1, total + 1):
+    for die_at in places[part::PARTS]:
         status, _ = run(open_store(at(die_at), CrashPoints(die_at)))
         assert status == -signal.SIGKILL
         left = remains(at(die_at)) if "namespace" in place else die_at
@@ -179,9 +183,9 @@ def test_killed_at_every_point_of_opening(
                 Counter(store).plant()
                 assert Counter(store).add() == 1
         drop(at(die_at))
-    assert len(completed) > 2
+    assert len(completed) > 1
     with capsys.disabled():
-        print(f"\n{place['url'].partition(':')[0]}: killed at {total} points of opening")
+        print(f"\n{place['url'].partition(':')[0]}: killed at {len(places)} points of opening")
 
 
 def schema(store: holdfast.Store) -> list[dict[str, Any]]:

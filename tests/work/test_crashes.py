@@ -23,7 +23,7 @@ from holdfast.work.retention import Removal
 from holdfast.worker.statements import Statements
 from tests.checkpoints.colours import sql
 from tests.checkpoints.looking import Look
-from tests.crash.children import run
+from tests.crash.children import boundaries, run
 
 Say = Callable[[str], None]
 
@@ -283,8 +283,8 @@ def opened(place: dict[str, str], points: CrashPoints) -> holdfast.Store:
     return holdfast.open(**place, hooks=points.hooks, durability="normal")  # type: ignore[arg-type]
 
 
-def reference(place: dict[str, str], say: Say) -> None:
-    """Say what every operation begins from and leads to, and how many places it passes."""
+def reference(place: dict[str, str], seen: set[str] | None, say: Say) -> None:
+    """Say what every operation begins from and leads to, and at which places to die."""
     points = CrashPoints()
     with opened(place, points) as store:
         store.settle("nobody:1")
@@ -300,17 +300,7 @@ def reference(place: dict[str, str], say: Say) -> None:
             points.is_armed = False
             after = shape(store, desk.name)
             assert before != after, "the shape must tell whether the step was taken"
-            say(repr((boundaries(points), repr(before), repr(after))))
-
-
-def boundaries(points: CrashPoints) -> list[int]:
-    """Return the places to die at: before each statement and COMMIT, and after the last one."""
-    last = len(points.points)
-    return [
-        number
-        for number, point in enumerate(points.points, 1)
-        if point.moment == "before" or number == last
-    ]
+            say(repr((boundaries(points, seen), repr(before), repr(after))))
 
 
 def die(place: dict[str, str], step: str, name: str, die_at: int) -> None:
@@ -325,10 +315,12 @@ def die(place: dict[str, str], step: str, name: str, die_at: int) -> None:
         STEPS[step].act(desk)
 
 
+@pytest.mark.parametrize("in_each", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_at_every_point_all_or_nothing(
-    place: dict[str, str], capsys: pytest.CaptureFixture[str]
+    place: dict[str, str], in_each: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, lines = run(lambda say: reference(place, say))
+    """Each statement is killed at in the operation that makes it first, or in all of them."""
+    status, lines = run(lambda say: reference(place, None if in_each else set(), say))
     assert status == 0
     expected = dict(zip(STEPS, map(eval, lines), strict=True))
     kills = 0
