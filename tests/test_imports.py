@@ -19,6 +19,9 @@ EXTRAS = {
 # Parts of the standard library that are slow to load, or that only a server needs.
 UNWANTED = {"sqlite3", "_sqlite3", "http.server", "xmlrpc", "unittest", "multiprocessing", "pickle"}
 
+OURS_MAX = 150
+OTHERS_MAX = 190
+
 LIST = """
 import json, sys, time
 before = set(sys.modules)
@@ -67,6 +70,14 @@ def test_the_package_alone_loads_neither_the_command_line_nor_rich() -> None:
     core = {"holdfast", "apsw", "msgspec", "typing_extensions", "xxhash"}
     assert packages - sys.stdlib_module_names <= core
     assert not any(name.startswith("holdfast.cli") for name in modules)
+
+
+def test_the_package_loads_few_modules() -> None:
+    """What it takes to import it: counted, because the time depends on the machine."""
+    modules, _ = loaded_by("import holdfast")
+    ours = {name for name in modules if name.partition(".")[0] == "holdfast"}
+    assert len(ours) <= OURS_MAX
+    assert len(modules - ours) <= OTHERS_MAX
 
 
 def test_help_is_shown_without_loading_rich() -> None:

@@ -16,6 +16,8 @@ PACKAGE = ROOT / "src" / "holdfast"
 SOURCES = sorted(PACKAGE.glob("**/*.py"))
 
 LINES_MAX = 600
+# With those that build the package.
+CORE_PACKAGES_MAX = 17
 
 CLOCK_READS = {
     "time.time", "time.time_ns",
@@ -137,6 +139,15 @@ def test_core_requirements_are_a_part_of_the_development_ones() -> None:
         return set(re.findall(r"^\S+==\S+", (ROOT / "requirements" / name).read_text(), re.M))
 
     assert pins("core.txt") <= pins("dev.txt")
+
+
+def test_the_core_installs_little() -> None:
+    """Pydantic above all is left to those who use it: it is large, and its versions clash."""
+    text = (ROOT / "requirements" / "core.txt").read_text()
+    locked = set(re.findall(r"^([\w.-]+)==", text, re.M))
+    assert {"apsw", "msgspec", "rich", "typer", "xxhash"} <= locked
+    assert not any(name.startswith("pydantic") for name in locked)
+    assert len(locked) <= CORE_PACKAGES_MAX
 
 
 def test_nothing_tells_users_to_install_another_distribution() -> None:
