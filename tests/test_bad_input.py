@@ -544,12 +544,12 @@ def test_a_place_that_others_own() -> None:
         done = subprocess.run(
             [sys.executable, "-c", AS_NOBODY, *urls], capture_output=True, text=True, check=True
         )
-        read_only = "cannot be used: attempt to write a readonly database; nothing was written"
+        denied = 'Permission denied; to look at the store, open it with mode="read"'
         unable = "cannot be used: unable to open database file; nothing was written"
         assert [json.loads(line) for line in done.stdout.splitlines()] == [
             ["StoreUnavailable", f"cannot create {directory}/new.db: Permission denied"],
             ["StoreUnavailable", f"{directory}/private.db {unable}"],
-            ["StoreUnavailable", f"{directory}/shared.db {read_only}"],
+            ["StoreUnavailable", f"cannot open the lock file {directory}/shared.db-lock: {denied}"],
             ["StoreUnavailable", f"cannot create {directory}/closed/a.db: Permission denied"],
         ]
         assert contents(directory) == before

@@ -228,6 +228,13 @@ class StoreClosed(StoreError):
     """This store is closed; open it again."""
 
 
+class StoreReadOnly(StoreError):
+    """This store was opened with mode="read"; open it for writing. Nothing was written."""
+
+    http_status = 403
+    exit_code = 6
+
+
 class StoreForked(StoreError):
     """This store was opened by the parent process; open it again after the fork."""
 

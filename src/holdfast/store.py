@@ -38,9 +38,9 @@ from .kernel.flow import (
 from .kernel.handle import Async, C, Runtime, Sync, Tx
 from .kernel.marks import MarkOps, parse_commit_id
 from .kernel.opening import join, open_async_driver, open_driver
-from .kernel.operation import Call, Command, Composition, Op, operation, query
+from .kernel.operation import Call, Command, Composition, Op, large_query, operation, query
 from .kernel.schema import read_now_ms, read_store_id
-from .kernel.settings import Durability, Settings
+from .kernel.settings import Durability, Settings, StoreMode
 from .kernel.url import Target, parse
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
@@ -127,7 +127,7 @@ class Transaction(StoreHandle[Tx]):
     """A store inside `store.run`: every operation is a generator to `yield from`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.composition = Composition()
+        self.composition = Composition(is_read_only=runtime.settings.mode == "read")
         super().__init__(
             replace(runtime, start=self.composition.add, start_flow=None, start_stream=None)
         )
@@ -147,6 +147,14 @@ class _Compose:
     @operation
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
         """Run `function(tx, …)` to its end in one transaction."""
+        return (yield from self._run(function, args, kwargs))
+
+    @large_query
+    def read(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
+        """Do so in one snapshot."""
+        return (yield from self._run(function, args, kwargs))
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
         transaction = Transaction(self._runtime)
         body = function(transaction, *args, **kwargs)
         if not isinstance(body, Generator):
@@ -195,7 +203,8 @@ def _compose(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> Call[An
             "store.run takes a generator function: def f(tx): yield from tx.…; "
             f"{type(function).__name__} is none"
         )
-    return Call(_Compose.run, _Compose(runtime), (function, args, kwargs))
+    composed = _Compose.run if runtime.settings.mode == "write" else _Compose.read
+    return Call(composed, _Compose(runtime), (function, args, kwargs))
 
 
 class Store(StoreHandle[Sync]):
@@ -304,6 +313,7 @@ def _joined(runtime: Runtime, connection: object) -> Runtime:
 def open(
     url: str | None = None,
     *,
+    mode: StoreMode = "write",
     durability: Durability = "full",
     namespace: str | None = None,
     clock: Clock | None = None,
@@ -324,9 +334,12 @@ def open(
     and return before it is stored; common shapes are known by default. With `migrate=False` an
     older or missing store is refused. So is one whose keys are not given, by `cipher` and
     `redaction` or in the file that `$HOLDFAST_KEYS_FILE` names.
+
+    With `mode="read"` nothing is created, migrated, locked or written, and no writer is waited for;
+    a call that writes raises StoreReadOnly.
     """
     target = parse(url, namespace)
-    settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+    settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
     cipher, redaction = _keys(cipher, redaction)
     codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
     driver = open_driver(target, settings, migrate=migrate)
@@ -342,6 +355,7 @@ def open(
 def aopen(
     url: str | None = None,
     *,
+    mode: StoreMode = "write",
     durability: Durability = "full",
     namespace: str | None = None,
     clock: Clock | None = None,
@@ -357,7 +371,7 @@ def aopen(
 
     async def opening() -> AsyncStore:
         target = parse(url, namespace)
-        settings = _settings(durability, clock, busy_timeout_seconds, hooks)
+        settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
         used, hider = _keys(cipher, redaction)
         codec, chosen = _codec(limits, used, compression), _redaction(hider)
         driver = await open_async_driver(target, settings, migrate=migrate)
@@ -374,7 +388,9 @@ def aopen(
 
 def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:
     """Tell what a store is, without creating or migrating it. Raises NotFound if there is none."""
-    return health.inspect(parse(url, namespace), _settings("full", None, BUSY_SECONDS, None))
+    return health.inspect(
+        parse(url, namespace), _settings("read", "full", None, BUSY_SECONDS, None)
+    )
 
 
 def current_session(environment: Mapping[str, str] | None = None) -> Identity | None:
@@ -389,8 +405,7 @@ def current_session(environment: Mapping[str, str] | None = None) -> Identity | 
     id, url = found.get("AGENT_SESSION_ID"), found.get("HOLDFAST_URL")
     if not id or not url:
         return None
-    settings = _settings("full", None, BUSY_SECONDS, None)
-    with health.looking(parse(url, None), settings) as driver:
+    with health.looking(parse(url, None), _looking()) as driver:
         asked = (id, found.get("AGENT_ROOT_SESSION_ID"), url)
         return driver.run(Call(IdentityOps.find, IdentityOps(), asked))
 
@@ -399,14 +414,22 @@ def check(
     url: str | None = None, *, namespace: str | None = None, full: bool = False
 ) -> list[Finding]:
     """Examine a store and what it stands on, without changing it; `full` reads every index."""
-    settings = _settings("full", None, BUSY_SECONDS, None)
-    return health.check(parse(url, namespace), settings, NOUNS, full=full)
+    return health.check(parse(url, namespace), _looking(), NOUNS, full=full)
+
+
+def _looking() -> Settings:
+    return _settings("read", "full", None, BUSY_SECONDS, None)
 
 
 def _settings(
-    durability: Durability, clock: Clock | None, busy_timeout_seconds: float, hooks: Hooks | None
+    mode: StoreMode,
+    durability: Durability,
+    clock: Clock | None,
+    busy_timeout_seconds: float,
+    hooks: Hooks | None,
 ) -> Settings:
     """Check what a store is opened with, before anything is touched."""
+    require_one_of("mode", mode, get_args(StoreMode))
     require_one_of("durability", durability, get_args(Durability))
     name, most = "busy_timeout_seconds", BUSY_SECONDS_MAX
     require_seconds(name, busy_timeout_seconds, most, may_be_least=False)
@@ -420,6 +443,7 @@ def _settings(
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),
         durability=durability,
+        mode=mode,
         busy_timeout_seconds=busy_timeout_seconds,
         hooks=hooks or Hooks(),
     )
@@ -448,7 +472,8 @@ def _require_keys(run: Callable[[Call[Any]], Any], ledger: Ledger, cipher: Ciphe
     """Refuse a store whose keys this process does not have; note a new one."""
     fingerprints: Callable[[], list[str]] = getattr(cipher, "fingerprints", list)
     keys = CipherKeys(fingerprints(), NOUNS)
-    if not run(Call(CipherKeys.are_noted, keys)):
+    is_noted = run(Call(CipherKeys.are_noted, keys))
+    if not is_noted and ledger.runtime.settings.mode == "write":
         run(Call(CipherKeys.note, keys))
     run(Call(Ledger.require_key, ledger))
 

@@ -262,8 +262,7 @@ async def test_listings_read_no_channel_and_cost_one_statement(subject: Subject)
     assert len(await done(root.tree())) == 30
     reads = {"StoreSessions.sessions", "Session.children", "Session.tree"}
     costs = {trace.statements for trace in traces if trace.call in reads}
-    # SQLite does not trace what only reads.
-    assert costs == ({1} if "namespace" in subject.place else set())
+    assert costs == {1}
     listings = [text for text in texts if "SELECT number, id" in text and "ORDER BY" in text]
     assert all("hf_checkpoints" not in text and "hf_items" not in text for text in listings)
 

@@ -11,7 +11,7 @@ from tests.effects.world import World
 
 # A change in one of these is a change of cost on every call: look before you update the number.
 # On PostgreSQL the event, its position and the mark of a COMMIT are part of the statement that
-# decides; SQLite does not trace what only reads.
+# decides.
 SQLITE = {
     "call": [("Ledger.take", 4), ("Ledger.finish", 4)],
     "call with an id": [("Ledger.take", 4), ("Ledger.finish", 4)],

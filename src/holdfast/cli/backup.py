@@ -26,7 +26,7 @@ def backup(
 
     errors = console(stderr=True)
     with (
-        store.open(url, namespace=namespace, migrate=False) as opened,
+        store.open(url, namespace=namespace, mode="read") as opened,
         Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress,
     ):
         task = progress.add_task("Copying", total=None)

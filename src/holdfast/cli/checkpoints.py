@@ -52,7 +52,7 @@ def list_checkpoints(
     as_json: AsJson = False,
 ) -> None:
     """List a session's checkpoints, the newest first unless told otherwise."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         wanted = cast("Kind | None", kind)
         found = opened.find_session(session).history(
             kind=wanted, before=before, after=after, limit=limit, oldest_first=oldest_first
@@ -85,7 +85,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one checkpoint with its channels."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.find_session(session)
         loaded = found.latest(last=last) if version is None else found.at(version, last=last)
     if loaded is None:
@@ -114,7 +114,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare the channels of two checkpoints."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.find_session(session).diff(before, after)
     if as_json:
         print_json({"before": before, "after": after, **found.to_dict()})

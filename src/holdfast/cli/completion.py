@@ -56,7 +56,7 @@ def _looked_up(ctx: typer.Context, read: Callable[[store.Store], Offers]) -> Off
     """Read what a store offers; nothing where there is none, because nobody asked for an error."""
     url, namespace = ctx.params.get("url"), ctx.params.get("namespace")
     try:
-        with store.open(url, namespace=namespace, migrate=False) as opened:
+        with store.open(url, namespace=namespace, mode="read") as opened:
             return list(read(opened))
     except HoldfastError:
         return []

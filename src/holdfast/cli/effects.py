@@ -73,7 +73,7 @@ def list_effects(
     as_json: AsJson = False,
 ) -> None:
     """List effects: what is in doubt first, then all in the order of issue."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         session_id = None if session is None else opened.find_session(session).id
         wanted = cast("EffectStatus | None", status)
         chosen: dict[str, Any] = {"session": session_id, "tool": tool}
@@ -134,7 +134,7 @@ def show(
     effect: EffectId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
     """Show what was asked, what is known of it, and what each choice about it means."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.find_effect(effect)
         attempts = opened.attempts(found.id)
         in_doubt = _is_in_doubt(found, opened.now_ms())

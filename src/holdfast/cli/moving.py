@@ -47,7 +47,9 @@ def export_sessions(
     """Write sessions to one file. Each brings its tree, and the trees it was forked from."""
     from rich.filesize import decimal
 
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(
+        url, namespace=namespace, mode="write" if move else "read", migrate=False
+    ) as opened:
         found = [opened.find_session(session) for session in sessions or ()]
         exported = opened.export(file, found or None, move=move)
     if as_json:

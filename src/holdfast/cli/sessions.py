@@ -50,7 +50,7 @@ def list_sessions(
     as_json: AsJson = False,
 ) -> None:
     """List sessions in the order of their creation. It reads no channel."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         root_id = None if root is None else opened.find_session(root).root_id
         wanted = cast("Status | None", status)
         found = opened.sessions(status=wanted, agent=agent, root=root_id, after=after, limit=limit)
@@ -75,7 +75,7 @@ def show(
     session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
     """Show one session, its counts, its resume point and what it cost."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.find_session(session)
         fields: dict[str, Any] = session_data(found.info())
         point = found.resume_point()
@@ -95,7 +95,7 @@ def tree(
     session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
     """Show a session and everything below it."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         members = opened.find_session(session).tree()
     if as_json:
         print_json(list(map(session_data, members)))

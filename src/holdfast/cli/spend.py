@@ -41,7 +41,7 @@ def list_spend(
     as_json: AsJson = False,
 ) -> None:
     """List attempts at models, the oldest first. An uncertain one counts with an estimate."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         wanted = cast("SpendState | None", state)
         found = opened.spends(session=session, state=wanted, after=after, limit=limit)
     next_after = found[-1].number if len(found) == limit else None
@@ -66,7 +66,7 @@ def sums(
     as_json: AsJson = False,
 ) -> None:
     """Sum up what was spent, by session, model or day."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.spending(cast("Any", by), session=session)
     if as_json:
         print_json({"by": by, "sums": list(map(_data, found))})

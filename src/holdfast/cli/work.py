@@ -73,7 +73,7 @@ def list_items(
     narrowed = (status or None, type_, queue, session, holder)
     if dead and any(each is not None for each in narrowed):
         raise InvalidArgument("--dead lists all dead items and takes no other condition")
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         if dead:
             found = opened.work.dead(before=before, limit=limit)
         else:
@@ -113,7 +113,7 @@ def show(
     item: ItemId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
     """Show one work item, with its input, its output and its errors."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.work.find(item)
         errors = opened.work.errors(found.id)
     if as_json:
@@ -135,7 +135,7 @@ def why(
     item: ItemId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
     """Say in a sentence why a work item runs or does not."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         found = opened.work.find(item)
         reason = opened.work.why(found.id)
     if as_json:

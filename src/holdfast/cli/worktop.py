@@ -44,7 +44,7 @@ def top(
         raise InvalidArgument(
             f"--every must be {EVERY_SECONDS_MIN:g} or more, not {every_seconds:g}"
         )
-    with store.open(url, namespace=namespace, migrate=False) as opened:
+    with store.open(url, namespace=namespace, mode="read") as opened:
         if as_json:
             print_json(look(opened, finished=finished))
         elif once or not sys.stdout.isatty():

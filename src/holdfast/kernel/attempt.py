@@ -55,6 +55,12 @@ class Hooks:
     probe: Callable[[Point], None] | None = None
     trace: Callable[[Trace], None] | None = None
 
+    def tell(self, attempt: Attempt[Any], attempts: int, error: BaseException | None) -> None:
+        """Call `trace` with what a call cost."""
+        if self.trace is not None:
+            name = None if error is None else type(error).__name__
+            self.trace(Trace(attempt.call.name, attempt.statements, attempts, name))
+
 
 @dataclass(frozen=True, slots=True)
 class Services:

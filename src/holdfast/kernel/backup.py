@@ -8,6 +8,7 @@ databases have one schema, the copy is a store that opens by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def copy_rows(
     """Copy every table of a PostgreSQL store from one snapshot."""
     from .postgres.copying import Snapshot
 
-    engine = open_engine(SqliteTarget(path), settings, migrate=True)
+    engine = open_engine(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
     try:
         with Snapshot(target.dsn, target.schema) as snapshot, engine.bulk() as connection:
             tables = [str(row[0]) for row in connection.execute(TABLES).fetchall()]

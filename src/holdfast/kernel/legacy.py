@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import apsw
 
 from ..errors import HoldfastError, NotAStore
 from .operation import Row
-from .sqlite.connection import look, require_place, translate
+from .sqlite.connection import BUSY_MS, require_place, translate
 
 TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
 COLUMNS = "SELECT name FROM pragma_table_info(:table)"
@@ -22,7 +23,7 @@ class LegacyFile:
         self._path = path
         require_place(path, None)
         try:
-            self._connection = look(path, None)
+            self._connection = look(path)
             # What the file itself defines must not run anything.
             self._connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             self._connection.pragma("trusted_schema", 0)
@@ -62,3 +63,19 @@ class LegacyFile:
         if isinstance(error, apsw.NotADBError):
             return NotAStore(f"{self._path} is not an SQLite database")
         return translate(error, self._path)
+
+
+def look(path: Path) -> apsw.Connection:
+    """Open a connection that changes nothing in the file and leaves nothing beside it."""
+    # A read-only connection to a WAL database leaves an empty WAL behind. One that may write
+    # removes it again, but would also move what an existing WAL holds. A journal is rolled back
+    # by whoever comes first after a crash, and only one that may write can do that.
+    has_wal, has_journal = (
+        os.path.exists(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal")
+    )
+    is_read_only = has_wal and not has_journal
+    flags = apsw.SQLITE_OPEN_READONLY if is_read_only else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(str(path), flags=flags)
+    connection.set_busy_timeout(BUSY_MS)
+    connection.pragma("query_only", 1)
+    return connection

@@ -13,25 +13,50 @@ from ..errors import HoldfastError, InvalidArgument
 from .operation import Call, SyncDriver
 from .schema import SchemaOps, missing
 from .settings import Settings
-from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteLook
+from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReadEngine
 from .sqlite.time import store_clock
 from .url import PostgresTarget, SqliteTarget, Target
 
 
 def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
     """Return a sync driver for a store of the newest format."""
+    engine = open_any(target, settings, migrate=migrate)
     if isinstance(target, SqliteTarget):
-        return SqliteDriver(open_engine(target, settings, migrate=migrate))
-    return postgres_package().PostgresDriver(open_server(target, settings, migrate=migrate))
+        return SqliteDriver(engine)
+    return postgres_package().PostgresDriver(engine)
 
 
 async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
     """Return an async driver for a store of the newest format; blocking parts run in a thread."""
+    engine = await asyncio.to_thread(open_any, target, settings, migrate=migrate)
     if isinstance(target, SqliteTarget):
-        engine = await asyncio.to_thread(open_engine, target, settings, migrate=migrate)
         return AsyncSqliteDriver(engine)
-    server = await asyncio.to_thread(open_server, target, settings, migrate=migrate)
-    return postgres_package().AsyncPostgresDriver(server)
+    return postgres_package().AsyncPostgresDriver(engine)
+
+
+def open_any(target: Target, settings: Settings, *, migrate: bool) -> Any:
+    """Open a store of the newest format; one that is only read is never migrated."""
+    migrate = migrate and settings.mode == "write"
+    if isinstance(target, PostgresTarget):
+        return open_server(target, settings, migrate=migrate)
+    if settings.mode == "write":
+        return open_engine(target, settings, migrate=migrate)
+    engine = SqliteReadEngine(existing(target), settings, target.vfs)
+    try:
+        bring_up_to_date(engine, None, str(target.path), settings, migrate=False)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def existing(target: SqliteTarget) -> Path:
+    """Refuse a file that does not exist, and a temporary one, which never does."""
+    if target.path is None:
+        raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
+    if not os.path.exists(target.path):
+        missing(0, where=str(target.path), allowed=False)
+    return target.path
 
 
 def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Any:
@@ -69,13 +94,15 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
 
 def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool) -> None:
     """Refuse a file of the wrong format before anything is written to it or beside it."""
+    if os.path.exists(f"{path}-journal"):
+        # Before what a crash has cut short is undone, which is a write, the file cannot be read.
+        return
+    current = 0
     if os.path.exists(path):
-        ops = SchemaOps(None, str(path))
-        with SqliteLook(path, vfs, settings) as look:
-            current = look.run(Call(SchemaOps.format, ops))
+        with SqliteReadEngine(path, settings, vfs) as engine:
+            current = engine.run(Call(SchemaOps.format, SchemaOps(None, str(path))))
+    if current or not migrate:
         missing(current, where=str(path), allowed=migrate)
-    elif not migrate:
-        missing(0, where=str(path), allowed=migrate)
 
 
 def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> Any:
@@ -89,7 +116,7 @@ def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) ->
     except BaseException:
         engine.close()
         raise
-    engine.protocol.is_marking = True
+    engine.protocol.is_marking = settings.mode == "write"
     return engine
 
 

@@ -26,7 +26,7 @@ from typing import (
     overload,
 )
 
-from ..errors import OperationNotRun
+from ..errors import OperationNotRun, StoreReadOnly
 from .entrance import Entrance
 from .handle import Async, Handle, Sync, Tx
 from .signals import Signals
@@ -222,11 +222,14 @@ class AsyncDriver(Protocol):
 class Composition:
     """The operations created inside one `store.run`, so that a forgotten one is noticed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_read_only: bool = False) -> None:
+        self._is_read_only = is_read_only
         self._created: list[tuple[str, Op[Any]]] = []
 
     def add(self, call: Call[R]) -> Op[R]:
-        """Create an operation's generator and remember it."""
+        """Create an operation's generator and remember it. Raises StoreReadOnly if it may not."""
+        if self._is_read_only and call.mode == "write":
+            raise StoreReadOnly(operation=call.name)
         generator = call.begin()
         self._created.append((call.name, generator))
         return generator

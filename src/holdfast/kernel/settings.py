@@ -9,6 +9,7 @@ from ..clock import Clock
 from .attempt import Hooks, Services
 
 Durability = Literal["full", "normal"]
+StoreMode = Literal["write", "read"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,5 +20,6 @@ class Settings:
     clock: Clock
     is_clock_virtual: bool = False
     durability: Durability = "full"
+    mode: StoreMode = "write"
     busy_timeout_seconds: float = 10.0
     hooks: Hooks = field(default_factory=Hooks)

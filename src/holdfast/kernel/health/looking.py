@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 
-from ...errors import CorruptStore, InvalidArgument, NotAStore, NotFound
+from ...errors import CorruptStore, NotAStore, NotFound
 from ...records import Finding, MigrationState, StoreInfo
 from ..nouns import Noun
-from ..opening import postgres_package
+from ..opening import existing, postgres_package
 from ..operation import Call, SyncDriver
 from ..schema import SchemaOps, migrations, newest
 from ..settings import Settings
-from ..sqlite import SqliteLook
+from ..sqlite import SqliteReadEngine
 from ..url import PostgresTarget, SqliteTarget, Target
 from .contents import content_findings
 from .server import server_findings
@@ -38,7 +36,7 @@ def check(
         with looking(target, settings) as driver:
             if isinstance(target, PostgresTarget):
                 found += server_findings(driver, target.schema)
-            elif isinstance(driver, SqliteLook):
+            elif isinstance(driver, SqliteReadEngine):
                 found += page_findings(driver, full=full)
             info = info_of(driver, target)
             found.append(format_finding(info))
@@ -93,17 +91,8 @@ def looking(target: Target, settings: Settings) -> Iterator[SyncDriver]:
         with closing(package.PostgresDriver(package.PostgresEngine(target, settings))) as driver:
             yield driver
     else:
-        with SqliteLook(existing(target), target.vfs, settings) as look:
-            yield look
-
-
-def existing(target: SqliteTarget) -> Path:
-    """Refuse a file that does not exist, and a temporary one, which never does."""
-    if target.path is None:
-        raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
-    if not os.path.exists(target.path):
-        raise NotFound(f"there is no store {target.path}; `holdfast migrate` creates it")
-    return target.path
+        with SqliteReadEngine(existing(target), settings, target.vfs) as engine:
+            yield engine
 
 
 def place(target: Target) -> str:

@@ -10,7 +10,7 @@ import apsw
 from ...records import Finding
 from ...words import plural, size
 from ..sqlite.connection import NETWORK_FILE_SYSTEMS, file_system, files_of, is_safe_version
-from ..sqlite.look import SqliteLook
+from ..sqlite.readonly import SqliteReadEngine
 from .contents import guarded
 
 WAL_BYTES_MAX = 64 * 1024 * 1024
@@ -78,7 +78,7 @@ def room_finding(path: Path) -> Finding:
     return Finding("disk space", "ok", message)
 
 
-def page_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
+def page_findings(file: SqliteReadEngine, *, full: bool) -> list[Finding]:
     """Look inside the file."""
     return [
         *guarded("journal mode", lambda: [journal_finding(file)]),
@@ -88,7 +88,7 @@ def page_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
     ]
 
 
-def journal_finding(file: SqliteLook) -> Finding:
+def journal_finding(file: SqliteReadEngine) -> Finding:
     """Look at how commits are made; a backup has no log of its own until it is opened."""
     mode = file.pragma("journal_mode")[0][0]
     if mode == "wal":
@@ -97,7 +97,7 @@ def journal_finding(file: SqliteLook) -> Finding:
     return Finding("journal mode", "ok", message)
 
 
-def synchronous_finding(file: SqliteLook) -> Finding:
+def synchronous_finding(file: SqliteReadEngine) -> Finding:
     """Make sure that the library takes the setting a durable commit needs."""
     file.pragma("synchronous", 2)
     if (found := file.pragma("synchronous")[0][0]) != 2:
@@ -106,7 +106,7 @@ def synchronous_finding(file: SqliteLook) -> Finding:
     return Finding("synchronous", "ok", "Every commit is synced to the disk (FULL) by default.")
 
 
-def integrity_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
+def integrity_findings(file: SqliteReadEngine, *, full: bool) -> list[Finding]:
     """Let SQLite check the pages, with `full` also every index against its table."""
     name = "integrity_check" if full else "quick_check"
     messages = [str(row[0]) for row in file.pragma(name, MESSAGES_MAX)]
@@ -120,7 +120,7 @@ def integrity_findings(file: SqliteLook, *, full: bool) -> list[Finding]:
     ]
 
 
-def foreign_key_finding(file: SqliteLook) -> Finding:
+def foreign_key_finding(file: SqliteReadEngine) -> Finding:
     """Look for rows that refer to rows which do not exist."""
     broken = file.pragma("foreign_key_check")
     if not broken:

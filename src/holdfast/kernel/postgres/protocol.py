@@ -23,8 +23,9 @@ from ...errors import (
     NotFound,
     StoreBusy,
     StoreError,
+    StoreReadOnly,
 )
-from ..attempt import Attempt, Point, Trace
+from ..attempt import Attempt, Point
 from ..marks import FORGET, MARK, MARK_IF_DONE, WRITER_KEPT_MS, MarkOps, commit_id
 from ..operation import Call, Decide, Op, Query, Row, query
 from ..settings import Settings
@@ -97,6 +98,7 @@ class Protocol:
 
         One that `repeats` may be committed twice: a lost COMMIT of it is not asked for.
         """
+        self._require_allowed(call)
         deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
         runs = self._write if call.mode == "write" else self._read
         tries = 0
@@ -120,16 +122,17 @@ class Protocol:
                     continue
                 yield from self._reconnect(error, deadline, attempt, tries)
             except BaseException as error:
-                self._trace(attempt, tries, error)
+                self.settings.hooks.tell(attempt, tries, error)
                 raise
             else:
                 break
-        self._trace(attempt, tries, None)
+        self.settings.hooks.tell(attempt, tries, None)
         attempt.run_hooks()
         return attempt.result
 
     def join(self, connection: Any, call: Call[R]) -> Run[R]:
         """Run a call inside somebody else's transaction, in a savepoint; hooks are not run."""
+        self._require_allowed(call)
         attempt = Attempt(call, self.settings.services)
         release = Message("RELEASE SAVEPOINT holdfast")
         shown = yield Send(connection, [Message("SHOW transaction_isolation")])
@@ -149,6 +152,10 @@ class Protocol:
                 raise translate(error) from error
             raise
         return attempt.result
+
+    def _require_allowed(self, call: Call[Any]) -> None:
+        if call.mode == "write" and self.settings.mode == "read":
+            raise StoreReadOnly(operation=call.name)
 
     def _once(
         self,
@@ -337,8 +344,9 @@ class Protocol:
         if not attempt.queries:
             return
         call = attempt.call
-        may_be_single = not self.settings.is_clock_virtual and len(attempt.queries) == 1
-        if may_be_single and call.name not in self._takes_several:
+        is_read_only = self.settings.mode == "read"
+        may_be_single = not (self.settings.is_clock_virtual or is_read_only)
+        if may_be_single and len(attempt.queries) == 1 and call.name not in self._takes_several:
             replies = yield from self._ask(connection, [], attempt)
             attempt.reply([reply.rows for reply in replies])
             if not attempt.queries:
@@ -433,7 +441,7 @@ class Protocol:
         """Wait before the next try; raise what another connection would not help against."""
         left_seconds = deadline - time.monotonic()
         if not is_connection_lost(error) or left_seconds < 0:
-            self._trace(attempt, tries, error)
+            self.settings.hooks.tell(attempt, tries, error)
             raise translate(error) from error
         yield Sleep(min(_pause(tries), left_seconds))
 
@@ -441,12 +449,6 @@ class Protocol:
         if tries > SERIALIZATION_RETRIES_MAX:
             raise StoreBusy(f"{call.name} met other writers {tries} times: {error}") from error
         yield Sleep(_pause(tries))
-
-    def _trace(self, attempt: Attempt[Any], tries: int, error: BaseException | None) -> None:
-        trace = self.settings.hooks.trace
-        if trace is not None:
-            name = None if error is None else type(error).__name__
-            trace(Trace(attempt.call.name, attempt.statements, tries, name))
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -1,6 +1,6 @@
 """SQLite: one writer with group commit, readers with snapshots, safe for many processes."""
 
 from .driver import AsyncSqliteDriver, SqliteDriver, SqliteEngine
-from .look import SqliteLook
+from .readonly import SqliteReadEngine
 
-__all__ = ["AsyncSqliteDriver", "SqliteDriver", "SqliteEngine", "SqliteLook"]
+__all__ = ["AsyncSqliteDriver", "SqliteDriver", "SqliteEngine", "SqliteReadEngine"]

@@ -10,6 +10,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
@@ -25,14 +26,18 @@ from ...errors import (
     StoreFull,
     StoreUnavailable,
 )
+from ..attempt import Attempt
 from ..operation import Query, Row
 from ..schema import APPLICATION_ID
 from ..settings import Durability
-from ..sql import Statement
+from ..sql import Dialect, Statement
+
+R = TypeVar("R")
 
 # The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
 BUSY_MS = 5_000
 STATEMENTS_CACHED = 256
+IDLE_READERS_MAX = 8
 PAGES_PER_STEP = 1_000
 # SQLite locks a shared or remote file by rules that these file systems do not keep.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
@@ -138,23 +143,6 @@ def require_private(path: Path) -> None:
         log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`", path, mode, path)
 
 
-def look(path: Path, vfs: str | None) -> apsw.Connection:
-    """Open a connection that changes nothing in the file and leaves nothing beside it."""
-    # A read-only connection to a WAL database leaves an empty WAL behind. One that may write
-    # removes it again, but would also move what an existing WAL holds. A journal is rolled back
-    # by whoever comes first after a crash, and only one that may write can do that.
-    has_wal, has_journal = (
-        os.path.exists(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal")
-    )
-    is_read_only = has_wal and not has_journal
-    flags = apsw.SQLITE_OPEN_READONLY if is_read_only else apsw.SQLITE_OPEN_READWRITE
-    with _creating:
-        connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
-    connection.set_busy_timeout(BUSY_MS)
-    connection.pragma("query_only", 1)
-    return connection
-
-
 def file_system(directory: Path) -> str:
     """Return the type of the file system a directory lies on, or '' where that is not known."""
     try:
@@ -254,6 +242,20 @@ def fetch(
         raise
 
 
+def read_all(connection: apsw.Connection, attempt: Attempt[R], texts: Dialect, now_ms: int) -> R:
+    """Run a query to its end in one snapshot; the caller ends the transaction."""
+    if attempt.queries:
+        connection.execute("BEGIN")
+    while attempt.queries:
+        attempt.reply(
+            [
+                fetch(connection, texts.statement(query.sql), query, now_ms)
+                for query in attempt.queries
+            ]
+        )
+    return attempt.result
+
+
 def _with_columns(cursor: apsw.Cursor, columns: list[str]) -> list[apsw.SQLiteValues]:
     """Return the rows and note their columns, which can be asked for only while there is a row."""
     first = next(cursor, None)
@@ -338,4 +340,7 @@ def _lacks_shared_memory(error: apsw.Error) -> bool:
 def lock_error(path: Path, error: OSError) -> StoreError:
     """Return our error for a side lock that cannot be opened."""
     reason = "the directory is read-only" if error.errno == errno.EROFS else error.strerror
-    return StoreUnavailable(f"cannot open the lock file {path}: {reason}")
+    return StoreUnavailable(
+        f"cannot open the lock file {path}: {reason}; to look at the store, open it with "
+        'mode="read"'
+    )

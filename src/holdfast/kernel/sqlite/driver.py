@@ -27,15 +27,24 @@ from ..signals import Signals
 from ..sql import Dialect
 from ..threads import Thread
 from . import inherited
-from .connection import connect, copy_pages, fetch, require_safe_library, translate, vacuum
+from .connection import (
+    IDLE_READERS_MAX,
+    connect,
+    copy_pages,
+    read_all,
+    require_safe_library,
+    translate,
+    vacuum,
+)
+from .readonly import SqliteReadEngine
 from .watching import Watch
-from .writer import Job, Writer, trace_of
+from .writer import Job, Writer
 
 R = TypeVar("R")
 
 BATCH_JOBS_MAX = 256
-IDLE_READERS_MAX = 8
-_engines: weakref.WeakSet[SqliteEngine] = weakref.WeakSet()
+READ_TRIES_MAX = 2
+_writing: weakref.WeakSet[SqliteEngine] = weakref.WeakSet()
 
 
 class SqliteEngine:
@@ -58,13 +67,12 @@ class SqliteEngine:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle_readers: list[apsw.Connection] = []
-        self._watch: Watch | None = None
+        self._watch: Watch[apsw.Connection] | None = None
         self.on_close: Callable[[], None] = lambda: None
-        self.on_batch: Callable[[Sequence[Job]], None] = lambda jobs: None
         self.writer = Writer(path, settings, self._texts, vfs)
         self._open_writer()
         self.signals.on_wait = self._start_watch
-        _engines.add(self)
+        inherited.register(self)
 
     def run(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free at once, else through the queue."""
@@ -96,8 +104,7 @@ class SqliteEngine:
         """Run what follows a durable commit, before its result is delivered."""
         if job.error is None:
             job.attempt.run_hooks()
-        if self.settings.hooks.trace is not None:
-            self.settings.hooks.trace(trace_of(job))
+        self.settings.hooks.tell(job.attempt, job.attempts, job.error)
 
     def read(self, call: Call[R]) -> R:
         """Run a query on a connection of its own, in one snapshot."""
@@ -105,19 +112,22 @@ class SqliteEngine:
         return self.entrance.run(self._read, call)
 
     def _read(self, call: Call[R]) -> R:
-        for is_last in (False, True):
+        attempt = Attempt(call, self.settings.services)
+        tries, error = 0, None
+        while tries < READ_TRIES_MAX:
+            tries += 1
+            error = self._read_once(attempt)
+            # A passing I/O error is given one more chance, on a new connection.
+            if not isinstance(error, StoreUnavailable):
+                break
+            attempt.restart()
+        self.settings.hooks.tell(attempt, tries, error)
+        if error is not None:
             try:
-                with self._reader() as connection:
-                    return self._read_with(connection, call)
-            except apsw.Error as error:
-                translated = translate(error, self.path)
-                # A passing I/O error is given one more chance, on a new connection.
-                if is_last or not isinstance(translated, StoreUnavailable):
-                    raise translated from error
-            except StoreUnavailable:
-                if is_last:
-                    raise
-        raise AssertionError("unreachable")
+                raise error
+            finally:
+                del error
+        return attempt.result
 
     def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
         """Copy the live database into a new file, one snapshot of it, while others write."""
@@ -196,14 +206,14 @@ class SqliteEngine:
         if inherited.is_held(self.writer.mutex):
             at_rest += self.writer.at_rest()
         watch = self._watch
-        if watch is not None and watch.connection and inherited.is_held(watch.looking):
-            at_rest.append(watch.connection)
+        if watch is not None and watch.lent and inherited.is_held(watch.looking):
+            at_rest.append(watch.lent)
         inherited.keep(self, at_rest)
 
     def _open_writer(self) -> None:
         try:
             if not self.writer.side_lock.acquire_within(self.settings.busy_timeout_seconds):
-                raise self.busy()
+                raise busy(self.path, self.settings)
             self.writer.open()
             self.writer.side_lock.release()
         except BaseException:
@@ -220,7 +230,7 @@ class SqliteEngine:
                 self.writer.close()
         finally:
             side_lock.close()
-            _engines.discard(self)
+            inherited.forget(self)
         self.on_close()
 
     @contextlib.contextmanager
@@ -265,17 +275,13 @@ class SqliteEngine:
         self.enqueue(job)
         if not done.acquire(timeout=self.settings.busy_timeout_seconds):
             if job.claim():
-                raise self.busy()
+                raise busy(self.path, self.settings)
             done.acquire()
-
-    def busy(self) -> StoreBusy:
-        """Return the error for a job that was withdrawn before it started."""
-        seconds = self.settings.busy_timeout_seconds
-        return StoreBusy(f"{self.path} was busy for {seconds:g} seconds; nothing was written")
 
     def _start_thread(self) -> None:
         name = f"holdfast-writer-{self.path.name}"
         self._thread = Thread(self._write, name)
+        _writing.add(self)
         self._thread.start()
 
     def _running_thread(self) -> threading.Thread | None:
@@ -305,7 +311,8 @@ class SqliteEngine:
         for job in jobs:
             if job.deliver is not None:
                 job.deliver()
-        self.on_batch(jobs)
+        for wake in {job.wake for job in jobs if job.wake is not None}:
+            wake(jobs)
         return is_stopping
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
@@ -322,20 +329,17 @@ class SqliteEngine:
                 jobs.append(job)
         return jobs, False
 
-    def _read_with(self, connection: apsw.Connection, call: Call[R]) -> R:
-        attempt = Attempt(call, self.settings.services)
-        if not attempt.queries:
-            return attempt.result
-        now_ms = self.writer.clock.now_ms()
-        connection.execute("BEGIN")
-        while attempt.queries:
-            attempt.reply(
-                [
-                    fetch(connection, self._texts.statement(query.sql), query, now_ms)
-                    for query in attempt.queries
-                ]
-            )
-        return attempt.result
+    def _read_once(self, attempt: Attempt[Any]) -> Exception | None:
+        try:
+            with self._reader() as connection:
+                read_all(connection, attempt, self._texts, self.writer.clock.now_ms())
+        except apsw.Error as error:
+            translated = translate(error, self.path)
+            translated.__cause__ = error
+            return translated
+        except Exception as error:
+            return error
+        return None
 
     def _reader(self) -> _Reader:
         return _Reader(self)
@@ -368,7 +372,17 @@ class SqliteEngine:
     def _watch_with(self, ring: Callable[[], None]) -> None:
         with self._starting:
             if self._watch is None and not self._closed:
-                self._watch = Watch(self.path, self._reader, ring)
+                self._watch = Watch(self.path, self._reader, _data_version, ring)
+
+
+def busy(path: Path, settings: Settings) -> StoreBusy:
+    """Return the error for a job that was withdrawn before it started."""
+    seconds = settings.busy_timeout_seconds
+    return StoreBusy(f"{path} was busy for {seconds:g} seconds; nothing was written")
+
+
+def _data_version(connection: apsw.Connection) -> object:
+    return connection.pragma("data_version")
 
 
 class _Reader:
@@ -393,7 +407,7 @@ class SqliteDriver:
 
     dialect = "sqlite"
 
-    def __init__(self, engine: SqliteEngine) -> None:
+    def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
         self.engine = engine
         self.entrance = engine.entrance
         self.signals = engine.signals
@@ -416,7 +430,7 @@ class AsyncSqliteDriver:
 
     dialect = "sqlite"
 
-    def __init__(self, engine: SqliteEngine) -> None:
+    def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
         self.engine = engine
         self.entrance = engine.entrance
         self.signals = engine.signals
@@ -425,7 +439,6 @@ class AsyncSqliteDriver:
         # In the order of their deadlines, so that one timer serves them all.
         self._waiting: deque[_AsyncJob] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        engine.on_batch = self._wake
 
     async def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
@@ -437,6 +450,7 @@ class AsyncSqliteDriver:
             return await self._loop.run_in_executor(self._readers, self.engine.read, call)
         settings = self.engine.settings
         job = _AsyncJob(call, Attempt(call, settings.services), self._loop)
+        job.wake = self._wake
         job.deadline = self._loop.time() + settings.busy_timeout_seconds
         self.engine.enqueue(job)
         self._waiting.append(job)
@@ -476,7 +490,7 @@ class AsyncSqliteDriver:
         while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
             job = waiting.popleft()
             if not job.is_done:
-                job.withdraw(self.engine)
+                job.withdraw(busy(self.engine.path, self.engine.settings))
         self._timer = self._loop.call_at(waiting[0].deadline, self._give_up) if waiting else None
 
 
@@ -513,34 +527,15 @@ class _AsyncJob(Job):
         if not self._done.done():
             self._done.set_result(None)
 
-    def withdraw(self, engine: SqliteEngine) -> None:
+    def withdraw(self, error: StoreBusy) -> None:
         """Give up if the writer has not started; called in the loop."""
         if self.claim():
-            self.error = engine.busy()
+            self.error = error
             self.set_done()
 
 
 @atexit.register
 def _close_at_exit() -> None:
     # A daemon thread would die in the middle of a commit when the process exits.
-    for engine in list(_engines):
-        if engine._thread is not None:
-            engine.close()
-
-
-def _hold_before_fork() -> None:
-    inherited.hold([lock for engine in list(_engines) for lock in engine.resting_locks()])
-
-
-def _abandon_in_child() -> None:
-    for engine in list(_engines):
-        engine.abandon()
-        _engines.discard(engine)
-    inherited.release()
-
-
-os.register_at_fork(
-    before=_hold_before_fork,
-    after_in_parent=inherited.release,
-    after_in_child=_abandon_in_child,
-)
+    for engine in list(_writing):
+        engine.close()

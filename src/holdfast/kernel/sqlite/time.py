@@ -7,6 +7,8 @@ last write: what had expired stays expired.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ... import clock
 from ..operation import Call, Op, SyncDriver, one, operation, query, rows
 
@@ -56,13 +58,13 @@ class TimeOps:
         return int(booted_at) if boot == self._boot else None
 
 
-def seen_clock(driver: SyncDriver) -> clock.UptimeClock | None:
+def seen_clock(run: Callable[[Call[int]], int]) -> clock.UptimeClock | None:
     """Return that clock for somebody who only looks at the store."""
     boot = clock.boot_id()
     if boot is None:
         return None
     asked = (clock.wall_ms(), clock.uptime_ms())
-    return clock.UptimeClock(driver.run(Call(TimeOps.seen, TimeOps(boot), asked)))
+    return clock.UptimeClock(run(Call(TimeOps.seen, TimeOps(boot), asked)))
 
 
 def store_clock(driver: SyncDriver) -> clock.UptimeClock | None:

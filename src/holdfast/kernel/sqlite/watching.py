@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import apsw
 
 from ...errors import StoreError
 from ..threads import Flag, Thread
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.05
 # Where the system tells of writes, looking without being told is for the unforeseen only.
@@ -25,20 +28,22 @@ QUIET_SECONDS = 0.02
 _IN_MODIFY = 0x2
 
 
-class Watch:
+class Watch(Generic[T]):
     """A thread that calls `ring` after commits of other connections."""
 
     def __init__(
         self,
         path: Path,
-        reader: Callable[[], AbstractContextManager[apsw.Connection]],
+        reader: Callable[[], AbstractContextManager[T]],
+        version: Callable[[T], object],
         ring: Callable[[], None],
     ) -> None:
         self._wal = f"{path}-wal"
         self._reader = reader
+        self._version_of = version
         self._ring = ring
         self._stopping = Flag()
-        self.connection: apsw.Connection | None = None
+        self.lent: T | None = None
         self.looking = threading.RLock()
         """Whoever holds it keeps the connection at rest."""
         self._stop_read, self._stop_write = os.pipe()
@@ -58,33 +63,32 @@ class Watch:
         while not self._stopping.is_set:
             told = -1
             try:
-                with self._reader() as connection:
-                    self.connection = connection
-                    seen = self._version(connection)
+                with self._reader() as self.lent:
+                    seen = self._version(self.lent)
                     told = _told_of_writes(self._wal)
                     # A commit between somebody's look and ours may have been missed.
                     self._ring()
-                    self._watch(connection, seen, told)
+                    self._watch(self.lent, seen, told)
             except (apsw.Error, StoreError):
                 self._stopping.wait(POLL_SECONDS)
             finally:
-                self.connection = None
+                self.lent = None
                 if told >= 0:
                     os.close(told)
 
-    def _watch(self, connection: apsw.Connection, seen: object, told: int) -> None:
+    def _watch(self, lent: T, seen: object, told: int) -> None:
         while not self._stopping.is_set:
             for pause in LOOK_SECONDS if self._wait(told) else (0.0,):
                 self._stopping.wait(pause)
-                if (version := self._version(connection)) != seen:
+                if (version := self._version(lent)) != seen:
                     seen = version
                     self._ring()
                     self._stopping.wait(QUIET_SECONDS)
                     break
 
-    def _version(self, connection: apsw.Connection) -> object:
+    def _version(self, lent: T) -> object:
         with self.looking:
-            return connection.pragma("data_version")
+            return self._version_of(lent)
 
     def _wait(self, told: int) -> bool:
         """Wait until the file is written to, or for a while; say whether it was."""

@@ -27,7 +27,7 @@ from ...errors import (
     StoreMoved,
     StoreUnavailable,
 )
-from ..attempt import Attempt, Boundary, Point, Trace
+from ..attempt import Attempt, Boundary, Point
 from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is_there
 from ..operation import Call, Query, Row
 from ..settings import Settings
@@ -92,7 +92,7 @@ def _private(path: str, flags: int) -> int:
 class Job:
     """One call on its way through the writer, with its outcome."""
 
-    __slots__ = ("_gate", "attempt", "attempts", "call", "deliver", "error")
+    __slots__ = ("_gate", "attempt", "attempts", "call", "deliver", "error", "wake")
 
     def __init__(self, call: Call[Any], attempt: Attempt[Any]) -> None:
         self.call = call
@@ -100,6 +100,9 @@ class Job:
         self.error: BaseException | None = None
         self.attempts = 1
         self.deliver: Callable[[], None] | None = None
+        """Called when the outcome is there."""
+        self.wake: Callable[[Sequence[Job]], None] | None = None
+        """Called with the whole batch, once for all jobs that have the same one."""
         self._gate = threading.Lock()
 
     def claim(self) -> bool:
@@ -416,9 +419,3 @@ class Writer:
         if self._connection is None:
             raise StoreError(f"{self.path} is not open")
         return self._connection
-
-
-def trace_of(job: Job) -> Trace:
-    """Return what a finished job cost."""
-    error = None if job.error is None else type(job.error).__name__
-    return Trace(job.call.name, job.attempt.statements, job.attempts, error)

@@ -1,0 +1,362 @@
+"""Reading an SQLite file: nothing is written or created beside it, no writer is waited for.
+
+Beside a live writer a read-only connection takes part in the write-ahead log. Where there is no
+log, or no way to share it, the file is read as it lies: nothing is locked, so what was read counts
+only if the files are afterwards what they were before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import apsw
+
+from ...clock import Clock, wall_ms
+from ...errors import (
+    HoldfastError,
+    StoreBusy,
+    StoreClosed,
+    StoreForked,
+    StoreMoved,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from ..attempt import Attempt
+from ..entrance import Entrance
+from ..operation import Call
+from ..settings import Settings
+from ..signals import Signals
+from ..sql import Dialect
+from . import inherited
+from .connection import (
+    BUSY_MS,
+    IDLE_READERS_MAX,
+    STATEMENTS_CACHED,
+    copy_pages,
+    read_all,
+    require_place,
+    require_store,
+    translate,
+)
+from .time import seen_clock
+from .watching import Watch
+
+R = TypeVar("R")
+
+TRIES_MAX = 20
+# Of two changes within one tick of a file system's clock, a look between them misses the second.
+TICK_SECONDS = 0.02
+
+Status = tuple[int, ...] | None
+
+
+class View:
+    """A connection that reads, and what the files were before it was opened."""
+
+    connection: apsw.Connection
+
+    def __init__(self, path: Path, vfs: str | None) -> None:
+        self._path = path
+        self._vfs = vfs
+        self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
+        self._seen = [_status(name) for name in self._names]
+        _, self._wal, shm, journal = self._seen
+        self.is_shared = journal is not None
+        """Whether it takes part in the locking; otherwise the files must not change meanwhile."""
+        if self._wal is not None:
+            # Nobody can be writing where the shared memory of a log is missing and cannot be made.
+            can_share = shm is not None or os.access(path.parent, os.W_OK)
+            self.is_shared = can_share or vfs is not None
+
+    def outlast_tick(self) -> None:
+        """Wait until a further change of the files would show."""
+        changed_ns = max((status[-1] for status in self._seen if status is not None), default=0)
+        if not self.is_shared and abs(wall_ms() - changed_ns / 1e6) < TICK_SECONDS * 1e3:
+            time.sleep(TICK_SECONDS)
+
+    def open(self) -> None:
+        """Connect; nothing is created but the shared memory of a log that a crash left behind."""
+        name, flags, vfs = str(self._path), apsw.SQLITE_OPEN_READONLY, self._vfs
+        is_alone = not self.is_shared and self._wal is not None
+        if is_alone:
+            vfs = "unix-none"
+        elif not self.is_shared:
+            name, flags = f"file:{quote(name)}?immutable=1", flags | apsw.SQLITE_OPEN_URI
+        self.connection = apsw.Connection(
+            name, flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED
+        )
+        try:
+            self._configure(is_alone=is_alone)
+        except BaseException:
+            self.connection.close()
+            raise
+        if self.is_shared:
+            self._seen = self._look()
+
+    def _configure(self, *, is_alone: bool) -> None:
+        connection = self.connection
+        connection.set_busy_timeout(BUSY_MS)
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        if is_alone:
+            # Without shared memory the index of the log is built in memory of our own.
+            connection.pragma("locking_mode", "exclusive")
+        for name, value in {"query_only": 1, "trusted_schema": 0, "temp_store": 2}.items():
+            connection.pragma(name, value)
+        require_store(connection)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files are still what they were."""
+        return self._look() == self._seen
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what was read is one state of the store."""
+        return self.is_shared or self.is_current
+
+    @property
+    def file(self) -> Status:
+        """Which file was opened."""
+        return self._seen[0] and self._seen[0][:2]
+
+    def version(self) -> object:
+        """Return what changes when another connection commits; raise if this one is outdated."""
+        if not self.is_current:
+            raise StoreUnavailable(f"{self._path} must be opened again")
+        return self.connection.pragma("data_version")
+
+    def _look(self) -> list[Status]:
+        """Return which files there are; of those that must not change, also their last change."""
+        found = [_status(name) for name in self._names]
+        return [each and each[:2] for each in found[:3]] if self.is_shared else found
+
+
+class SqliteReadEngine:
+    """One file that is only read; of any format, damaged perhaps, or not ours."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
+        self.path = path
+        self.settings = settings
+        self.entrance = Entrance()
+        self.signals = Signals()
+        self._vfs = vfs
+        self._texts = Dialect(None)
+        self._clock: Clock = settings.clock
+        self._idle: list[View] = []
+        self._file: Status = None
+        self._watch: Watch[View] | None = None
+        self._starting = threading.Lock()
+        self._pid = os.getpid()
+        self._is_closed = False
+        require_place(path, vfs)
+        inherited.close_inherited()
+        self._verified(lambda connection: None)
+        self.signals.on_wait = self._start_watch
+        inherited.register(self)
+
+    def run(self, call: Call[R]) -> R:
+        """Run a query in one snapshot; refuse a call that writes."""
+        self.require_usable()
+        return self.entrance.run(self._read, call)
+
+    read = run
+
+    def enqueue(self, job: Any) -> None:
+        """Refuse a call that writes."""
+        raise StoreReadOnly(operation=job.call.name)
+
+    def _read(self, call: Call[R]) -> R:
+        if call.mode == "write":
+            raise StoreReadOnly(operation=call.name)
+        attempt = Attempt(call, self.settings.services)
+        tries = 0
+
+        def read(connection: apsw.Connection) -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 1:
+                attempt.restart()
+            self._run(connection, attempt)
+
+        try:
+            self._verified(read)
+        except Exception as error:
+            self.settings.hooks.tell(attempt, tries, error)
+            raise
+        self.settings.hooks.tell(attempt, tries, None)
+        return attempt.result
+
+    def pragma(self, name: str, value: int | None = None) -> list[tuple[object, ...]]:
+        """Set or ask a pragma and return its rows."""
+        text = f"PRAGMA {name}" if value is None else f"PRAGMA {name}({value})"
+        return self._verified(lambda connection: list(connection.execute(text)))
+
+    def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
+        """Copy the database into a new file, one snapshot of it."""
+        self.require_usable()
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        self._verified(lambda connection: copy_pages(connection, target, progress))
+
+    def vacuum(self) -> None:
+        """Refuse: that rewrites the file."""
+        raise StoreReadOnly(operation="vacuum")
+
+    def require_usable(self) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        if os.getpid() != self._pid:
+            raise StoreForked(
+                f"process {os.getpid()} inherited {self.path} by fork; open the store again in it"
+            )
+        if self._is_closed:
+            raise StoreClosed(f"the store {self.path} is closed; open it again")
+
+    def close(self) -> None:
+        """Let go of the file; in a forked child this does nothing."""
+        if os.getpid() != self._pid:
+            return
+        self.entrance.require_outside()
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        while self._idle:
+            self._idle.pop().connection.close()
+        inherited.forget(self)
+
+    def resting_locks(self) -> list[Any]:
+        """Return the locks under which no connection but a reader's is in use."""
+        return [] if self._watch is None else [self._watch.looking]
+
+    def abandon(self) -> None:
+        """In a forked child: keep SQLite from touching the file."""
+        watch, at_rest = self._watch, [*self._idle]
+        if watch is not None and watch.lent is not None and inherited.is_held(watch.looking):
+            at_rest.append(watch.lent)
+        inherited.keep(self, [view.connection for view in at_rest])
+
+    def __enter__(self) -> SqliteReadEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _verified(self, read: Callable[[apsw.Connection], R]) -> R:
+        """Read, and again if the files changed while nothing kept them from changing."""
+        for _ in range(TRIES_MAX):
+            with suppress(_Torn), self._lend() as view:
+                return _whole(view, read)
+            time.sleep(TICK_SECONDS)
+        raise StoreBusy(f"{self.path} was changed {TRIES_MAX} times while it was read")
+
+    @contextmanager
+    def _lend(self) -> Iterator[View]:
+        view = self._take()
+        is_kept = False
+        try:
+            yield view
+            is_kept = True
+        except HoldfastError:
+            is_kept = True
+            raise
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        finally:
+            if is_kept and view.connection.in_transaction:
+                view.connection.execute("ROLLBACK")
+            has_room = len(self._idle) < IDLE_READERS_MAX and not self._is_closed
+            if is_kept and has_room and view.is_current:
+                self._idle.append(view)
+            else:
+                view.connection.close()
+
+    def _take(self) -> View:
+        with suppress(IndexError):
+            while True:
+                view = self._idle.pop()
+                if view.is_current:
+                    return view
+                view.connection.close()
+        return self._open()
+
+    def _open(self) -> View:
+        view = View(self.path, self._vfs)
+        try:
+            # Who is about to write looks at the format alone.
+            if self.settings.mode == "read":
+                view.outlast_tick()
+            view.open()
+        except apsw.Error as error:
+            if not view.is_sound:
+                raise _Torn from error
+            if not isinstance(error, apsw.ReadOnlyError):
+                raise translate(error, self.path) from error
+            raise StoreUnavailable(
+                f"{self.path} has a transaction that was cut short, and only a program that writes "
+                "can undo it; open the store for writing once"
+            ) from error
+        if self._file not in {None, view.file}:
+            view.connection.close()
+            raise StoreMoved(f"{self.path} was replaced while the store was open; open it again")
+        self._file = view.file
+        # A file that is damaged or of another format may not tell its time.
+        with suppress(HoldfastError, apsw.Error):
+            if self.settings.mode == "read" and not self.settings.is_clock_virtual:
+                self._clock = seen_clock(partial(self._ask, view.connection)) or self._clock
+        return view
+
+    def _ask(self, connection: apsw.Connection, call: Call[R]) -> R:
+        return self._run(connection, Attempt(call, self.settings.services))
+
+    def _run(self, connection: apsw.Connection, attempt: Attempt[R]) -> R:
+        try:
+            return read_all(connection, attempt, self._texts, self._clock.now_ms())
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _start_watch(self) -> None:
+        """Ring all topics when a connection has committed, from the first wait on."""
+        if self._watch is None:
+            self.entrance.run(self._watch_with, lambda: self.signals.ring_here(None))
+
+    def _watch_with(self, ring: Callable[[], None]) -> None:
+        with self._starting:
+            if self._watch is None and not self._is_closed:
+                self._watch = Watch(self.path, self._lend, View.version, ring)
+
+
+class _Torn(StoreUnavailable):
+    """The files changed while they were read."""
+
+
+def _whole(view: View, read: Callable[[apsw.Connection], R]) -> R:
+    """Return what was read, or raise the error; neither counts if the files changed meanwhile."""
+    try:
+        result = read(view.connection)
+    except Exception as error:
+        if not view.is_sound:
+            raise _Torn from error
+        raise
+    if not view.is_sound:
+        raise _Torn
+    return result
+
+
+def _status(name: str) -> Status:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
