@@ -7,36 +7,35 @@ right fence until another takes it. Every protected write checks the fence in it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import os
 import queue
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .arguments import require_seconds, require_text, shown
 from .clock import uptime_ms
-from .errors import (
-    HoldfastError,
-    InvalidArgument,
-    LeaseHeld,
-    LeaseLost,
-    NotFound,
-    StoreClosed,
-    StoreForked,
-)
-from .kernel.operation import Op, Query, Row, one
+from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound, StoreBusy
+from .kernel.handle import PerStore, Runtime
+from .kernel.opening import open_driver
+from .kernel.operation import Call, Op, Query, Row, batch, one, operation
 from .kernel.threads import Flag, Thread
+from .kernel.url import SqliteTarget
 from .records import Lease
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
 SELF_FENCE_SHARE = 0.2
 LEAVE_SECONDS_MAX = 2.0
+# How long a renewal waits for a row that somebody has locked.
+LOCKED_SECONDS_MAX = 1.0
+RENEWED_MAX = 1_000
 log = logging.getLogger("holdfast.leases")
 
 # The holder `boots…`, where `boots` is an instance's name, but not the boot that is running now.
@@ -136,186 +135,46 @@ class LeasedTable:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A lease that every write through a handle needs.
-
-    `look` locks its row and finds nothing once the fence is old; it goes out with the first
-    statements of the write, in the same transaction. `is_lost` is what the holder itself knows.
-    """
+    """A lease that every write through a handle needs; plain data, which the keeper checks."""
 
     noun: str
     id: str
+    number: int
     fence: int
-    look: Query
-    is_lost: Callable[[], bool] | None = None
 
-    def require_known(self) -> None:
-        """Raise LeaseLost if its holder knows that it is lost."""
-        if self.is_lost is not None and self.is_lost():
-            self.require([])
-
-    def require(self, found: Sequence[Row]) -> None:
-        """Raise LeaseLost unless the look found the row."""
-        if not found or (self.is_lost is not None and self.is_lost()):
-            raise LeaseLost(
-                f"{self.noun} {self.id}: the lease with fence {self.fence} is lost; stop this "
-                "attempt, nothing was written",
-                id=self.id,
-                fence=self.fence,
-            )
-
-    def check(self) -> Op[None]:
-        """Lock the row and make sure that the lease still lives, or raise LeaseLost."""
-        self.require((yield self.look))
+    def lost(self) -> LeaseLost:
+        """Return the error of a holder whose lease is lost."""
+        return LeaseLost(
+            f"{self.noun} {self.id}: the lease with fence {self.fence} is lost or was not renewed "
+            "in time; stop this attempt, nothing was written",
+            id=self.id,
+            fence=self.fence,
+        )
 
 
-class Leasing(Protocol):
-    """One lease that a heartbeat takes, renews and gives back, each in a call of its own."""
-
-    lease_seconds: float
-
-    def take(self) -> Lease:
-        """Take the lease, or raise why it cannot be had."""
-        ...
-
-    def renew(self, lease: Lease) -> object:
-        """Prolong it, or raise LeaseLost."""
-        ...
-
-    def release(self, lease: Lease) -> object:
-        """Give it back, or raise LeaseLost."""
-        ...
-
-
-class Heartbeat:
-    """A thread that takes a lease, renews it at a third of its length, and gives it back.
-
-    An interrupt or a cancellation hits whoever asked for the lease, never this thread. So no lease
-    is taken of which nobody knows, and it is given back as soon as it is stopped or `owner` is
-    gone. `is_lost` turns true as soon as another holder is seen, and also by itself shortly before
-    the lease would expire without an answer: the holder must then stop.
-    """
-
-    def __init__(self, owner: object, leasing: Leasing) -> None:
-        self._leasing = leasing
-        # Whatever is put here stops it. To put is one call of a function written in C, which an
-        # interrupt cannot cut in two, nor the clearing of `owner` drop.
-        self.stops: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._owner = weakref.ref(owner, self.stops.put)
-        self._lease: Lease | None = None
-        self._error: BaseException | None = None
-        self._taken = Flag()
-        self._ended = Flag()
-        self._is_taken_over = False
-        self._renewed_at = uptime_seconds()
-        self._pid = os.getpid()
-        self._thread = Thread(self._run, "holdfast-heartbeat")
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the lease must be taken for lost."""
-        margin = self._leasing.lease_seconds * (1 - SELF_FENCE_SHARE)
-        return self._is_taken_over or uptime_seconds() - self._renewed_at > margin
-
-    def take(self) -> Lease:
-        """Start, and return the lease once it is taken; raise why it cannot be had."""
-        self._thread.start()
-        self._taken.wait(threading.TIMEOUT_MAX)
-        self._raise_error()
-        assert self._lease is not None, "it was stopped before it began"
-        return self._lease
-
-    def leave(self) -> None:
-        """After a stop, wait for the lease to be given back, but not for long."""
-        # One that has not begun will find that it was stopped.
-        if self._thread.ident is not None:
-            self._ended.wait(LEAVE_SECONDS_MAX)
-
-    def finish(self) -> None:
-        """After a stop, wait until the lease is given back; raise why it was not.
-
-        An interrupt is raised once that is done; a second one at once, and it is still done.
-        """
-        if os.getpid() != self._pid:
-            self._give_back()
-        elif self._thread.ident is not None:
-            try:
-                while not self._ended.wait(1.0):
-                    pass
-            except BaseException:
-                self.leave()
-                raise
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
-
-    def _run(self) -> None:
-        try:
-            if self.stops.empty():
-                self._renewed_at = uptime_seconds()
-                self._lease = self._leasing.take()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._taken.set()
-        try:
-            while self._lease is not None and not self._is_taken_over and not self._is_stopped():
-                self._beat(self._lease)
-            self._give_back()
-        finally:
-            self._ended.set()
-
-    def _is_stopped(self) -> bool:
-        """Wait for a third of the lease, or until it is stopped."""
-        try:
-            self.stops.get(timeout=self._leasing.lease_seconds / 3)
-        except queue.Empty:
-            return False
-        return True
-
-    def _beat(self, lease: Lease) -> None:
-        began = uptime_seconds()
-        try:
-            self._leasing.renew(lease)
-        except (LeaseLost, NotFound, StoreClosed, StoreForked):
-            self._is_taken_over = True
-        except HoldfastError:
-            log.warning("a lease could not be renewed; trying again", exc_info=True)
-        else:
-            self._renewed_at = began
-
-    def _give_back(self) -> None:
-        """Give the lease back; one that is lost already is not an error."""
-        if self._lease is None:
-            return
-        try:
-            self._leasing.release(self._lease)
-        except (LeaseLost, NotFound):
-            return
-        except BaseException as error:
-            self._error = error
-            if self._owner() is None:
-                log.warning("a lease could not be given back; it will expire", exc_info=True)
+NOT_TAKEN = Guard("", "", 0, 0)
 
 
 class Kept:
-    """One of the leases that a Keeper keeps alive."""
+    """A lease that the keeper renews until it is dropped, or its owner is gone.
 
-    __slots__ = ("_is_lost", "_owner", "fence", "lease_seconds", "number", "renewed_at")
+    `told` is called with the owner and the row of each renewal, None once the lease is lost.
+    """
 
     def __init__(
-        self, owner: object, number: int, fence: int, lease_seconds: float, renewed_at: float
+        self,
+        owner: object,
+        guard: Guard,
+        lease_seconds: float,
+        taken_at: float,
+        told: Callable[[Any, Row | None], None] | None = None,
     ) -> None:
-        self._owner = weakref.ref(owner)
-        self.number = number
-        self.fence = fence
+        self.owner = weakref.ref(owner)
+        self.guard = guard
         self.lease_seconds = lease_seconds
-        self.renewed_at = renewed_at
+        self.renewed_at = taken_at
+        self.is_stopped = False
+        self._told = told
         self._is_lost = False
 
     @property
@@ -326,105 +185,304 @@ class Kept:
 
     @property
     def due_at(self) -> float:
-        """When it is to be renewed."""
-        return self.renewed_at + self.lease_seconds / 3
-
-    @property
-    def is_used(self) -> bool:
-        """Whether anybody is left who holds it: an interrupt may have hit who was to drop it."""
-        return self._owner() is not None
-
-    def belong_to(self, owner: object) -> None:
-        """Let another object be who holds it."""
-        self._owner = weakref.ref(owner)
+        """When it is to be renewed; never, once it is lost for good."""
+        return math.inf if self._is_lost else self.renewed_at + self.lease_seconds / 3
 
     def lose(self) -> None:
-        """Another holder has it."""
+        """Take it for lost for good: another holder has it."""
         self._is_lost = True
 
+    def take_in(self, row: Row | None, asked_at: float) -> None:
+        """Take in what a renewal that was asked for at `asked_at` has brought."""
+        if row is None:
+            self.lose()
+        else:
+            self.renewed_at = asked_at
+        owner = self.owner()
+        if self._told is not None and owner is not None:
+            self._told(owner, row)
 
-class Keeper:
-    """One thread that renews many leases, those that are due in one call.
 
-    `renew` is given leases and returns those that it could renew. The thread starts with the
-    first lease and ends when the keeper is closed.
+class Held(Kept):
+    """A lease that the keeper also takes and gives back, on threads that no interrupt hits.
+
+    It is given back when it is stopped and when `owner` is gone. So whatever interrupts or cancels
+    who asked for it, there is no lease of which nobody knows.
     """
 
-    def __init__(self, renew: Callable[[Sequence[Kept]], Sequence[Kept]]) -> None:
-        self._renew = renew
-        self._kept: set[Kept] = set()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+    def __init__(
+        self,
+        owner: object,
+        keeper: Keeper,
+        lease_seconds: float,
+        take: Callable[[], tuple[Guard, Lease]],
+        release: Callable[[Lease], object],
+    ) -> None:
+        super().__init__(owner, NOT_TAKEN, lease_seconds, uptime_seconds())
+        # `inbox.put(held)` stops it: one call of a function written in C, which an interrupt cannot
+        # cut in two, nor the clearing of `owner` drop.
+        self.inbox = keeper.inbox
+        self.owner = weakref.ref(owner, self.inbox.put)
+        self.take = take
+        self.release = release
+        self.lease: Lease | None = None
+        self.has_begun = False
+        self.error: BaseException | None = None
+        self.ended = Flag()
+
+    def give_back(self) -> None:
+        """Give it back, and say so to who waits; one that is lost already is not an error."""
+        try:
+            if self.lease is not None:
+                self.release(self.lease)
+        except (LeaseLost, NotFound):
+            self.lose()
+        except BaseException as error:
+            self.error = error
+            if self.owner() is None:
+                log.warning("a lease could not be given back; it will expire", exc_info=True)
+        finally:
+            self.ended.set()
+
+    def leave(self) -> None:
+        """After a stop, wait for the lease to be given back, but not for long."""
+        if self.has_begun:
+            self.ended.wait(LEAVE_SECONDS_MAX)
+
+
+class Keeper(PerStore):
+    """One thread that renews the leases of a store, all that are due in one call.
+
+    It starts with the first lease and ends when the keeper is closed. A lease is renewed at a third
+    of its length, and taken for lost shortly before it would expire without an answer.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        """Wakes the thread; what is held and put here is given back."""
+        self._runtime = runtime
+        self._kept: dict[Guard, Kept] = {}
         self._wakes_at = 0.0
         self._idle_seconds = 60.0
+        self._pauses_until = 0.0
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._leaving: list[threading.Thread] = []
         self._is_closed = False
+        self._driver: Any = None
 
-    def keep(
-        self, owner: object, number: int, fence: int, lease_seconds: float, taken_at: float
-    ) -> Kept:
-        """Keep a lease alive that was asked for at `taken_at`, until it is dropped.
+    # Guards
 
-        Once its owner is gone it is kept no longer: the owner may be the call that uses it.
-        """
-        kept = Kept(owner, number, fence, lease_seconds, taken_at)
+    def is_lost(self, guard: Guard) -> bool:
+        """Whether a lease that this store keeps is known to be lost."""
+        kept = self._kept.get(guard)
+        return kept is not None and kept.is_lost
+
+    def is_kept(self, guard: Guard) -> bool:
+        """Whether this store keeps a lease."""
+        return guard in self._kept
+
+    def looks(self, guard: Guard | None) -> list[Query]:
+        """Return what must find something for a write to be allowed; it locks the lease's row."""
+        if guard is None:
+            return []
+        given = {"number": guard.number, "fence": guard.fence}
+        return [Query(self._noun(guard.noun).guard, given, must_find=True)]
+
+    def require(self, guard: Guard | None, answers: list[list[Row]]) -> list[list[Row]]:
+        """Raise LeaseLost if the look found nothing; return the answers behind it."""
+        if guard is None:
+            return answers
+        if not answers[0] or self.is_lost(guard):
+            raise guard.lost()
+        return answers[1:]
+
+    def require_known(self, guard: Guard | None) -> None:
+        """Raise LeaseLost if the lease is known to be lost."""
+        if guard is not None and self.is_lost(guard):
+            raise guard.lost()
+
+    def check(self, guard: Guard | None) -> Op[None]:
+        """Lock the row and make sure that the lease still lives, or raise LeaseLost."""
+        if guard is not None:
+            self.require(guard, (yield from batch(*self.looks(guard))))
+
+    def _noun(self, name: str) -> Any:
+        return next(noun for noun in self._runtime.nouns if noun.name == name)
+
+    # Keeping
+
+    def keep(self, kept: Kept) -> Kept:
+        """Keep a lease alive until it is dropped, or its owner is gone."""
+        self._kept[kept.guard] = kept
+        # Idle, the thread wakes in time for any lease of this length: none need wake it.
+        self._idle_seconds = min(self._idle_seconds, kept.lease_seconds / 3)
         with self._lock:
-            self._kept.add(kept)
-            # Idle, the thread wakes in time for any lease of this length: none need wake it.
-            self._idle_seconds = min(self._idle_seconds, lease_seconds / 3)
             # An interrupt may have come between making the thread and starting it.
             if not self._is_closed and (self._thread is None or self._thread.ident is None):
-                self._wakes_at = kept.due_at
                 self._thread = Thread(self._run, "holdfast-keeper")
                 self._thread.start()
-            elif kept.due_at < self._wakes_at:
-                self._changed.notify()
+        if kept.due_at < self._wakes_at or isinstance(kept, Held):
+            self.inbox.put(None)
         return kept
 
     def drop(self, kept: Kept) -> None:
-        """Renew a lease no longer."""
-        with self._lock:
-            self._kept.discard(kept)
+        """Renew a lease no longer. One that is lost stays known as such to who still has it."""
+        if kept.is_lost:
+            kept.lose()
+        else:
+            self._kept.pop(kept.guard, None)
+
+    def take(self, held: Held) -> Lease:
+        """Take a lease and keep it; on a thread of our own, where no interrupt comes."""
+        held.has_begun, held.renewed_at = True, uptime_seconds()
+        try:
+            held.guard, lease = held.take()
+            held.lease = lease
+            self.keep(held)
+        except BaseException:
+            held.give_back()
+            raise
+        return lease
+
+    def finish(self, held: Held) -> None:
+        """After a stop, wait until the lease is given back; raise why it was not.
+
+        An interrupt is raised once that is done; a second one at once, and it is still done.
+        """
+        try:
+            while not held.ended.wait(1.0 if self._is_running else 0.0):
+                # The store is closed, or this is a forked child.
+                if not self._is_running:
+                    held.give_back()
+        except BaseException:
+            held.leave()
+            raise
+        error, held.error = held.error, None
+        if error is not None:
+            raise error
 
     def close(self) -> None:
-        """End the thread; what was kept expires by itself."""
+        """End the thread; what is still kept expires by itself."""
         with self._lock:
             self._is_closed = True
-            self._changed.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        self.inbox.put(None)
+        if thread is not None and thread.ident not in {None, threading.get_ident()}:
             thread.join()
 
-    def _run(self) -> None:
-        while due := self._wait():
-            began = uptime_seconds()
-            try:
-                renewed = set(self._renew(due))
-            except Exception:
-                log.warning("leases could not be renewed; trying again", exc_info=True)
-                time.sleep(min(1.0, min(kept.lease_seconds for kept in due) / 10))
-                continue
-            for kept in due:
-                if kept in renewed:
-                    kept.renewed_at = began
-                else:
-                    kept.lose()
-                    self.drop(kept)
+    @operation
+    def renew(self, due: Sequence[Kept]) -> Op[dict[Kept, Row | None]]:
+        """Prolong leases, those of one noun and length in one statement; None for a lost one."""
+        groups: dict[tuple[str, float], list[Kept]] = {}
+        for kept in due:
+            groups.setdefault((kept.guard.noun, kept.lease_seconds), []).append(kept)
+        renewed: dict[Kept, Row | None] = {}
+        # As everybody locks them: items, then sessions, then effects.
+        for (noun, lease_seconds), group in sorted(groups.items(), reverse=True):
+            # Whoever lost a lease may still run beside the next holder; the newest fence counts.
+            in_order = sorted(group, key=lambda kept: kept.guard.fence)
+            held = {kept.guard.number: kept.guard.fence for kept in in_order}
+            found = yield from self._noun(noun).renew(held, lease_seconds)
+            for kept in group:
+                is_newest = held[kept.guard.number] == kept.guard.fence
+                renewed[kept] = found.get(kept.guard.number) if is_newest else None
+        return renewed
 
-    def _wait(self) -> list[Kept]:
-        """Return the leases that are due, once there are some; none when the keeper is closed."""
-        with self._lock:
-            while not self._is_closed:
-                now = uptime_seconds()
-                self._kept = {kept for kept in self._kept if kept.is_used}
-                due = [kept for kept in self._kept if kept.due_at <= now]
-                if due:
-                    return due
-                self._wakes_at = min(
-                    (kept.due_at for kept in self._kept), default=now + self._idle_seconds
-                )
-                self._changed.wait(self._wakes_at - now)
-        return []
+    # The thread
+
+    @property
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            if self._thread is not threading.current_thread():
+                return
+            due, idle_seconds = self._look()
+            if due:
+                self._beat(due)
+            self._receive(idle_seconds)
+        self._look()
+        for thread in self._leaving:
+            thread.join(LEAVE_SECONDS_MAX)
+        if self._driver is not None:
+            self._driver.close()
+
+    def _receive(self, seconds: float) -> None:
+        """Wait for a message, and take in all that have come."""
+        with contextlib.suppress(queue.Empty):
+            message = self.inbox.get(timeout=seconds)
+            while True:
+                if isinstance(message, Held):
+                    message.is_stopped = True
+                message = self.inbox.get_nowait()
+
+    def _look(self) -> tuple[list[Kept], float]:
+        """Let go of what nobody holds; return what is to be renewed, or how long nothing is."""
+        # Whoever adds a lease meanwhile wakes the thread.
+        self._wakes_at = math.inf
+        for kept in list(self._kept.values()):
+            if kept.is_stopped or kept.owner() is None:
+                self._kept.pop(kept.guard, None)
+                if isinstance(kept, Held):
+                    self._let_go(kept)
+        now, all_kept = uptime_seconds(), list(self._kept.values())
+        next_at = min((kept.due_at for kept in all_kept), default=math.inf)
+        next_at = max(next_at, self._pauses_until)
+        if next_at > now:
+            self._wakes_at = min(next_at, now + self._idle_seconds)
+            return [], self._wakes_at - now
+        # With those that are due soon: in the end all of one length are renewed at once.
+        due = [kept for kept in all_kept if kept.due_at - kept.lease_seconds / 6 <= now]
+        return sorted(due, key=lambda kept: kept.due_at)[:RENEWED_MAX], 0.0
+
+    def _beat(self, due: Sequence[Kept]) -> None:
+        began = uptime_seconds()
+        try:
+            for kept, row in self._ask(due).items():
+                kept.take_in(row, began)
+        except Exception:
+            log.warning("leases could not be renewed; trying again", exc_info=True)
+            pause_seconds = min(1.0, min(kept.lease_seconds for kept in due) / 10)
+            self._pauses_until = uptime_seconds() + pause_seconds
+
+    def _ask(self, due: Sequence[Kept]) -> dict[Kept, Row | None]:
+        run: Callable[[Call[Any]], dict[Kept, Row | None]] = self._connected().run
+        try:
+            return run(Call(Keeper.renew, self, (due,)))
+        except StoreBusy:
+            if self._driver is None or len(due) == 1:
+                raise
+        # Somebody keeps a row locked; the others shall not wait for it.
+        renewed: dict[Kept, Row | None] = {}
+        for kept in due:
+            with contextlib.suppress(StoreBusy):
+                renewed |= run(Call(Keeper.renew, self, ([kept],)))
+        return renewed
+
+    def _connected(self) -> Any:
+        """Return the driver that leases are renewed with, which nothing else can keep busy."""
+        runtime = self._runtime
+        if isinstance(runtime.target, SqliteTarget):
+            # All writers of a file wait for one lock; another connection would only wait as well.
+            return runtime.driver.twin()
+        if self._driver is None:
+            seconds = min(runtime.settings.busy_timeout_seconds, LOCKED_SECONDS_MAX)
+            settings = replace(runtime.settings, busy_timeout_seconds=seconds)
+            self._driver = open_driver(runtime.target, settings, migrate=False)
+        return self._driver
+
+    def _let_go(self, held: Held) -> None:
+        """Give a lease back on a thread of its own: it may have to wait, and renewals must not."""
+        self._leaving = [thread for thread in self._leaving if thread.is_alive()]
+        thread = Thread(held.give_back, "holdfast-release")
+        try:
+            thread.start()
+        except RuntimeError:
+            held.give_back()
+        else:
+            self._leaving.append(thread)
 
 
 def uptime_seconds() -> float:

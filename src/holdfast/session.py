@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import Any, overload
 
 from .arguments import require_text, require_text_or_none, shown
 from .checkpoints import RewindOps, copy_fork_point
@@ -34,9 +36,9 @@ from .kernel.operation import (
     query,
     rows,
 )
-from .leases import Heartbeat, default_holder
+from .leases import Guard, Held, Keeper, default_holder
 from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
-from .sessions.access import LOOK, Driven, Place, lock_and_look, require_writable
+from .sessions.access import LOOK, Place, lock_and_look, require_writable
 from .sessions.rows import (
     BOOT_MARK,
     CHILDREN,
@@ -51,8 +53,6 @@ from .sessions.rows import (
     ref_of,
 )
 from .spend import SpendOps
-
-R = TypeVar("R")
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -87,8 +87,10 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
             raise InvalidArgument(
                 f"a session ends as completed, failed or cancelled, not {shown(status)}"
             )
-        row = require_writable(self._place(), (yield from lock_and_look(self._place())))
-        yield from record_status(self.runtime, self._place(), row["status"], status)
+        place = self._place()
+        found = yield from lock_and_look(self.runtime, place)
+        row = require_writable(self.runtime, place, found)
+        yield from record_status(self.runtime, place, row["status"], status)
         yield from rows(SET_STATUS, number=self.number, status=status, raised=0)
 
     @operation
@@ -197,7 +199,7 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         """
         require_version(version)
         place = self._place()
-        require_writable(place, (yield from lock_and_look(place)))
+        require_writable(self.runtime, place, (yield from lock_and_look(self.runtime, place)))
         keeping = None if self.guard is None else self.guard.id
         here = SessionRef(self.id, self.number, self.root_id)
         for noun in reversed(self.runtime.nouns):
@@ -240,10 +242,9 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
             yield from rows(
                 FENCE_INSTANCE, number=self.number, holder=holder, boots=f"{instance}{BOOT_MARK}"
             )
-        if self.guard is not None:
-            yield from self.guard.check()
+        yield from Keeper.of(self.runtime).check(self.guard)
         place = replace(self._place(), fence=None)
-        require_writable(place, (yield from rows(LOOK, number=self.number)))
+        require_writable(self.runtime, place, (yield from rows(LOOK, number=self.number)))
         return (yield from LEASES.acquire(self.id, holder, lease_seconds))
 
     @operation
@@ -281,16 +282,17 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         drives it; `instance` names this one over restarts, and fences what an earlier boot of that
         name still holds.
         """
-        lease = SessionLease(self, holder, lease_seconds, instance)
+        driven: DrivenSession[Any] = DrivenSession(self, holder, lease_seconds, instance)
         if self.runtime.is_async:
-            return Opening(_drive_async(self, lease))
+            return Opening(driven.open_async())
         self.runtime.driver.entrance.require_outside()
-        driven = DrivenSession(self, lease)
         try:
-            driven.take(driven.heartbeat.take())
+            taking = in_thread(partial(driven.keeper.take, driven.held))
+            taking.flag.wait(threading.TIMEOUT_MAX)
+            driven.take(taking.result())
         except BaseException:
-            driven.heartbeat.stops.put(None)
-            driven.heartbeat.leave()
+            driven.held.inbox.put(driven.held)
+            driven.held.leave()
             raise
         return driven
 
@@ -326,68 +328,49 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         return row
 
 
-class SessionLease:
-    """A session's lease as its heartbeat has it: on a thread, whatever the session's colour."""
-
-    def __init__(
-        self, session: Session[Any], holder: str | None, lease_seconds: float, instance: str | None
-    ) -> None:
-        self.lease_seconds = lease_seconds
-        self._session = session
-        self._holder = default_holder() if holder is None else holder
-        self._instance = instance
-        self._driven = Driven.of(session.runtime)
-
-    def take(self) -> Lease:
-        """Take the lease. Raises SessionBusy while another's is alive."""
-        keywords = {"instance": self._instance}
-        arguments = (self._holder, self.lease_seconds)
-        lease = self._run(Call(Session.lease, self._session, arguments, keywords))
-        self._driven[self._session.number] = lease.fence
-        return lease
-
-    def renew(self, lease: Lease) -> Lease:
-        """Prolong the lease, or raise LeaseLost."""
-        return self._run(Call(Session.renew, self._session, (lease, self.lease_seconds)))
-
-    def release(self, lease: Lease) -> None:
-        """Give the lease back, or raise LeaseLost."""
-        if self._driven.get(self._session.number) == lease.fence:
-            del self._driven[self._session.number]
-        self._run(Call(Session.release, self._session, (lease,)))
-
-    def _run(self, call: Call[R]) -> R:
-        result: R = self._session.runtime.run(call)
-        return result
-
-
-async def _drive_async(session: Session[Any], lease: SessionLease) -> DrivenSession[Async]:
-    driven: DrivenSession[Async] = DrivenSession(session, lease)
-    heartbeat = driven.heartbeat
-    try:
-        driven.take(await asyncio.wrap_future(in_thread(heartbeat.take)))
-    except BaseException as error:
-        heartbeat.stops.put(None)
-        if not isinstance(error, GeneratorExit):
-            await finish(asyncio.wrap_future(in_thread(heartbeat.leave)))
-        raise
-    return driven
-
-
 class DrivenSession(Session[C]):
     """A session whose lease this handle holds; all its writes carry the fence.
 
     The lease is given back when the handle is closed, and also when nobody has it any more.
     """
 
-    def __init__(self, session: Session[Any], lease: SessionLease) -> None:
+    def __init__(
+        self,
+        session: Session[Any],
+        holder: str | None,
+        lease_seconds: float,
+        instance: str | None,
+    ) -> None:
         place = (session.id, session.number, session.root_id, session.name)
         super().__init__(session.runtime, *place, guard=session.guard)
-        self.heartbeat = Heartbeat(self, lease)
+        given = (default_holder() if holder is None else holder, lease_seconds)
+        taking = Call(Session.lease, session, given, {"instance": instance})
+
+        def take() -> tuple[Guard, Lease]:
+            lease: Lease = session.runtime.run(taking)
+            return Guard("session", session.id, session.number, lease.fence), lease
+
+        def release(lease: Lease) -> None:
+            session.runtime.run(Call(Session.release, session, (lease,)))
+
+        self.keeper = Keeper.of(session.runtime)
+        self.held = Held(self, self.keeper, lease_seconds, take, release)
 
     def take(self, lease: Lease) -> None:
         """Write under this lease from now on."""
         self.fence, self.holder = lease.fence, lease.holder
+
+    async def open_async(self) -> DrivenSession[C]:
+        """Take the lease; whoever is cancelled meanwhile has none."""
+        try:
+            taking = in_thread(partial(self.keeper.take, self.held))
+            self.take(await asyncio.wrap_future(taking))
+        except BaseException as error:
+            self.held.inbox.put(self.held)
+            if not isinstance(error, GeneratorExit):
+                await finish(asyncio.wrap_future(in_thread(self.held.leave)))
+            raise
+        return self
 
     @overload
     def close(self: DrivenSession[Sync]) -> None: ...
@@ -398,14 +381,14 @@ class DrivenSession(Session[C]):
         return self._close_async() if self.runtime.is_async else self._close()
 
     def _close(self) -> None:
-        self.heartbeat.stops.put(None)
+        self.held.inbox.put(self.held)
         # A signal handler or `__del__` may be inside a call that the release has to wait for.
         if not self.runtime.driver.entrance.is_inside:
-            self.heartbeat.finish()
+            self.keeper.finish(self.held)
 
     async def _close_async(self) -> None:
-        self.heartbeat.stops.put(None)
-        await finish(asyncio.wrap_future(in_thread(self.heartbeat.finish)))
+        self.held.inbox.put(self.held)
+        await finish(asyncio.wrap_future(in_thread(partial(self.keeper.finish, self.held))))
 
     def __enter__(self: DrivenSession[Sync]) -> DrivenSession[Sync]:
         return self

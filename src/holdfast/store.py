@@ -42,6 +42,7 @@ from .kernel.operation import Call, Command, Composition, Op, large_query, opera
 from .kernel.schema import read_now_ms, read_store_id
 from .kernel.settings import Durability, Settings, StoreMode
 from .kernel.url import Target, parse
+from .leases import Keeper
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
 from .records import Event, Finding, IdSource, StoreInfo
@@ -228,7 +229,7 @@ class Store(StoreHandle[Sync]):
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
         self.runtime.driver.entrance.require_outside()
-        self.ledger.keeper.close()
+        Keeper.of(self.runtime).close()
         self.runtime.driver.close()
 
     def __enter__(self) -> Store:
@@ -258,7 +259,7 @@ class AsyncStore(StoreHandle[Async]):
 
     async def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
-        await finish(asyncio.to_thread(self.ledger.keeper.close))
+        await finish(asyncio.to_thread(Keeper.of(self.runtime).close))
         await self.runtime.driver.close()
 
     async def __aenter__(self) -> AsyncStore:
@@ -277,6 +278,7 @@ def _runtime(
     *,
     is_async: bool,
     is_joined: bool = False,
+    keeper: Keeper | None = None,
 ) -> Runtime:
     runtime = Runtime(
         driver=driver,
@@ -290,8 +292,9 @@ def _runtime(
         start_stream=partial(run_stream_async if is_async else run_stream, driver),
         is_async=is_async,
         is_joined=is_joined,
+        states={} if keeper is None else {Keeper: keeper},
     )
-    # Made here, it knows the store and not the first transaction that needs it.
+    # Made here, they know the store and not the first transaction that needs them.
     Ledger.of(runtime)
     return runtime
 
@@ -300,7 +303,8 @@ def sync_twin(store: AsyncStore) -> Store:
     """Return a sync store over the same connections, for threads of our own."""
     runtime = store.runtime
     parts = (runtime.target, runtime.settings, runtime.codec, runtime.redactor)
-    return Store(_runtime(runtime.driver.twin(), *parts, is_async=False))
+    keeper = Keeper.of(runtime)
+    return Store(_runtime(runtime.driver.twin(), *parts, is_async=False, keeper=keeper))
 
 
 def _joined(runtime: Runtime, connection: object) -> Runtime:

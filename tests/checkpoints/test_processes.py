@@ -139,7 +139,7 @@ def test_a_driver_that_was_stopped_beyond_its_lease_can_write_nothing(
         with holdfast.open(**place, hooks=Hooks(trace=stop_after_a_beat)) as store:
             driven = store.session("s").drive("zombie", lease_seconds=1.5)
             wait_for(go.exists)
-            say(str(driven.heartbeat.is_lost))
+            say(str(driven.held.is_lost))
             for name, attempt in attempts(driven).items():
                 try:
                     attempt()
@@ -147,7 +147,7 @@ def test_a_driver_that_was_stopped_beyond_its_lease_can_write_nothing(
                 except holdfast.HoldfastError as error:
                     say(f"{name} {type(error).__name__}")
             driven.close()
-            say(str(driven.heartbeat.is_lost))
+            say(str(driven.held.is_lost))
 
     with holdfast.open(**place) as store:
         store.session("s").save(log=["before"])
@@ -168,7 +168,7 @@ def test_a_driver_that_was_stopped_beyond_its_lease_can_write_nothing(
         assert lines == ["True", *(f"{name} LeaseLost" for name in attempts(heir)), "True"]
         assert tables.dump(store) == before, "the zombie wrote something"
         heir.append("log", ["heir again"])
-        assert not heir.heartbeat.is_lost
+        assert not heir.held.is_lost
         heir.close()
         latest = session.latest()
         assert latest is not None

@@ -371,7 +371,7 @@ async def test_a_driver_keeps_its_lease_by_its_heart(subject: Subject) -> None:
     # It is renewed every second; this waits until it was renewed twice.
     while (await done(session.info())).lease_expires_at < first + 1_500:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    assert not driver.heartbeat.is_lost
+    assert not driver.held.is_lost
     await raises(SessionBusy, lambda: session.save(x=1))
     await done(driver.save(x=2))
     await done(driver.close())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 
 import holdfast
 from holdfast import Landed, NotDone, NotLanded, VirtualClock
-from holdfast.effects import Ledger
 from holdfast.kernel.attempt import Hooks, Point
 from holdfast.kernel.operation import Call
-from holdfast.leases import Keeper, Kept, uptime_seconds
+from holdfast.leases import Guard, Keeper, Kept, uptime_seconds
 
 THREADS = 8
 ROUNDS = 15
@@ -41,6 +39,14 @@ class Counted:
     def _verify(self, arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
         self.verified += 1
         return Landed(self.calls[-1]) if self.calls else NotLanded()
+
+
+def kept_of(begun: holdfast.Issued) -> Kept:
+    """Return the lease of an effect that was begun."""
+    ticket = begun.ticket
+    return Kept(
+        begun, Guard("effect", ticket.id, ticket.number, ticket.fence), 15, uptime_seconds()
+    )
 
 
 def at_once(count: int, work: Callable[[int], object]) -> list[object]:
@@ -86,15 +92,16 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
     """On SQLite nothing can come between: the one who steps in holds the file's lock."""
     place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
     counted, clock = Counted(verify=True), VirtualClock()
-    renewed: list[object] = []
+    renewed: list[dict[Kept, Any]] = []
     with holdfast.open(**place, clock=clock) as owner:
         begun = owner.session("s").begin(counted.tool, {"what": "it"})
         assert not isinstance(begun, holdfast.Replay)
-        kept = Kept(begun, begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
+        kept = kept_of(begun)
 
         def renew_first(point: Point) -> None:
             if "SET status = 'issued'" in point.sql and point.moment == "before" and not renewed:
-                renewed.append(owner.runtime.run(Call(Ledger.renew, owner.ledger, ([kept],))))
+                renewal = Call(Keeper.renew, owner.ledger.keeper, ([kept],))
+                renewed.append(owner.runtime.run(renewal))
 
         clock.advance(60)
         with (
@@ -102,7 +109,7 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
             pytest.raises(holdfast.InProgress),
         ):
             other.find_session("s").call(counted.tool, what="it", wait_seconds=0)
-        assert renewed == [[kept]]
+        assert [renewal[kept] is not None for renewal in renewed] == [True]
         assert begun.complete("done").value == "done"
     assert (counted.calls, counted.verified) == ([], 0)
 
@@ -114,10 +121,11 @@ def test_an_owner_has_no_say_while_another_verifies(place: dict[str, Any], lands
     with holdfast.open(**place, clock=clock) as owner, holdfast.open(**place, clock=clock) as heir:
         begun = owner.session("s").begin("act", {"what": "it"})
         assert not isinstance(begun, holdfast.Replay)
-        kept = Kept(begun, begun.ticket.number, begun.ticket.fence, 15, uptime_seconds())
+        kept = kept_of(begun)
 
         def verify(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
-            assert owner.runtime.run(Call(Ledger.renew, owner.ledger, ([kept],))) == []
+            renewal = Call(Keeper.renew, owner.ledger.keeper, ([kept],))
+            assert owner.runtime.run(renewal) == {kept: None}
             for end in (lambda: begun.complete("late"), lambda: begun.fail("no", happened=False)):
                 with pytest.raises(holdfast.LeaseLost) as lost:
                     end()
@@ -302,19 +310,3 @@ def test_a_tool_that_raises_stop_iteration_does_not_hang_an_event_loop(
     # What hangs here cannot even be cancelled: the loop waits for the thread of a sync tool.
     threading.Thread(target=asyncio.run, args=(main(),), daemon=True).start()
     assert ended.wait(120)
-
-
-def test_a_keeper_goes_on_after_an_error_that_nobody_expected() -> None:
-    beats, renewed = itertools.count(), threading.Event()
-
-    def renew(kept: Any) -> Any:
-        if next(beats) < 2:
-            raise ValueError("no such thing was foreseen")
-        renewed.set()
-        return kept
-
-    keeper = Keeper(renew)
-    kept = keeper.keep(keeper, 1, 1, 0.3, uptime_seconds())
-    assert renewed.wait(120)
-    keeper.drop(kept)
-    keeper.close()

@@ -301,9 +301,10 @@ async def test_a_worker_verifies_what_a_dead_process_left(subject: Subject) -> N
     def charge(cents: int) -> str:
         raise AssertionError("it must not run")
 
+    dying = await opened(subject)
+    begun = await done((await done(dying.session("s"))).begin(charge, {"cents": 5}))
+    await done(dying.close())  # Nobody keeps it alive, as if its process were dead.
     session = await done(store.session("s"))
-    begun = await done(session.begin(charge, {"cents": 5}))
-    store.ledger.keeper.close()  # Nobody keeps it alive, as if its process were dead.
     effect_id = begun.effect_id
     await until(session.unresolved, lambda found: len(found) == 1)
     await work(store, {"t": lambda item: None}, tools=[charge])

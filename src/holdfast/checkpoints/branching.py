@@ -105,7 +105,8 @@ class RewindOps(CheckpointOps[C]):
         data = self.runtime.codec.encode({"rewound_to": version})
         wanted = Draft("state_transition", {}, data, None, opens_epoch=True)
         # The newest version itself is not read: a damaged one is left behind in this way.
-        now = require_writable(place, (yield from lock_and_look(place)))
+        found = yield from lock_and_look(self.runtime, place)
+        now = require_writable(self.runtime, place, found)
         owner, row = yield from find_and_hold(self.number, self.id, version)
         with naming(self.id, version):
             manifest = read_row(self.runtime.codec, owner, row)

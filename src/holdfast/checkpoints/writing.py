@@ -13,6 +13,7 @@ from ..feed import emit, event
 from ..feed.events import CLOSE_DOOR, SEQUENCE, open_door
 from ..kernel.handle import Runtime
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
+from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
@@ -137,7 +138,7 @@ def write(runtime: Runtime, place: Place, wanted: Draft) -> Op[Checkpoint]:
         if written is not None:
             return written
     # What was remembered is old, or the write is not allowed; now the tree is locked.
-    found = yield from lock_and_look(place)
+    found = yield from lock_and_look(runtime, place)
     if wanted.key is not None and found:
         require_fence(place, found[0])
         earlier = yield from keyed(runtime.codec, place.number, place.session_id, wanted.key)
@@ -151,7 +152,7 @@ def write(runtime: Runtime, place: Place, wanted: Draft) -> Op[Checkpoint]:
 
 def current_head(runtime: Runtime, place: Place, wanted: Draft, found: list[Row]) -> Op[Head]:
     """Return the head of a session whose tree is locked, or say why it cannot be written."""
-    row = require_writable(place, found)
+    row = require_writable(runtime, place, found)
     if wanted.expected_version not in {None, row["version"]}:
         raise VersionConflict(
             f"session {place.session_id} is at version {row['version']}, "
@@ -245,13 +246,14 @@ def write_after(
             row[part] = codec.seal(body, context=context)
     queries.append(Query(ADD_CHECKPOINT, row))
     told = {"version": version, "kind": wanted.kind}
-    guards = []
+    looks = []
     if place.guard is not None:
-        place.guard.require_known()
-        guards = place.guards()
+        keeper = Keeper.of(runtime)
+        keeper.require_known(place.guard)
+        looks = keeper.looks(place.guard)
     answers = yield from decide(
         Lock(place.root_id),
-        *guards,
+        *looks,
         *queries,
         emits=[event(codec, place.root_id, place.session_id, "checkpoint_saved", told)],
         again=Query(ADDED, {"key": place.number * SHIFT + version}),

@@ -39,7 +39,7 @@ from ..kernel.flow import (
 )
 from ..kernel.marks import MarkOps, parse_commit_id
 from ..kernel.operation import Call
-from ..leases import Guard, Kept, uptime_seconds
+from ..leases import Guard, Keeper, Kept, uptime_seconds
 from ..records import Effect
 from ..sessions.access import Place
 from .doubt import ask_verdict, describe, doubt_of, landed, unknown_outcome, unresolved
@@ -239,9 +239,8 @@ class Calling:
 
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:
         """Keep the ownership of an effect alive until it is dropped, or this call is gone."""
-        lease_seconds = self.request.lease_ms / 1000
-        keeper = self.ledger.keeper
-        return keeper.keep(self, ticket.number, ticket.fence, lease_seconds, asked_at)
+        guard = Guard("effect", ticket.id, ticket.number, ticket.fence)
+        return self.ledger.keeper.keep(Kept(self, guard, self.request.lease_ms / 1000, asked_at))
 
     def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
         """Look whether the effect is still owned, if its owner slept since it asked for it."""
@@ -251,9 +250,10 @@ class Calling:
                 if is_owned:
                     return
                 asked_at = uptime_seconds()
-                if not (yield from perform(Ledger.renew, self.ledger, [kept])):
+                renewed = yield from perform(Keeper.renew, self.ledger.keeper, [kept])
+                kept.take_in(renewed[kept], asked_at)
+                if renewed[kept] is None:
                     break
-                kept.renewed_at = asked_at
                 is_owned = not kept.is_lost
         finally:
             if not is_owned:

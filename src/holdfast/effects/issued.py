@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Issued(Handle[C]):
         self._drop: Callable[[], None] = lambda: None
         if kept is not None:
             # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
-            kept.belong_to(self)
+            kept.owner = weakref.ref(self)
             self._drop = functools.partial(Ledger.of(runtime).keeper.drop, kept)
 
     @property

@@ -11,7 +11,6 @@ from ..errors import SessionNotFound
 from ..kernel.handle import PerStore, Runtime
 from ..kernel.operation import (
     AfterCommit,
-    Call,
     Op,
     Query,
     Row,
@@ -24,7 +23,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..leases import Guard, Keeper, Kept, default_holder
+from ..leases import Guard, Keeper, default_holder
 from ..records import Effect
 from ..sessions.access import Place
 from .finding import Found, find, is_latest, looks_for
@@ -37,7 +36,6 @@ from .rows import (
     FIRST_FENCE,
     ISSUED,
     KEEP_LATE,
-    RENEW,
     TAKE_OVER,
     UNDONE,
     Busy,
@@ -84,7 +82,7 @@ class Ledger(PerStore):
         self.holder = default_holder()
         self.pen = Pen(self.codec, self.redactor)
         self.salts = Salts(getattr(self.redactor, "key", None))
-        self.keeper = Keeper(lambda kept: runtime.run(Call(Ledger.renew, self, (kept,))))
+        self.keeper = Keeper.of(runtime)
         self.tools: dict[str, Tool[..., Any]] = {}
         """The tools that were called in this process, by name."""
         self._known_sessions: set[int] = set()
@@ -203,7 +201,8 @@ class Ledger(PerStore):
             if place is not None:
                 emits = [self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)]
             finished = self.pen.finishing(ticket, outcome, "issued")
-            answers = yield from decide(*locks(place), *ticket.guards(), finished, emits=emits)
+            looks = self.keeper.looks(ticket.lease)
+            answers = yield from decide(*locks(place), *looks, finished, emits=emits)
             if answers[-1]:
                 yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
                 return True
@@ -211,8 +210,8 @@ class Ledger(PerStore):
 
     def finishing(self, ticket: Ticket, outcome: Outcome, old_status: str = "issued") -> Op[bool]:
         """Record an outcome inside another transaction."""
-        place, guards = ticket.place, ticket.guards()
-        if guards and not all((yield from batch(*locks(place), *guards))):
+        place, looks = ticket.place, self.keeper.looks(ticket.lease)
+        if looks and not all((yield from batch(*locks(place), *looks))):
             return False
         answers = yield from batch(*locks(place), self.pen.finishing(ticket, outcome, old_status))
         if not answers[-1]:
@@ -238,7 +237,7 @@ class Ledger(PerStore):
             return None
         if ticket.place is not None:
             try:
-                yield from look_at(ticket.place)
+                yield from look_at(self.runtime, ticket.place)
             except SessionNotFound:
                 # Deleted meanwhile. It is closed, and whoever asks once more is told so.
                 return None
@@ -272,18 +271,6 @@ class Ledger(PerStore):
             if row is not None and (row["status"], row["fence"]) == ("issued", 1):
                 ticket = ticket_of(row, place, guard)
                 yield from self.finishing(ticket, Outcome("failed", "not_landed", error=NOT_CALLED))
-
-    @operation
-    def renew(self, kept: Sequence[Kept]) -> Op[list[Kept]]:
-        """Prolong the ownership of running effects; return those that are still owned."""
-        in_order = sorted(kept, key=lambda kept: kept.number)
-        statements = []
-        for each in in_order:
-            lease_ms = round(each.lease_seconds * 1000)
-            given = {"number": each.number, "fence": each.fence, "lease_ms": lease_ms}
-            statements.append(Query(RENEW, given))
-        answers = yield from batch(*statements)
-        return [each for each, found in zip(in_order, answers, strict=True) if found]
 
     @operation
     def keep_late(self, ticket: Ticket, outcome: Outcome) -> Op[None]:
@@ -321,14 +308,12 @@ class Ledger(PerStore):
         guard = wanted.request.guard if place is None else place.guard
         if place is not None and place.number in self._known_sessions:
             return None
-        looks = [] if guard is None else [guard.look]
-        if guard is not None:
-            guard.require_known()
+        self.keeper.require_known(guard)
         first = yield from self._issuing(wanted, None, None, outcome)
         id = str(first.parameters["id"])
         answers = yield from decide(
             *locks(place),
-            *looks,
+            *self.keeper.looks(guard),
             first,
             emits=self.pen.events(wanted, id, outcome),
             again=Query(ISSUED, {"id": id}),
@@ -349,8 +334,9 @@ class Ledger(PerStore):
     ) -> Op[tuple[Row | None, list[list[Row]]]]:
         """Lock what a request belongs to; return the session's row, if any, and the answers."""
         if wanted.place is None:
-            return None, (yield from look_without_session(wanted.request.guard, *asked))
-        return (yield from look_at(wanted.place, *asked))
+            guard = wanted.request.guard
+            return None, (yield from look_without_session(self.runtime, guard, *asked))
+        return (yield from look_at(self.runtime, wanted.place, *asked))
 
     def _decide(self, wanted: Wanted, found: Found, row: Row) -> Op[Taken | None]:
         """Say what a row that was found means for a request; None: it is to be run."""

@@ -15,7 +15,7 @@ from ..words import plural
 from .ledger import Ledger
 from .recovery import recover
 from .retention import forget_effects
-from .rows import unlink
+from .rows import RENEW, unlink
 
 # Its time is over now; what its receiver may still be doing is waited for as always.
 FENCE = f"""
@@ -36,6 +36,9 @@ ANY = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
 class EffectsNoun(Noun):
     """Effects: they outlive their session for as long as retries of them may come."""
+
+    name = "effect"
+    renewal = RENEW
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Take sessions' effects apart from them; what a late retry needs stays."""

@@ -7,8 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from ..codec import Codec
 from ..errors import LeaseLost, NotFound, RequestMismatch
+from ..kernel.handle import Runtime
 from ..kernel.operation import Lock, Op, Query, Row, batch, one
-from ..leases import Guard
+from ..leases import Guard, Keeper
 from ..records import Effect, EffectKind, EffectStatus
 from ..sessions.access import LOOK, MAY_WRITE, Place, require_writable
 from ..sessions.rows import ANY
@@ -234,11 +235,10 @@ class Ticket:
     undoes: str | None = None
     guard: Guard | None = None
 
-    def guards(self) -> list[Query]:
-        """Return the looks that must find something for the outcome to count."""
-        if self.place is not None:
-            return self.place.guards()
-        return [] if self.guard is None else [self.guard.look]
+    @property
+    def lease(self) -> Guard | None:
+        """The lease of a work item without which the outcome does not count."""
+        return self.guard if self.place is None else self.place.guard
 
     def lost(self) -> LeaseLost:
         """Return the error of an owner whose effect is no longer its own."""
@@ -314,23 +314,24 @@ def locks(place: Place | None) -> list[Lock]:
     return [] if place is None else [Lock(place.root_id)]
 
 
-def look_at(place: Place, *asked: Query) -> Op[tuple[Row, list[list[Row]]]]:
+def look_at(runtime: Runtime, place: Place, *asked: Query) -> Op[tuple[Row, list[list[Row]]]]:
     """Lock the tree and return the session's row and the answers, if it may be written."""
-    look = Query(LOOK, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), look, *asked)
-    answers = place.require_guards(answers)
-    return require_writable(place, answers[0]), answers[1:]
+    keeper = Keeper.of(runtime)
+    looks = (*keeper.looks(place.guard), Query(LOOK, {"number": place.number}))
+    _, *answers = yield from batch(Lock(place.root_id), *looks, *asked)
+    answers = keeper.require(place.guard, answers)
+    return require_writable(runtime, place, answers[0]), answers[1:]
 
 
-def look_without_session(guard: Guard | None, *asked: Query) -> Op[list[list[Row]]]:
+def look_without_session(
+    runtime: Runtime, guard: Guard | None, *asked: Query
+) -> Op[list[list[Row]]]:
     """Return the answers, if the work item that asks still has its lease."""
-    looks = [] if guard is None else [guard.look]
+    keeper = Keeper.of(runtime)
+    looks = keeper.looks(guard)
     if not looks and not asked:
         return []
-    answers = yield from batch(*looks, *asked)
-    if guard is not None:
-        guard.require(answers[0])
-    return answers[len(looks) :]
+    return keeper.require(guard, (yield from batch(*looks, *asked)))
 
 
 def effect_of(codec: Codec, row: Row) -> Effect:

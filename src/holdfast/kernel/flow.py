@@ -395,7 +395,7 @@ async def _step_async(driver: AsyncDriver, step: Step) -> Any:
             return await driver.signals.wait_async(topic, seen, seconds)
 
 
-def in_thread(function: Callable[[], R]) -> Future[R]:
+def in_thread(function: Callable[[], R]) -> Ended[R]:
     """Run a function in a thread of its own, in a copy of this context."""
     ended: Ended[R] = Ended()
     _start(function, ended)

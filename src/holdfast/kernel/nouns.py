@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import Effect, Finding, Pruned, SessionRef, Swept
 from .archive import Archive
+from .operation import Op, Query, Row, batch
 
 if TYPE_CHECKING:
     from .flow import Flow
     from .handle import Runtime
-    from .operation import Op
 
 
 SWEPT_PER_PASS = 100
@@ -52,6 +52,23 @@ class Noun:
     the tree of the sessions it is about is locked; the nouns take part from the top of the store's
     list down. A `Flow` runs transactions of its own.
     """
+
+    name = ""
+    """What one of its rows is called, where leases are taken on them."""
+    guard = ""
+    """The statement that locks the row of a lease, and finds nothing once its fence is old."""
+    renewal = ""
+    """The statement that prolongs a lease, and returns its number unless its fence is old."""
+
+    def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
+        """Prolong leases, given as number and fence; those missing from the answer are lost."""
+        lease_ms = round(lease_seconds * 1000)
+        # Rows are locked by number, as everybody does who locks several.
+        queries = [
+            Query(self.renewal, {"number": number, "fence": fence, "lease_ms": lease_ms})
+            for number, fence in sorted(held.items())
+        ]
+        return {row["number"]: row for found in (yield from batch(*queries)) for row in found}
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[Mapping[int, str]]:
         """Return, by number, why sessions cannot be deleted now; "is …" or "has …"."""

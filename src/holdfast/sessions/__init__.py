@@ -1,8 +1,8 @@
 """Sessions: their rows, who may write to them, and what every handle of one keeps."""
 
-from .access import Driven, Place
+from .access import Place
 from .handle import SessionHandle
 from .identity import Identity, IdentityOps
 from .noun import SessionsNoun
 
-__all__ = ["Driven", "Identity", "IdentityOps", "Place", "SessionHandle", "SessionsNoun"]
+__all__ = ["Identity", "IdentityOps", "Place", "SessionHandle", "SessionsNoun"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
-from ..kernel.handle import PerStore, Runtime
+from ..kernel.handle import Runtime
 from ..kernel.operation import Lock, Op, Query, Row, batch
-from ..leases import Guard
+from ..leases import Guard, Keeper
 
 LOOK = """
 SELECT number, version, epoch, head, origin_number, salt, status, holder, fence, lease_expires_at,
@@ -30,13 +30,6 @@ RETURNING version
 """  # noqa: S608
 
 
-class Driven(PerStore, dict[int, int]):
-    """The sessions that handles of this store drive, by number, with their fences."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        dict.__init__(self)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """The session that is written to, and by whom."""
@@ -46,26 +39,14 @@ class Place:
     root_id: str
     fence: int | None
     guard: Guard | None = None
-    driven_fence: int | None = None
-    """The fence under which another handle of the same store drives the session."""
-
-    def guards(self) -> list[Query]:
-        """Return the looks that must find something for this write to be allowed."""
-        return [] if self.guard is None else [self.guard.look]
-
-    def require_guards(self, answers: list[list[Row]]) -> list[list[Row]]:
-        """Raise LeaseLost if a look found nothing; return the answers behind the looks."""
-        if self.guard is None:
-            return answers
-        self.guard.require(answers[0])
-        return answers[1:]
 
 
-def lock_and_look(place: Place) -> Op[list[Row]]:
+def lock_and_look(runtime: Runtime, place: Place) -> Op[list[Row]]:
     """Lock the tree and return the session's row; a handle that lost its lease goes no further."""
+    keeper = Keeper.of(runtime)
     look = Query(LOOK, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *place.guards(), look)
-    return place.require_guards(answers)[0]
+    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), look)
+    return keeper.require(place.guard, answers)[0]
 
 
 def require_open(place: Place, found: list[Row]) -> Row:
@@ -82,7 +63,7 @@ def require_open(place: Place, found: list[Row]) -> Row:
     return row
 
 
-def require_writable(place: Place, found: list[Row]) -> Row:
+def require_writable(runtime: Runtime, place: Place, found: list[Row]) -> Row:
     """Return the session's row, or raise what keeps this handle from writing."""
     # An old fence is told first: who took the lease away may have ended the session as well.
     if found and place.fence not in {None, found[0]["fence"]}:
@@ -90,7 +71,8 @@ def require_writable(place: Place, found: list[Row]) -> Row:
     row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
         why = f"is driven by {row['holder']!r}; only its driver may write while the lease lives"
-        if row["fence"] == place.driven_fence:
+        driven = Guard("session", place.session_id, place.number, row["fence"])
+        if Keeper.of(runtime).is_kept(driven):
             why = "is driven by this process; write through the handle that drive() returned"
         raise SessionBusy(
             f"session {place.session_id} {why}",

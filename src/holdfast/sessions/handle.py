@@ -6,8 +6,8 @@ from typing import Any
 
 from ..kernel.handle import C, Handle, Runtime
 from ..kernel.operation import Lock, Op, rows
-from ..leases import Guard
-from .access import LOOK, Driven, Place, require_fence
+from ..leases import Guard, Keeper
+from .access import LOOK, Place, require_fence
 
 
 class SessionHandle(Handle[C]):
@@ -41,14 +41,12 @@ class SessionHandle(Handle[C]):
         return f"<{type(self).__name__} {self.id}>"
 
     def _place(self) -> Place:
-        driven_fence = Driven.of(self.runtime).get(self.number)
-        return Place(self.id, self.number, self.root_id, self.fence, self.guard, driven_fence)
+        return Place(self.id, self.number, self.root_id, self.fence, self.guard)
 
     def _lock(self) -> Op[None]:
         """Lock the tree; a driver that has lost its lease goes no further."""
         yield Lock(self.root_id)
-        if self.guard is not None:
-            yield from self.guard.check()
+        yield from Keeper.of(self.runtime).check(self.guard)
         if self.fence is not None:
             for row in (yield from rows(LOOK, number=self.number)):
                 require_fence(self._place(), row)

@@ -9,7 +9,7 @@ from ..kernel.nouns import Leases, Noun
 from ..kernel.operation import Op, Query, batch, rows
 from ..leases import EARLIER_BOOT
 from ..records import SessionRef
-from .rows import DELETE, DRIVEN, numbers_of
+from .rows import DELETE, DRIVEN, RENEW, numbers_of
 
 FENCE = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
@@ -24,6 +24,9 @@ FROM hf_sessions WHERE holder IS NOT NULL
 
 class SessionsNoun(Noun):
     """Sessions: a driven one is not deleted; its row goes when nothing is left that names it."""
+
+    name = "session"
+    renewal = RENEW
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
         """Whoever drives a session keeps it."""

@@ -103,10 +103,10 @@ UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', u
     lease_expires_at = ({expires_at})
 WHERE number = :number RETURNING fence
 """
-RENEW_DRIVEN = """
+RENEW = """
 UPDATE hf_sessions SET lease_expires_at = CASE
     WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
-WHERE number = :number AND fence = :fence AND holder IS NOT NULL
+WHERE number = :number AND fence = :fence AND holder IS NOT NULL RETURNING number
 """
 GIVE_BACK_DRIVEN = """
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1

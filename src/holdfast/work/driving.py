@@ -10,7 +10,7 @@ from ..checkpoints.writing import record_status
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.access import Place, lock_and_look, require_open, require_writable
-from ..sessions.rows import GIVE_BACK_DRIVEN, LEASE_TO_ITEM, RENEW_DRIVEN
+from ..sessions.rows import GIVE_BACK_DRIVEN, LEASE_TO_ITEM, RENEW
 from .items import Item
 
 DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
@@ -28,12 +28,12 @@ def drive(item: Item[Any]) -> Op[int]:
     if item.session_number is None or item.session_id is None or item.root_id is None:
         raise InvalidArgument(f"work item {item.id} has no session to drive")
     place = Place(item.session_id, item.session_number, item.root_id, None, item._guard())
-    found = yield from lock_and_look(place)
+    found = yield from lock_and_look(item.runtime, place)
     session = require_open(place, found)
     held = yield from one(DRIVING, number=item.number)
     if held is not None and held["driving_fence"] == session["fence"] and session["holder"]:
         return int(session["fence"])
-    require_writable(place, found)
+    require_writable(item.runtime, place, found)
     holder = f"work item {item.id}, fence {item.fence}"
     taken = yield from one(TAKE, number=place.number, item_number=item.number, holder=holder)
     assert taken is not None
@@ -46,7 +46,7 @@ def drive(item: Item[Any]) -> Op[int]:
 
 def renew_driven(items: Iterable[Row], lease_ms: int) -> Op[None]:
     """Prolong the sessions' leases that go with the leases of these items."""
-    yield from _each(RENEW_DRIVEN, items, lease_ms=lease_ms)
+    yield from _each(RENEW, items, lease_ms=lease_ms)
 
 
 def give_back_driven(items: Iterable[Row]) -> Op[None]:

@@ -28,6 +28,7 @@ from ..errors import (
 from ..feed import event
 from ..kernel.handle import Runtime
 from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, decide, one, rows
+from ..leases import Keeper
 from ..sessions.access import LOOK, Place
 from .driving import give_back_driven
 from .items import FINAL, Item, Submission, WorkStatus, context, status_of
@@ -237,7 +238,7 @@ class Endings:
             return
         if item.root_id is not None:
             yield Lock(item.root_id)
-        yield from item._guard().check()
+        yield from Keeper.of(self.runtime).check(item._guard())
         if ending.checkpoint is not None:
             yield from self._save(item, ending.checkpoint)
         if ending.effect is not None:

@@ -16,7 +16,7 @@ from ..arguments import (
 )
 from ..errors import InvalidArgument
 from ..kernel.handle import C, Handle, Runtime
-from ..kernel.operation import Query, Row
+from ..kernel.operation import Row
 from ..leases import Guard
 
 WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled"]
@@ -194,9 +194,8 @@ class Item(Handle[C]):
         return self.runtime.codec.unpack(sealed, context=context(self.id, part))
 
     def _guard(self) -> Guard:
-        """Return what every write under this item's lease has to pass."""
-        look = Query(HOLD, {"number": self.number, "fence": self.fence}, must_find=True)
-        return Guard("work item", self.id, self.fence, look)
+        """Return the lease without which nothing is written for this item."""
+        return Guard("work item", self.id, self.number, self.fence)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"

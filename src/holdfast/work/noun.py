@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..feed import through_door
@@ -13,8 +13,9 @@ from ..kernel.operation import Op, Query, Row, rows
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
+from .claiming import heartbeat
 from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
-from .items import COLUMNS, Item
+from .items import COLUMNS, HOLD, Item
 from .retention import prune
 from .sweeping import sweep
 
@@ -52,6 +53,13 @@ ANY = "SELECT 1 AS found FROM hf_work LIMIT 1"
 
 class WorkNoun(Noun):
     """Work items follow the sessions they belong to, and the effects they wait for."""
+
+    name = "work item"
+    guard = HOLD
+
+    def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
+        """Prolong the leases of running items."""
+        return (yield from heartbeat(held, lease_seconds))
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
         """An item that runs keeps its session."""

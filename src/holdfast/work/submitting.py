@@ -23,6 +23,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..kernel.signals import Signals
+from ..leases import Keeper
 from ..sessions.access import Place, require_open
 from ..sessions.rows import BY_NUMBER, read_place
 from .items import COLUMNS, READ, Item, Submission, context, require_delay
@@ -82,7 +83,7 @@ def submit_all(
     for submission, _ in drafts:
         if _key(submission.session) not in places:
             places[_key(submission.session)] = yield from _place_of(submission.session)
-    yield from _lock([place for place in places.values() if place is not None])
+    yield from _lock(Keeper.of(runtime), [place for place in places.values() if place is not None])
     made = []
     for submission, body in drafts:
         parameters = {
@@ -132,18 +133,18 @@ def _place_of(session: Any) -> Op[Place]:
     return Place(row["id"], row["number"], row["root_id"], None)
 
 
-def _lock(places: Sequence[Place]) -> Op[None]:
+def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
     """Lock the trees, in order, and make sure that each session is there and has not ended."""
     locks = [Lock(root_id) for root_id in sorted({place.root_id for place in places})]
     looks = []
     for place in places:
-        looks += place.guards()
+        looks += keeper.looks(place.guard)
         looks.append(Query(LOOK_AT_SESSION, {"number": place.number, "id": place.session_id}))
     if not places:
         return
     answers = (yield from batch(*locks, *looks))[len(locks) :]
     for place in places:
-        answers = place.require_guards(answers)
+        answers = keeper.require(place.guard, answers)
         require_open(place, answers[0])
         answers = answers[1:]
 

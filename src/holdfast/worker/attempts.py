@@ -34,7 +34,7 @@ from ..errors import (
 from ..kernel.flow import is_async
 from ..kernel.handle import Async, Sync
 from ..kernel.operation import Row
-from ..leases import Kept
+from ..leases import Guard, Kept
 from ..work.finishing import Ending
 from ..work.items import Item, error_text
 from .items import RunningItem
@@ -54,9 +54,17 @@ log = logging.getLogger("holdfast.worker")
 class Attempt:
     """A claimed item on its way through a handler."""
 
-    def __init__(self, row: Row, store: Any, kept: Kept) -> None:
-        self.kept = kept
-        self.number = kept.number
+    def __init__(
+        self,
+        row: Row,
+        store: Any,
+        lease_seconds: float,
+        asked_at: float,
+        told: Callable[[Attempt, Row | None], None],
+    ) -> None:
+        self.number: int = row["number"]
+        guard = Guard("work item", row["id"], self.number, row["fence"])
+        self.kept = Kept(self, guard, lease_seconds, asked_at, told)
         self.is_cancelled = False
         self.is_draining = False
         self.is_ending = False
@@ -67,7 +75,7 @@ class Attempt:
         self._output: Any = None
         self._body = b""
         self._gate = threading.Lock()
-        self._is_lost = False
+        self._is_told = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
         self.item: RunningItem[Sync] = RunningItem(store.runtime, row, self)
@@ -80,12 +88,13 @@ class Attempt:
     @property
     def is_lost(self) -> bool:
         """Whether the lease must be taken for lost."""
-        return self._is_lost or self.kept.is_lost
+        return self.kept.is_lost
 
     def lose(self) -> Outcome:
         """The lease is lost for good: say so, once, and tell the handler to stop."""
-        if not self._is_lost:
-            self._is_lost = True
+        self.kept.lose()
+        if not self._is_told:
+            self._is_told = True
             log.warning(
                 "work item %s: the lease with fence %s is lost or was not renewed in time; its "
                 "handler can write nothing more",

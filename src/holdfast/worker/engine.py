@@ -79,18 +79,14 @@ Happening: TypeAlias = Attempt | Ended | Literal["rung", "beat", "stop"]
 class Engine:
     """Runs items until it is stopped.
 
-    `beats` is the driver that leases are renewed with; `async_store` and its `loop` are given
-    where handlers may be coroutines of that loop.
+    `async_store` and its `loop` are given where handlers may be coroutines of that loop.
     """
 
-    def __init__(
-        self, plan: Plan, store: Store, beats: Any, async_store: Any = None, loop: Any = None
-    ) -> None:
+    def __init__(self, plan: Plan, store: Store, async_store: Any = None, loop: Any = None) -> None:
         self.counts: Counter[Outcome] = Counter()
         self.stops = 0
         self._plan = plan
         self._store = store
-        self._beats = beats
         self._async_store = async_store
         self._loop = loop
         self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
@@ -109,7 +105,7 @@ class Engine:
         self._has_more = False
         self._pause_seconds = 0.0
         self._look_at = 0.0
-        self._keeper = Keeper(self._renew)
+        self._keeper = Keeper.of(store.runtime)
         self._upkeep = Upkeep(store, plan.sweep_interval_seconds, plan.work_days, self._ring)
 
     def stop(self) -> None:
@@ -137,7 +133,8 @@ class Engine:
             if self._loop_crew is not None:
                 self._loop_crew.close()
             within(STOP_SECONDS_MAX, self._upkeep.stop)
-            within(STOP_SECONDS_MAX, self._keeper.close)
+            for attempt in self._attempts.values():
+                self._keeper.drop(attempt.kept)
 
     def _ring(self) -> None:
         self._happened.put("rung")
@@ -235,10 +232,10 @@ class Engine:
         lease_seconds = self._plan.lease_seconds
         ready = []
         for row in taken:
-            kept = self._keeper.keep(self, row["number"], row["fence"], lease_seconds, asked_at)
-            attempt = Attempt(row, self._store, kept)
+            attempt = Attempt(row, self._store, lease_seconds, asked_at, self._renewed)
+            self._keeper.keep(attempt.kept)
             before = self._running(attempt.number)
-            self._attempts[kept] = attempt
+            self._attempts[attempt.kept] = attempt
             if before is None:
                 ready.append(attempt)
             else:
@@ -351,33 +348,12 @@ class Engine:
 
     # Leases
 
-    def _renew(self, due: Sequence[Kept]) -> Sequence[Kept]:
-        """Renew the leases that are due, and all others with them, in one statement."""
-        attempts = dict(self._attempts)
-        held = {*due, *attempts}
-        began = uptime_seconds()
-        # A lost attempt may still run beside the next one of its item; the newest fence counts.
-        fences = {kept.number: kept.fence for kept in sorted(held, key=lambda kept: kept.fence)}
-        call = Call(Statements.renew, self._statements, (fences, self._plan.lease_seconds))
-        try:
-            found = self._beats.run(call)
-        except HoldfastError:
-            raise
-        except Exception as error:
-            # The thread that renews leases goes on whatever happens.
-            raise HoldfastError(f"a heartbeat failed: {error}") from error
-        renewed = []
-        for kept in held:
-            row = found.get(kept.number) if fences[kept.number] == kept.fence else None
-            if row is None:
-                kept.lose()
-                continue
-            kept.renewed_at = began
-            renewed.append(kept)
-            if row["cancel_requested"] and kept in attempts:
-                attempts[kept].cancel()
-        self._happened.put("beat")
-        return renewed
+    def _renewed(self, attempt: Attempt, row: Row | None) -> None:
+        """Take in what a heartbeat brought."""
+        if row is None:
+            self._happened.put("beat")
+        elif row["cancel_requested"]:
+            attempt.cancel()
 
     def _watch_leases(self) -> None:
         """Stop handlers whose lease was lost, or was not renewed in time."""

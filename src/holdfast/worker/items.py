@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import LeaseLost, WorkCancelled
+from ..errors import WorkCancelled
 from ..items import WorkItem
 from ..kernel.handle import C, Runtime
 from ..kernel.operation import Row
-from ..leases import Guard
 
 if TYPE_CHECKING:
     from .attempts import Attempt
@@ -46,12 +44,4 @@ class RunningItem(WorkItem[C]):
 
     def _require_lease(self) -> None:
         if self.is_lost:
-            raise LeaseLost(
-                f"work item {self.id}: the lease with fence {self.fence} is lost or was not "
-                "renewed in time; stop this attempt, nothing was written",
-                id=self.id,
-                fence=self.fence,
-            )
-
-    def _guard(self) -> Guard:
-        return replace(super()._guard(), is_lost=lambda: self.attempt.is_lost)
+            raise self._guard().lost()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..kernel.operation import Op, Row, deciding, fresh_id, operation, query
-from ..work.claiming import Claim, heartbeat, in_order, look_for_work, not_ended
+from ..kernel.operation import Op, Row, deciding, fresh_id, query
+from ..work.claiming import Claim, in_order, look_for_work, not_ended
 from ..work.finishing import COMPLETE_UNREAD, Ending, Endings
 from ..work.items import Item
 
@@ -27,11 +27,6 @@ class Statements:
     def undone(self, numbers: Iterable[int]) -> Op[set[int]]:
         """Return those of some items that have not ended and wait for no person."""
         return (yield from not_ended(numbers))
-
-    @operation
-    def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-        """Prolong all leases in one statement; those missing from the answer are lost."""
-        return (yield from heartbeat(held, lease_seconds))
 
     @deciding
     def turn(

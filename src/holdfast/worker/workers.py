@@ -15,15 +15,13 @@ from ..arguments import require_seconds, require_text, require_text_or_none, req
 from ..effects.tools import by_name
 from ..errors import InvalidArgument
 from ..kernel.flow import in_thread
-from ..kernel.opening import open_driver
-from ..kernel.url import SqliteTarget
 from ..leases import default_holder, lease_milliseconds
 from ..maintenance.retention import require_days
 from ..sessions.rows import BOOT_MARK
 from ..store import AsyncStore, Store, sync_twin
 from ..work.claiming import CLAIM_MAX, require_queues
 from .attempts import Handler, Outcome
-from .engine import STOP_SECONDS_MAX, Engine, Plan, within
+from .engine import Engine, Plan
 
 S = TypeVar("S", bound=Store | AsyncStore)
 
@@ -151,20 +149,16 @@ class Worker(Generic[S]):
         return engine
 
     def _run_sync(self, store: Store, until_empty: bool) -> None:
-        with _beating(store) as beats:
-            engine = self._begin(Engine(self._plan, store, beats))
-            with _signals(engine):
-                engine.run(until_empty=until_empty)
+        engine = self._begin(Engine(self._plan, store))
+        with _signals(engine):
+            engine.run(until_empty=until_empty)
 
     async def _run_async(self, store: AsyncStore, until_empty: bool) -> None:
         loop = asyncio.get_running_loop()
         twin = await asyncio.to_thread(sync_twin, store)
-        with contextlib.ExitStack() as stack:
-            stack.callback(within, STOP_SECONDS_MAX, twin.ledger.keeper.close)
-            beats = await asyncio.to_thread(stack.enter_context, _beating(twin))
-            engine = self._begin(Engine(self._plan, twin, beats, store, loop))
-            with _signals(engine):
-                await _until_ended(engine, until_empty)
+        engine = self._begin(Engine(self._plan, twin, store, loop))
+        with _signals(engine):
+            await _until_ended(engine, until_empty)
 
 
 async def _until_ended(engine: Engine, until_empty: bool) -> None:
@@ -181,20 +175,6 @@ async def _until_ended(engine: Engine, until_empty: bool) -> None:
         ended.exception()  # Retrieved, so that asyncio does not warn of a lost error.
         raise cancelled
     ended.result()
-
-
-@contextlib.contextmanager
-def _beating(store: Store) -> Iterator[Any]:
-    """Lend a driver for heartbeats that nothing else can keep busy."""
-    if isinstance(store.runtime.target, SqliteTarget):
-        # All writers of a file wait for one lock; another connection would only wait as well.
-        yield store.runtime.driver
-        return
-    driver = open_driver(store.runtime.target, store.runtime.settings, migrate=False)
-    try:
-        yield driver
-    finally:
-        within(STOP_SECONDS_MAX, driver.close)
 
 
 @contextlib.contextmanager
