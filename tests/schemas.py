@@ -77,9 +77,5 @@ def next_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     number = schema.newest() + 1
     with monkeypatch.context() as patched:
         example = schema.Migration(number, "example", NEXT)
-        patched.setattr(schema, "later_migrations", lambda: iter([example]))
-        schema.migrations.cache_clear()
-        try:
-            yield number
-        finally:
-            schema.migrations.cache_clear()
+        patched.setattr(schema, "later_migrations", lambda: [example])
+        yield number

@@ -286,7 +286,6 @@ def _runtime(
         redactor=redactor,
         target=target,
         settings=settings,
-        nouns=NOUNS,
         start=driver.run,
         start_flow=partial(run_flow_async if is_async else run_flow, driver),
         start_stream=partial(run_stream_async if is_async else run_stream, driver),
@@ -418,7 +417,7 @@ def check(
     url: str | None = None, *, namespace: str | None = None, full: bool = False
 ) -> list[Finding]:
     """Examine a store and what it stands on, without changing it; `full` reads every index."""
-    return health.check(parse(url, namespace), _looking(), NOUNS, full=full)
+    return health.check(parse(url, namespace), _looking(), full=full)
 
 
 def _looking() -> Settings:
@@ -443,6 +442,7 @@ def _settings(
     if hooks is not None and not isinstance(hooks, Hooks):
         raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
+        nouns=NOUNS,
         services=Services(lock_statement, event_statements, events_if_done, IdSource(clock)),
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),

@@ -298,7 +298,8 @@ def test_a_keeper_goes_on_after_an_error_that_nobody_expected(
 ) -> None:
     with holdfast.open(**place) as store:
         noun = Broken()
-        keeper = Keeper(replace(store.runtime, nouns=[noun]))
+        settings = replace(store.runtime.settings, nouns=[noun])
+        keeper = Keeper(replace(store.runtime, settings=settings))
         kept = keeper.keep(Kept(noun, Guard("broken", "b", 1, 1), 60, uptime_seconds()))
         uptime.sleep(55)
         keeper.inbox.put(None)

@@ -10,7 +10,8 @@ from ..arguments import require_one_of, require_text, shown
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
-from ..feed.events import CLOSE_DOOR, SEQUENCE, open_door
+from ..feed.events import SEQUENCE
+from ..kernel.doors import CLOSE, open_door
 from ..kernel.handle import Runtime
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
 from ..leases import Keeper
@@ -222,7 +223,7 @@ def write_after(
             queries += [
                 Query(OPEN_PACKING, here),
                 Query(UNPACK, {**here, "low": low, "high": high}),
-                Query(CLOSE_DOOR, {"name": f"pack {place.number}"}),
+                Query(CLOSE, {"name": f"pack {place.number}"}),
             ]
         queries += [
             Query(ADD_ITEM, {**here, "key": key, "count": count, "data": data})

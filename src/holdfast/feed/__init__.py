@@ -10,7 +10,6 @@ from .events import (
     lock_tree,
     plant_tree,
     read_events,
-    through_door,
 )
 from .noun import FeedNoun
 
@@ -25,5 +24,4 @@ __all__ = [
     "lock_tree",
     "plant_tree",
     "read_events",
-    "through_door",
 ]

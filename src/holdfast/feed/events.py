@@ -13,7 +13,7 @@ from itertools import groupby
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
 from ..errors import NotFound
-from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, rows
+from ..kernel.operation import Emit, Lock, Op, Query, Row, rows
 from ..records import Event
 
 PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
@@ -51,8 +51,6 @@ WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 # Where a tree's shared state stands, as a fragment.
 SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
-OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
-CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
 EMPTY = """
 UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
     SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
@@ -85,18 +83,6 @@ def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -
 def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Emit:
     """Return one event of a tree, to be emitted."""
     return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
-
-
-def open_door(name: str, source: str) -> str:
-    """Return the statement that opens a door if a source has a row; both are SQL."""
-    return f"INSERT INTO hf_doors (name) SELECT {name} FROM {source}"  # noqa: S608
-
-
-def through_door(name: str, *removals: Query) -> Op[list[list[Row]]]:
-    """Run statements that the append-only triggers refuse; the door is closed again behind them."""
-    door = {"name": name}
-    _, *answers, _ = yield from batch(Query(OPEN_DOOR, door), *removals, Query(CLOSE_DOOR, door))
-    return answers
 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from ..kernel.doors import through_door
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, rows
 from ..records import Finding, SessionRef
 from ..words import plural
-from .events import EMPTY, through_door
+from .events import EMPTY
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
 HOLES = """
@@ -27,7 +28,6 @@ ORDER BY hf_trees.root_id
 COUNTS = """
 SELECT count(*) AS trees, (SELECT count(*) FROM hf_events) AS events FROM hf_trees
 """
-DOORS = "SELECT name FROM hf_doors ORDER BY name"
 TREES_SHOWN_MAX = 10
 ANY = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
@@ -46,8 +46,8 @@ class FeedNoun(Noun):
         yield from through_door(f"empty {root_id}", Query(EMPTY, empty))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for holes, and for an open door."""
-        return {"feed": check_positions, "history": check_doors}
+        """Look for holes."""
+        return {"feed": check_positions}
 
     def is_empty(self) -> Op[bool]:
         """Whether there is none."""
@@ -76,11 +76,3 @@ def check_positions() -> Op[list[Finding]]:
         trees, events = plural(row["trees"], "tree"), plural(row["events"], "event")
         found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
     return found
-
-
-def check_doors() -> Op[list[Finding]]:
-    """Make sure that the database refuses to remove history."""
-    if doors := [row["name"] for row in (yield from rows(DOORS))]:
-        message = f"Anybody can remove history: hf_doors has {', '.join(doors)}."
-        return [Finding("history", "problem", message, "Empty the table hf_doors.")]
-    return [Finding("history", "ok", "The database refuses to remove history.")]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..redaction import Redaction
     from .flow import Flow, Stream
+    from .nouns import Noun
     from .operation import Call
     from .settings import Settings
     from .signals import Signals
@@ -53,8 +54,6 @@ class Runtime:
     redactor: Redaction
     target: Target
     settings: Settings
-    nouns: Sequence[Any] = ()
-    """Everything that hangs on sessions and takes part in their life."""
     start: Callable[[Call[Any]], Any]
     """Runs a call, in the colour of the handles."""
     start_flow: Callable[[Flow[Any]], Any] | None
@@ -66,6 +65,11 @@ class Runtime:
     """Whether calls run in a transaction of the caller's."""
     states: dict[type, Any] = field(default_factory=dict)
     """What nouns keep in memory for this store, by class; see `PerStore`."""
+
+    @property
+    def nouns(self) -> Sequence[Noun]:
+        """Everything that the store keeps, each after what it stands on."""
+        return self.settings.nouns
 
     @property
     def signals(self) -> Signals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..records import Effect, Finding, Pruned, SessionRef, Swept
@@ -23,7 +24,7 @@ class Retention:
     """What a prune keeps; ages are in milliseconds."""
 
     session: str | None = None
-    """If given, only checkpoints of that one go."""
+    """If given, only checkpoints of that one go, and nothing of other nouns."""
     keep: int | None = None
     """How many checkpoints of each session stay; None for all."""
     work_ms: int
@@ -59,6 +60,11 @@ class Noun:
     """The statement that locks the row of a lease, and finds nothing once its fence is old."""
     renewal = ""
     """The statement that prolongs a lease, and returns its number unless its fence is old."""
+
+    def schema(self) -> str:
+        """Return the text that creates the tables; see `kernel/schema.sql`."""
+        folder = resources.files(type(self).__module__.rpartition(".")[0])
+        return folder.joinpath("schema.sql").read_text("utf-8")
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
         """Prolong leases, given as number and fence; those missing from the answer are lost."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import HoldfastError, InvalidArgument
 from .operation import Call, SyncDriver
-from .schema import SchemaOps, missing
+from .schema import SchemaOps, is_behind
 from .settings import Settings
 from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReadEngine
 from .sqlite.time import store_clock
@@ -55,7 +55,7 @@ def existing(target: SqliteTarget) -> Path:
     if target.path is None:
         raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
     if not os.path.exists(target.path):
-        missing(0, where=str(target.path), allowed=False)
+        is_behind(0, where=str(target.path), allowed=False)
     return target.path
 
 
@@ -102,7 +102,7 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
         with SqliteReadEngine(path, settings, vfs) as engine:
             current = engine.run(Call(SchemaOps.format, SchemaOps(None, str(path))))
     if current or not migrate:
-        missing(current, where=str(path), allowed=migrate)
+        is_behind(current, where=str(path), allowed=migrate)
 
 
 def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> Any:
@@ -126,8 +126,9 @@ def bring_up_to_date(
     """Apply what is missing; refuse a newer store, or any change if it is not allowed."""
     ops = SchemaOps(schema, where)
     current = driver.run(Call(SchemaOps.format, ops))
-    if missing(current, where=where, allowed=migrate):
-        driver.run(Call(SchemaOps.migrate, ops, (settings.services.new_id(),)))
+    if is_behind(current, where=where, allowed=migrate):
+        given = (settings.services.new_id(), settings.nouns)
+        driver.run(Call(SchemaOps.migrate, ops, given))
 
 
 def postgres_package() -> Any:

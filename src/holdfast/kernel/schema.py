@@ -5,13 +5,14 @@ What a store lacks is applied in one transaction, forward only.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from ..errors import NotFound, SchemaMismatch
+from .doors import with_triggers
+from .nouns import Noun
 from .operation import Op, Row, one, operation, query, rows
 
 # Written into every SQLite file, so that a foreign database is never taken for a store.
@@ -19,7 +20,7 @@ APPLICATION_ID = 0x486F6C64
 
 # Until the first release format 1 is edited in place; a later format is a file
 # `migrations/NNNN_words.sql`.
-TABLES = ("kernel", "feed", "sessions", "effects", "work", "spend")
+FIRST = 1
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _SECTION = re.compile(r"^--\[(both|sqlite|postgres)\]$", re.MULTILINE)
 _STATEMENT_END = re.compile(r";[ \t]*\n(?:[ \t]*\n|\Z)")
@@ -50,37 +51,42 @@ class Migration:
 
     def statements(self, dialect: str) -> list[str]:
         """Return the statements for one database; each ends with `;` and an empty line."""
-        parts = _SECTION.split(self.text)[1:]
+        parts = _SECTION.split(with_triggers(self.text))[1:]
         sections = zip(parts[::2], parts[1::2], strict=True)
         wanted = [body for section, body in sections if section in {"both", dialect}]
         found = [part for body in wanted for part in _STATEMENT_END.split(body)]
         return [statement for statement in found if statement.strip()]
 
 
-@functools.cache
-def migrations() -> tuple[Migration, ...]:
-    """Return every migration, oldest first."""
-    folder = resources.files("holdfast.kernel").joinpath("tables")
-    tables = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in TABLES]
-    first = Migration(1, "tables", "\n".join(tables))
-    return (first, *sorted(later_migrations(), key=lambda migration: migration.version))
+def migrations(nouns: Sequence[Noun]) -> list[Migration]:
+    """Return every migration, oldest first; the first makes the tables of all nouns."""
+    own = resources.files("holdfast.kernel").joinpath("schema.sql").read_text("utf-8")
+    tables = "\n".join([own, *(noun.schema() for noun in nouns)])
+    return [Migration(FIRST, "tables", tables), *later_migrations()]
 
 
-def later_migrations() -> Iterator[Migration]:
-    """Read what came after format 1, in no order."""
+def later_migrations() -> list[Migration]:
+    """Return what came after format 1, oldest first."""
     folder = resources.files("holdfast.kernel").joinpath("migrations")
+    found = []
     for file in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(file.name):
-            yield Migration(int(match[1]), match[2], file.read_text("utf-8"))
+            found.append(Migration(int(match[1]), match[2], file.read_text("utf-8")))
+    return sorted(found, key=lambda migration: migration.version)
+
+
+def formats() -> dict[int, str]:
+    """Return the number and the name of every format, oldest first."""
+    return {FIRST: "tables"} | {each.version: each.name for each in later_migrations()}
 
 
 def newest() -> int:
     """Return the format this version of Holdfast writes."""
-    return migrations()[-1].version
+    return max(formats())
 
 
-def missing(current: int, *, where: str, allowed: bool) -> Sequence[Migration]:
-    """Return the migrations a store still needs; refuse a newer store, or any if not allowed."""
+def is_behind(current: int, *, where: str, allowed: bool) -> bool:
+    """Whether a store must be migrated; refuse a newer one, or any migration if not allowed."""
     if current > newest():
         raise SchemaMismatch(
             f"{where} has format {current} and this Holdfast knows formats up to {newest()}; "
@@ -90,15 +96,14 @@ def missing(current: int, *, where: str, allowed: bool) -> Sequence[Migration]:
         )
     if current == 0 and not allowed:
         raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
-    needed = [migration for migration in migrations() if migration.version > current]
-    if needed and not allowed:
+    if current < newest() and not allowed:
         raise SchemaMismatch(
             f"{where} has format {current} and this Holdfast needs format {newest()}; "
             "run `holdfast migrate`",
             current=current,
             newest=newest(),
         )
-    return needed
+    return current < newest()
 
 
 def read_store_id() -> Op[str]:
@@ -138,24 +143,25 @@ class SchemaOps:
         return (yield from rows(APPLIED)) if (yield from self._format()) else []
 
     @operation
-    def migrate(self, store_id: str) -> Op[list[Migration]]:
+    def migrate(self, store_id: str, nouns: Sequence[Noun]) -> Op[None]:
         """Apply what is missing, all or nothing; who comes second finds nothing to do."""
         if self.dialect == "postgres":
             yield from rows(SERIALIZE)
         current = yield from self._format()
-        needed = missing(current, where=self.where, allowed=True)
-        if needed and self.schema is not None:
+        if not is_behind(current, where=self.where, allowed=True):
+            return
+        if self.schema is not None:
             yield from rows(f'CREATE SCHEMA IF NOT EXISTS "{self.schema}"')
-        for migration in needed:
-            for statement in migration.statements(self.dialect):
-                yield from rows(statement)
-            yield from rows(RECORD, version=migration.version, name=migration.name)
+        for migration in migrations(nouns):
+            if migration.version > current:
+                for statement in migration.statements(self.dialect):
+                    yield from rows(statement)
+                yield from rows(RECORD, version=migration.version, name=migration.name)
         if current == 0:
             yield from rows(REMEMBER, name="store_id", value=store_id)
-        if needed and self.dialect == "sqlite":
+        if self.dialect == "sqlite":
             yield from rows(f"PRAGMA application_id = {APPLICATION_ID}")
             yield from rows(f"PRAGMA user_version = {newest()}")
-        return list(needed)
 
     def _format(self) -> Op[int]:
         if (yield from one(HAS_TABLES[self.dialect], schema=self.schema)) is None:

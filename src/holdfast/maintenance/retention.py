@@ -69,7 +69,6 @@ class MaintenanceOps(Handle[C]):
             book = yield from invoke(Archive, archive, store_id)
         pruned = Pruned(is_vacuumed=vacuum)
         try:
-            # From the top down: what an item needed may go once the item has gone.
             for noun in reversed(self.runtime.nouns):
                 pruned += yield from noun.prune(self.runtime, replace(retention, archive=book))
         finally:

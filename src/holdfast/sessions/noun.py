@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Leases, Noun
 from ..kernel.operation import Op, Query, batch, rows
-from ..leases import EARLIER_BOOT
+from ..leases import COUNT, EARLIER_BOOT
 from ..records import SessionRef
 from .rows import DELETE, DRIVEN, RENEW, numbers_of
 
@@ -16,10 +16,7 @@ UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE holder IS NOT NULL AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
-LEASES = """
-SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
-FROM hf_sessions WHERE holder IS NOT NULL
-"""
+LEASES = COUNT.format(held="hf_sessions WHERE holder IS NOT NULL")
 
 
 class SessionsNoun(Noun):

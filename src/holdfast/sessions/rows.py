@@ -14,7 +14,7 @@ from ..codec import Codec
 from ..errors import SessionNotFound
 from ..kernel.finding import find_row
 from ..kernel.operation import Op, Row, one, rows
-from ..leases import LeasedTable
+from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import SessionInfo, SessionRef
 
 # Fragments: one session, one at the head that a checkpoint was just moved to, and any.
@@ -92,11 +92,10 @@ WHERE number = :number AND holder IS NOT NULL
 """
 # What stands between an instance's name and the boot that holds a lease in its name.
 BOOT_MARK = " @ "
-FENCE_INSTANCE = """
+FENCE_INSTANCE = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
-WHERE number = :number AND holder <> :holder
-    AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots
-"""
+WHERE number = :number AND {EARLIER_BOOT}
+"""  # noqa: S608
 # The lease of a work item that drives its session: it lives and ends with the item's own.
 LEASE_TO_ITEM = """
 UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,

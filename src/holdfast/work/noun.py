@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..feed import through_door
+from ..kernel.doors import through_door
 from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Leases, Noun, Retention
 from ..kernel.operation import Op, Query, Row, rows
-from ..leases import EARLIER_BOOT
+from ..leases import COUNT, EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
 from .claiming import heartbeat
@@ -43,10 +43,7 @@ UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
-LEASES = """
-SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
-FROM hf_work WHERE state = 'in_progress'
-"""
+LEASES = COUNT.format(held="hf_work WHERE state = 'in_progress'")
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
 ANY = "SELECT 1 AS found FROM hf_work LIMIT 1"
 

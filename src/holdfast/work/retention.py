@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..effects.retention import OF_OLD_CHAINS, forget_effects
-from ..feed import by_tree, emit, through_door
+from ..feed import by_tree, emit
+from ..kernel.doors import through_door
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import Runtime
 from ..kernel.nouns import Retention

@@ -8,6 +8,7 @@ from functools import partial
 from ...errors import HoldfastError
 from ...records import Finding
 from ...words import plural
+from ..doors import check_doors
 from ..marks import WRITER_KEPT_MS, WRITERS
 from ..nouns import Noun
 from ..operation import Call, Op, SyncDriver, query, rows
@@ -55,7 +56,10 @@ class ContentOps:
 def content_findings(driver: SyncDriver, nouns: Sequence[Noun]) -> list[Finding]:
     """Check the rows of a store."""
     ops = ContentOps(nouns)
-    calls = {"writers": Call(ContentOps.writers, ops)}
+    calls = {
+        "writers": Call(ContentOps.writers, ops),
+        "history": Call(ContentOps.check, ops, (check_doors,)),
+    }
     for noun in nouns:
         for name, check in noun.checks().items():
             calls[name] = Call(ContentOps.check, ops, (check,))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ...errors import CorruptStore, NotAStore, NotFound
 from ...records import Finding, MigrationState, StoreInfo
-from ..nouns import Noun
 from ..opening import existing, postgres_package
 from ..operation import Call, SyncDriver
-from ..schema import SchemaOps, migrations, newest
+from ..schema import SchemaOps, formats, newest
 from ..settings import Settings
 from ..sqlite import SqliteReadEngine
 from ..url import PostgresTarget, SqliteTarget, Target
@@ -25,9 +24,7 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
         return info_of(driver, target)
 
 
-def check(
-    target: Target, settings: Settings, nouns: Sequence[Noun], *, full: bool
-) -> list[Finding]:
+def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
     """Examine a store. Raises only where there is nothing to examine."""
     found = [Finding("store", "ok", place(target))]
     if isinstance(target, SqliteTarget):
@@ -41,7 +38,7 @@ def check(
             info = info_of(driver, target)
             found.append(format_finding(info))
             if info.format == info.newest:
-                found += content_findings(driver, nouns)
+                found += content_findings(driver, settings.nouns)
     except NotAStore as error:
         # Whatever else was found is about a file that is none of ours.
         return [Finding("database", "problem", f"{error}.")]
@@ -58,8 +55,7 @@ def info_of(driver: SyncDriver, target: Target) -> StoreInfo:
     if not applied:
         raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
     times = {row["version"]: row["applied_at"] for row in applied}
-    names = {migration.version: migration.name for migration in migrations()}
-    names |= {row["version"]: row["name"] for row in applied}
+    names = formats() | {row["version"]: row["name"] for row in applied}
     return StoreInfo(
         where=where,
         dialect=driver.dialect,

@@ -98,18 +98,12 @@ CREATE UNIQUE INDEX ux_work_redriven ON hf_work (redriven_from) WHERE redriven_f
 
 CREATE INDEX ix_work_first ON hf_work (first_id) WHERE first_id IS NOT NULL;
 
+--[append-only but for updates] hf_work (number)
+
 --[sqlite]
 CREATE TRIGGER hf_work_no_update BEFORE UPDATE ON hf_work
 WHEN OLD.state IN ('completed', 'failed', 'cancelled')
 BEGIN SELECT RAISE(ABORT, 'a finished item of hf_work is immutable'); END;
-
-CREATE TRIGGER hf_work_no_delete BEFORE DELETE ON hf_work
-WHEN NOT EXISTS (SELECT 1 FROM hf_doors)
-BEGIN SELECT RAISE(ABORT, 'hf_work is append-only'); END;
-
-CREATE TRIGGER hf_work_no_replace BEFORE INSERT ON hf_work
-WHEN EXISTS (SELECT 1 FROM hf_work WHERE number = NEW.number)
-BEGIN SELECT RAISE(ABORT, 'hf_work is append-only'); END;
 
 --[postgres]
 CREATE FUNCTION hf_refuse_finished() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -122,12 +116,6 @@ $$;
 CREATE TRIGGER no_update BEFORE UPDATE ON hf_work
 FOR EACH ROW WHEN (OLD.state IN ('completed', 'failed', 'cancelled'))
 EXECUTE FUNCTION hf_refuse_finished();
-
-CREATE TRIGGER no_delete BEFORE DELETE ON hf_work
-FOR EACH ROW EXECUTE FUNCTION hf_refuse_outside();
-
-CREATE TRIGGER no_truncate BEFORE TRUNCATE ON hf_work
-FOR EACH STATEMENT EXECUTE FUNCTION hf_refuse_update();
 
 -- Heartbeats change no indexed column: room on the page keeps them in place.
 ALTER TABLE hf_work SET (

@@ -11,12 +11,14 @@
 --
 -- An effect outlives its session: a retry that comes late must still find it, and a new session of
 -- the same id lists it. unlinked_at says when its session was deleted; what was settled then has
--- kept what decides a retry, and lost what was said of it: arguments, error, note, late. A fork finds what
--- came before it through its lineage: [session id, number, first version, last version], newest
--- first, as it was when the fork was made.
+-- kept what decides a retry, and lost what was said of it: arguments, error, note, late. A fork finds
+-- what came before it through its session's lineage.
 --
 -- Keys and digests are hashes with a salt. hf_meta has the store's, and behind it those of stores
--- that sessions came from; a session that came from one keeps its salt (NULL: this store's).
+-- that sessions came from; a session that came from one keeps its salt.
+--
+-- Life: issued, then completed, failed or unknown; unknown until somebody knows. Lock order: the
+-- tree, then the effect.
 
 --[both]
 CREATE TABLE hf_effects (
@@ -80,12 +82,6 @@ WHERE session_number IS NULL AND item_id IS NOT NULL;
 CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 
 CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
-
-ALTER TABLE hf_sessions ADD COLUMN lineage TEXT;
-
-ALTER TABLE hf_sessions ADD COLUMN salt TEXT;
-
-CREATE INDEX ix_sessions_driven ON hf_sessions (number) WHERE holder IS NOT NULL;
 
 --[sqlite]
 INSERT INTO hf_meta (name, value) VALUES ('effects_salt', lower(hex(randomblob(32))));

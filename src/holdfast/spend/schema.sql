@@ -6,6 +6,8 @@
 --
 -- Money is in billionths of a US dollar, whole numbers, so that sums are exact; NULL where no price
 -- is known. Spend outlives its session, without its details: it was paid.
+--
+-- Life: open, then settled, failed or uncertain. Lock order: the tree, then its attempts and totals.
 
 --[both]
 CREATE TABLE hf_spend (

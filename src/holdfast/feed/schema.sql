@@ -1,0 +1,30 @@
+-- hf_trees   one row per session tree, named by its root. It is the lock of the tree: every write
+--            that touches a session locks this row first, several in id order, so that composed
+--            operations cannot deadlock. It also counts the tree's positions and sequences.
+-- hf_events  the feed: one row per committed change, with the next position of its tree. Because
+--            the tree's row stays locked until COMMIT, positions are dense and in commit order.
+--            Events of a deleted session stay, with empty data.
+--
+-- Lock order: trees by id, before anything else.
+
+--[both]
+CREATE TABLE hf_trees (
+    root_id TEXT PRIMARY KEY,
+    position INTEGER NOT NULL DEFAULT 0 CHECK (position >= 0),
+    sequence INTEGER NOT NULL DEFAULT 0 CHECK (sequence >= 0)
+);
+
+CREATE TABLE hf_events (
+    root_id TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    data BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (root_id, position)
+) WITHOUT ROWID;
+
+--[append-only but for updates through a door] hf_events (root_id, position)
+
+--[postgres]
+ALTER TABLE hf_trees SET (fillfactor = 50);

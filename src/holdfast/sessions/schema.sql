@@ -1,0 +1,53 @@
+-- hf_sessions  one row per session: who it is, where it stands in its tree, its status, its lease, and
+--              the counter of its checkpoints' versions. The fence is raised by every driver and never
+--              goes back. The head is a random number that every version changes
+--
+-- A fork names the session and version it came from, and in lineage every session whose effects it
+-- looks back to: [session id, number, first version, last version], newest first, as it was when the
+-- fork was made. salt is that of another store's, from which the session came, with the keys of its
+-- effects (NULL: this store's).
+--
+-- A session is active or waiting until it ends; one that has ended may be opened again. Deleting it
+-- removes the row. Lock order: the tree, then its sessions.
+
+--[both]
+CREATE TABLE hf_sessions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    name TEXT,
+    parent_id TEXT REFERENCES hf_sessions (id),
+    root_id TEXT NOT NULL,
+    agent TEXT,
+    user_id TEXT,
+    status TEXT NOT NULL
+        CHECK (status IN ('active', 'waiting', 'completed', 'failed', 'cancelled')),
+    version INTEGER NOT NULL DEFAULT 0 CHECK (version >= 0),
+    epoch INTEGER NOT NULL DEFAULT 1 CHECK (epoch >= 1),
+    head INTEGER NOT NULL,
+    origin_number INTEGER,
+    origin_version INTEGER,
+    lineage TEXT,
+    salt TEXT,
+    metadata BLOB NOT NULL,
+    holder TEXT,
+    fence INTEGER NOT NULL DEFAULT 0,
+    lease_expires_at INTEGER,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    last_resumed_at INTEGER NOT NULL
+);
+
+CREATE INDEX ix_sessions_status ON hf_sessions (status, number);
+
+CREATE INDEX ix_sessions_agent ON hf_sessions (agent, number);
+
+CREATE INDEX ix_sessions_root ON hf_sessions (root_id, number);
+
+CREATE INDEX ix_sessions_parent ON hf_sessions (parent_id) WHERE parent_id IS NOT NULL;
+
+CREATE INDEX ix_sessions_origin ON hf_sessions (origin_number) WHERE origin_number IS NOT NULL;
+
+CREATE INDEX ix_sessions_driven ON hf_sessions (number) WHERE holder IS NOT NULL;
+
+--[postgres]
+ALTER TABLE hf_sessions SET (fillfactor = 70);
