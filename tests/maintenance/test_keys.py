@@ -7,6 +7,7 @@ import base64
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,17 @@ def test_a_plain_store_is_not_given_a_cipher_later(place: Any) -> None:
         open_at(place)
 
 
-def test_a_plain_store_with_records_refuses_a_cipher(place: Any) -> None:
+RECORDS: dict[str, Callable[[holdfast.Store], object]] = {
+    "a session": lambda store: store.session("s"),
+    "a work item": lambda store: store.work.submit("step"),
+    "an effect": lambda store: store.once("key", lambda: 1),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_plain_store_with_records_refuses_a_cipher(place: Any, record: str) -> None:
     with open_at(place) as store:
-        store.session("s")
+        RECORDS[record](store)
     with pytest.raises(StoreError, match="is not encrypted and was opened with a cipher"):
         open_at(place, cipher=aes("k", k=OLD))
 

@@ -6,12 +6,15 @@ complete examples of how a noun is written.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable
 
 from ..arguments import shown
 from ..errors import InvalidArgument, LeaseLost
 from ..feed import emit, event, lock_tree, plant_tree
-from ..kernel.handle import C, Handle
+from ..kernel.flow import Flow, perform
+from ..kernel.handle import C, Handle, Runtime
+from ..kernel.nouns import Leases, Noun, Retention
 from ..kernel.operation import (
     AfterCommit,
     Lock,
@@ -26,25 +29,33 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..leases import LeasedTable
-from ..records import Lease
+from ..kernel.schema import Migration
+from ..leases import COUNT, EARLIER_BOOT, LeasedTable
+from ..records import Finding, Lease, Pruned, Swept
 from ..store import StoreHandle
 
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS hf_test_counters (id TEXT PRIMARY KEY, value INTEGER NOT NULL)",
-    """
-    CREATE TABLE IF NOT EXISTS hf_test_items (
-        number INTEGER PRIMARY KEY /*pg GENERATED ALWAYS AS IDENTITY */,
-        id TEXT NOT NULL UNIQUE,
-        root_id TEXT NOT NULL,
-        payload TEXT NOT NULL,
-        status TEXT NOT NULL CHECK (status IN ('pending', 'done')),
-        holder TEXT,
-        fence INTEGER NOT NULL DEFAULT 0,
-        lease_expires_at INTEGER
-    )
-    """,
-)
+COUNTERS_SCHEMA = """
+-- hf_test_counters  one number per session tree
+
+--[both]
+CREATE TABLE IF NOT EXISTS hf_test_counters (id TEXT PRIMARY KEY, value INTEGER NOT NULL);
+"""
+ITEMS_SCHEMA = """
+-- hf_test_items  what is to be done in a session tree; one worker at a time has its lease
+
+--[both]
+CREATE TABLE IF NOT EXISTS hf_test_items (
+    number INTEGER PRIMARY KEY /*pg GENERATED ALWAYS AS IDENTITY */,
+    id TEXT NOT NULL UNIQUE,
+    root_id TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('pending', 'done')),
+    holder TEXT,
+    fence INTEGER NOT NULL DEFAULT 0,
+    lease_expires_at INTEGER,
+    ended_at INTEGER
+);
+"""
 ADD = """
 INSERT INTO hf_test_counters (id, value) VALUES (:id, :amount)
 ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value RETURNING value
@@ -72,14 +83,90 @@ WHERE root_id = :root_id AND status = 'pending' AND (holder IS NULL OR lease_exp
 ORDER BY number LIMIT 1 /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """
 FINISH = """
-UPDATE hf_test_items SET status = 'done', holder = NULL, lease_expires_at = NULL
+UPDATE hf_test_items
+SET status = 'done', holder = NULL, lease_expires_at = NULL, ended_at = :now
 WHERE id = :id AND fence = :fence AND status = 'pending' AND holder IS NOT NULL RETURNING id
 """
-COUNT = """
+COUNTS = """
 SELECT status, count(*) AS items FROM hf_test_items WHERE root_id = :root_id GROUP BY status
 """
+FENCE = f"""
+UPDATE hf_test_items SET lease_expires_at = :now, fence = fence + 1
+WHERE holder IS NOT NULL AND lease_expires_at > :now AND {EARLIER_BOOT} RETURNING id
+"""  # noqa: S608
+TAKE_BACK = """
+UPDATE hf_test_items SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
+WHERE number IN (
+    SELECT number FROM hf_test_items WHERE lease_expires_at <= :now ORDER BY number LIMIT :limit
+) RETURNING id
+"""
+FORGET = "DELETE FROM hf_test_items WHERE ended_at <= :now - :work_ms RETURNING id"
+LEASES = COUNT.format(held="hf_test_items WHERE holder IS NOT NULL")
+BELOW_ZERO = "SELECT id FROM hf_test_counters WHERE value < 0"
 
 ITEMS = LeasedTable("hf_test_items", "item")
+
+
+class CountersNoun(Noun):
+    """Counters in the life of a store."""
+
+    def schema(self) -> str:
+        """Return the table of counters."""
+        return COUNTERS_SCHEMA
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Look for counters below zero."""
+        return {"counters": check_counters}
+
+
+def check_counters() -> Op[list[Finding]]:
+    """Look for counters below zero."""
+    found = [
+        Finding("counters", "problem", f"The counter of {row['id']!r} is below zero.")
+        for row in (yield from rows(BELOW_ZERO))
+    ]
+    return found or [Finding("counters", "ok", "None is below zero.")]
+
+
+class ItemsNoun(Noun):
+    """Items in the life of a store."""
+
+    def schema(self) -> str:
+        """Return the table of items."""
+        return ITEMS_SCHEMA
+
+    def fence(self, holder: str, boots: str) -> Op[int]:
+        """End the leases of items that earlier boots run."""
+        return len((yield from rows(FENCE, holder=holder, boots=boots)))
+
+    def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
+        """Take back items whose lease ran out."""
+        return Swept(requeued=(yield from perform(ItemsNoun.take_back, self, limit)))
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove items that were done long ago."""
+        if retention.session is not None:
+            return Pruned()
+        count = yield from perform(ItemsNoun.forget, self, retention.work_ms)
+        return Pruned(others=Counts({"example item": count}))
+
+    def leases(self) -> Op[Leases]:
+        """Count the items that run."""
+        [row] = yield from rows(LEASES)
+        return Leases(what="example item", holder="holder", advice="Sweep.", **row)
+
+    @operation
+    def take_back(self, limit: int) -> Op[int]:
+        """Make items free whose lease ran out, and say how many."""
+        return len((yield from rows(TAKE_BACK, limit=limit)))
+
+    @operation
+    def forget(self, work_ms: int) -> Op[int]:
+        """Remove items that were done longer ago, and say how many."""
+        return len((yield from rows(FORGET, work_ms=work_ms)))
+
+
+NOUNS = (CountersNoun(), ItemsNoun())
 
 
 class _Noun(Handle[C]):
@@ -94,8 +181,9 @@ class Setup(_Noun[C]):
     @operation
     def install(self) -> Op[None]:
         """Create the tables, if they are missing."""
-        for table in TABLES:
-            yield from rows(table)
+        for noun in NOUNS:
+            for table in Migration(0, "examples", noun.schema()).statements("sqlite"):
+                yield from rows(table)
 
 
 class Counter(_Noun[C]):
@@ -227,5 +315,5 @@ class Queue(_Noun[C]):
     @query
     def counts(self) -> Op[dict[str, int]]:
         """Return how many items are pending and done."""
-        found = yield from rows(COUNT, root_id=self.root_id)
+        found = yield from rows(COUNTS, root_id=self.root_id)
         return {row["status"]: int(row["items"]) for row in found}
