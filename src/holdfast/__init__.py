@@ -13,6 +13,7 @@ from .effects import (
     Result,
     Rewound,
     Tool,
+    ToolUse,
     Unknown,
     tool,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "Sync",
     "SystemClock",
     "Tool",
+    "ToolUse",
     "Transaction",
     "Tx",
     "TypeConflict",

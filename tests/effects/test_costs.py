@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from holdfast import ToolUse
+from holdfast.effects import call_all
 from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
@@ -22,6 +26,7 @@ SQLITE = {
     "replay": [("Ledger.take", 7)],
     "next replay": [("Ledger.take", 6)],
     "replay of another call": [("Ledger.take", 9)],
+    "eight together": [("Ledger.take_all", 18), ("Ledger.finish_all", 18)],
 }
 POSTGRES = {
     "call": [("Ledger.take", 2), ("Ledger.finish", 2)],
@@ -33,7 +38,14 @@ POSTGRES = {
     "replay": [("Ledger.take", 6)],
     "next replay": [("Ledger.take", 6)],
     "replay of another call": [("Ledger.take", 9)],
+    "eight together": [("Ledger.take_all", 18), ("Ledger.finish_all", 18)],
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes wait for each other however slow the machine is."""
+    monkeypatch.setattr(call_all, "GATHER_SECONDS", 3600)
 
 
 @both_colours
@@ -60,6 +72,9 @@ async def test_every_call_costs_the_statements_it_should(subject: Subject) -> No
         "replay": lambda: session.call(mail, to="bob", call_id="c1"),
         "next replay": lambda: session.call(mail, to="bob", call_id="c1"),
         "replay of another call": lambda: session.call(mail, to="ann", call_id="c2"),
+        "eight together": lambda: session.call_all(
+            [ToolUse(mail, {"to": str(n)}) for n in range(8)]
+        ),
     }
     found = {}
     for name, call in calls.items():

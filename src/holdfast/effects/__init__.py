@@ -1,5 +1,6 @@
 """Effects: tool calls that happen once, with their intent durable before and outcome after."""
 
+from .call_all import ToolUse
 from .calls import Result
 from .issued import Issued, Replay
 from .ledger import Ledger
@@ -23,6 +24,7 @@ __all__ = [
     "StoreEffects",
     "Ticket",
     "Tool",
+    "ToolUse",
     "Unknown",
     "tool",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -86,7 +86,15 @@ class Calling:
     """What may have issued an attempt."""
     _step: Invoke | None = field(default=None, init=False)
     """The call of the tool."""
-    _is_watched_by_thread: bool = field(default=False, init=False)
+    gather: Callable[[Ticket, Outcome, Kept], None] | None = field(default=None, init=False)
+    """Takes the outcome of a tool that has returned, to record it with others."""
+    _is_kept_on: bool = field(default=False, init=False)
+    """Whether somebody else records the outcome, and drops the lease then."""
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the tool was called; if it was not, it will not be."""
+        return self._step is not None and not self._step.withdraw()
 
     def asking(self, **changes: Any) -> Calling:
         """Return the same call with another request."""
@@ -106,7 +114,7 @@ class Calling:
         try:
             return (yield from steps)
         except INTERRUPTS:
-            if self._issue is not None and (self._step is None or self._step.withdraw()):
+            if self._issue is not None and not self.is_called:
                 with contextlib.suppress(HoldfastError):
                     given = (self.place, self.request.guard, self._issue.ids)
                     yield from perform_to_the_end(Ledger.let_go, self.ledger, *given)
@@ -116,7 +124,7 @@ class Calling:
         taken = yield from self.take()
         if isinstance(taken, Result):
             return taken
-        return (yield from self._execute(*taken))
+        return (yield from self.execute(taken[0], self.keep(*taken)))
 
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
         """Return the result that there is, or the right to run and when it was asked for."""
@@ -187,9 +195,8 @@ class Calling:
             raise _not_storable(self.tool, outcome.error)
         return Result(value, id)
 
-    def _execute(self, ticket: Ticket, asked_at: float) -> Flow[Result[Any]]:
+    def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         """Run the tool under a lease that is kept alive, and record what became of it."""
-        kept = self.keep(ticket, asked_at)
         try:
             yield from self.make_sure(kept, ticket)
             return (yield from self._run_owned(ticket, kept))
@@ -198,7 +205,7 @@ class Calling:
             return (yield from self._timed_out(ticket, late))
         finally:
             # It is owned until its outcome is recorded, which may have to wait for the store.
-            if not self._is_watched_by_thread:
+            if not self._is_kept_on:
                 self.ledger.keeper.drop(kept)
 
     def _run_owned(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
@@ -214,6 +221,10 @@ class Calling:
         except BaseException as error:
             return (yield from self._raised(ticket, error))
         outcome = self.ledger.storable(value)
+        if self.gather is not None and outcome.error is None:
+            self._is_kept_on = True
+            self.gather(ticket, outcome, kept)
+            return Result(value, ticket.id)
         yield from self._finish(ticket, outcome)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
@@ -221,8 +232,9 @@ class Calling:
 
     def _interrupted(self, ticket: Ticket, kept: Kept, interrupt: BaseException) -> Flow[None]:
         """Record what is known of a tool whose caller was interrupted."""
-        if self._step is None or self._step.withdraw():
+        if not self.is_called:
             return  # It was not called, and is closed as such.
+        assert self._step is not None
         ended = self._step.ended
         if ended is None:
             yield from self._finish(ticket, self._outcome_of(interrupt))
@@ -234,7 +246,7 @@ class Calling:
 
     def _watch(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
         """Leave an effect to the thread of its tool, which records the outcome when it ends."""
-        self._is_watched_by_thread = True
+        self._is_kept_on = True
         ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
 
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:

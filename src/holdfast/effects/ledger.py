@@ -97,7 +97,9 @@ class Ledger(PerStore):
     def take(self, place: Place | None, request: Request) -> Op[Taken]:
         """Decide whether a call is to be run, was run, or is being run by somebody."""
         wanted = yield from self._want(place, request)
-        issued = yield from self._issue_first(wanted, PENDING)
+        issued = None
+        if place is None or place.number not in self._known_sessions:
+            issued = yield from self._issue_first(wanted, PENDING)
         if issued is not None:
             if issued["fence"] != FIRST_FENCE or issued.get("status", "issued") != "issued":
                 # The answer was lost for so long that another has stepped in.
@@ -133,7 +135,9 @@ class Ledger(PerStore):
     ) -> Op[tuple[str, Effect | None]]:
         """Write a read that has been done; return its id, and the earlier one if that counts."""
         wanted = yield from self._want(place, request)
-        issued = yield from self._issue_first(wanted, outcome)
+        issued = None
+        if place is None or place.number not in self._known_sessions:
+            issued = yield from self._issue_first(wanted, outcome)
         if issued is not None:
             return issued["id"], None
         while True:
@@ -230,6 +234,24 @@ class Ledger(PerStore):
         return True
 
     @operation
+    def take_all(self, place: Place | None, requests: Sequence[Request]) -> Op[list[Ticket | None]]:
+        """Issue several calls in one commit; None for each that there is more to say about."""
+        tickets: list[Ticket | None] = []
+        for request in requests:
+            wanted = yield from self._want(place, request)
+            row = yield from self._issue_first(wanted, PENDING)
+            tickets.append(None if row is None else ticket_of(row, place, request.guard))
+        return tickets
+
+    @operation
+    def finish_all(self, ended: Sequence[tuple[Ticket, Outcome]]) -> Op[list[bool]]:
+        """Record what became of several attempts in one commit; False for each that was lost."""
+        recorded = []
+        for ticket, outcome in ended:
+            recorded.append((yield from self.finishing(ticket, outcome)))
+        return recorded
+
+    @operation
     def run_again(self, ticket: Ticket, request: Request, outcome: Outcome) -> Op[Ticket | None]:
         """Close an attempt that is known not to have happened, and issue the next of it."""
         before = yield from one(BY_ID, id=ticket.id)
@@ -306,8 +328,6 @@ class Ledger(PerStore):
         """
         place = wanted.place
         guard = wanted.request.guard if place is None else place.guard
-        if place is not None and place.number in self._known_sessions:
-            return None
         self.keeper.require_known(guard)
         first = yield from self._issuing(wanted, None, None, outcome)
         id = str(first.parameters["id"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
@@ -25,6 +25,7 @@ from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import place_of_number, read_place
+from .call_all import ToolUse, call_all
 from .calls import Calling, Result, known_result, prepare
 from .doubt import ask_about, landed
 from .finding import find_call
@@ -111,6 +112,28 @@ class SessionEffects(SessionHandle[C]):
     ) -> Flow[Result[Any]]:
         """Do what `call` does, with the tool's arguments in a dict."""
         return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
+
+    @flow
+    def call_all(
+        self,
+        uses: Sequence[ToolUse],
+        *,
+        wait_seconds: float | None = None,
+        item: object = None,
+    ) -> Flow[list[Result[Any] | Exception]]:
+        """Run the calls of one turn, in order; return the result of each, or what it raised.
+
+        Each happens once, as with `call`; together their intents cost one commit, and the outcomes
+        of those that return quickly cost another. Whoever interrupts it ends the calls that have
+        not begun, which are closed as not called.
+        """
+        for use in uses:
+            if not isinstance(use, ToolUse):
+                raise InvalidArgument(f"call_all takes ToolUse, not {type(use).__name__}")
+        callings = [
+            self._calling(use.tool, use.arguments, use.call_id, item, wait_seconds) for use in uses
+        ]
+        return (yield from call_all(callings))
 
     @flow
     def begin(
