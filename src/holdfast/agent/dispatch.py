@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -12,7 +12,8 @@ import msgspec
 from ..arguments import shown
 from ..checkpoints.diffing import same
 from ..codec import Codec
-from ..effects.calls import Result
+from ..effects.call_all import Answer
+from ..effects.calls import Calling, Result
 from ..effects.ops import SessionEffects
 from ..effects.schema import plain_arguments
 from ..effects.tools import Tool
@@ -86,50 +87,65 @@ def specs_of(rules: Rules) -> tuple[ToolSpec, ...]:
     return (*specs, PLAN_TOOL) if rules.planning else tuple(specs)
 
 
-def dispatch(
-    rules: Rules, session: Any, codec: Codec, call: ToolCall, repeats: int
-) -> Flow[tuple[Executed, Plan | None]]:
-    """Return a call's result and the plan that it made; what goes wrong is told to the model.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call on its way: what is to be run, or what is known without running anything."""
 
-    Only a call in doubt, one that waits for a person, and a lost session or store stop the run.
-    """
+    call: ToolCall
+    calling: Calling | None = None
+    content: Any = None
+    is_error: bool = False
     plan: Plan | None = None
-    done: Result[Any] | None = None
+
+
+def prepare(rules: Rules, session: Any, call: ToolCall, repeats: int) -> Flow[Prepared]:
+    """Check a call and ask whether it is permitted; what is wrong with it is told to the model.
+
+    One that waits for a person stops the run.
+    """
     try:
         _refuse_repeats(rules, call, repeats)
         if rules.planning and call.name == PLAN_TOOL.name:
-            plan = _plan_of(call)
-            content: Any = "The plan is stored."
-        else:
-            tool, arguments = _checked(rules, call)
-            yield from _permitted(rules, session, call, tool)
-            done = yield from _called(rules, session, call, tool, arguments)
-            content = done.value
-        result = ToolResult(call_id=call.call_id, content=content)
+            return Prepared(call, content="The plan is stored.", plan=_plan_of(call))
+        tool, arguments = _checked(rules, call)
+        yield from _permitted(rules, session, call, tool)
+        return Prepared(call, _calling(session, call, tool, arguments))
     except Told as refusal:
-        result = ToolResult(call_id=call.call_id, content=str(refusal), is_error=True)
-    result = replace(
-        result,
-        content=_fitting(rules, codec, session, result.content),
-        replay_of=None if done is None else done.replay_of,
-    )
-    return Executed(call=call, result=result, evidence=_evidence(call, result, done)), plan
+        return Prepared(call, content=str(refusal), is_error=True)
 
 
-def _called(
-    rules: Rules, session: Any, call: ToolCall, tool: Tool[..., Any], arguments: dict[str, Any]
-) -> Flow[Result[Any]]:
-    """Run a tool through the ledger; what it raises is for the model to know."""
+def _calling(
+    session: Any, call: ToolCall, tool: Tool[..., Any], arguments: dict[str, Any]
+) -> Calling:
     try:
-        return (yield from SessionEffects.call_with(session, tool, arguments, call_id=call.id))
+        return SessionEffects._calling(session, tool, arguments, call.id, None, None)
     except FATAL:
         raise
-    except (Unresolved, InProgress) as error:
-        if rules.on_unresolved == "stop":
-            raise
-        raise Told(_in_doubt(call, error)) from error
     except Exception as error:
         raise Told(f"{call.name} raised {type(error).__name__}: {error}") from error
+
+
+def executed(rules: Rules, session: Any, prepared: Prepared, answer: Answer | None) -> Executed:
+    """Return what a call came to; what its tool raised is for the model to know.
+
+    A call in doubt stops the run, unless the rules say otherwise; a lost session or store always.
+    """
+    call, done = prepared.call, answer if isinstance(answer, Result) else None
+    result = ToolResult(call_id=call.call_id, content=prepared.content, is_error=prepared.is_error)
+    if done is not None:
+        result = replace(result, content=done.value, replay_of=done.replay_of)
+    elif isinstance(answer, FATAL):
+        raise answer
+    elif isinstance(answer, Unresolved | InProgress):
+        if rules.on_unresolved == "stop":
+            raise answer
+        result = replace(result, content=_in_doubt(call, answer), is_error=True)
+    elif answer is not None:
+        said = f"{call.name} raised {type(answer).__name__}: {answer}"
+        result = replace(result, content=said, is_error=True)
+    content = _fitting(rules, session.runtime.codec, session, result.content)
+    result = replace(result, content=content)
+    return Executed(call=call, result=result, evidence=_evidence(call, result, done))
 
 
 def _evidence(call: ToolCall, result: ToolResult, done: Result[Any] | None) -> dict[str, Any]:

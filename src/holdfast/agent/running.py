@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..effects.call_all import Answer, call_all
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
@@ -18,7 +19,15 @@ from ..spend import Spend, Spent
 from ..store_sessions import StoreSessions
 from .asking import Asker
 from .commits import Attempt, CommitOps, Executed
-from .dispatch import FATAL, dispatch, equal_calls_before, equal_calls_in_ledger, specs_of
+from .dispatch import (
+    FATAL,
+    Prepared,
+    equal_calls_before,
+    equal_calls_in_ledger,
+    executed,
+    prepare,
+    specs_of,
+)
 from .models import Request
 from .plan import CHANNEL as PLAN
 from .plan import Plan, read_plan, write_plan
@@ -239,27 +248,69 @@ class Running:
         return spend
 
     def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
-        for call in calls:
-            yield from self._tell(Calling(iteration=self._iteration, call=call))
-            codec = self._session.runtime.codec
-            known = yield from equal_calls_in_ledger(self._rules, self._session, call)
-            repeats = max(known, equal_calls_before(self._messages, call, codec))
-            executed, plan = yield from dispatch(self._rules, self._session, codec, call, repeats)
-            self._executed.append(executed)
-            self.plan = self.plan if plan is None else plan
-            if self._rules.cadence.each_call:
-                yield from self._keep()
-            yield from self._tell(
-                Called(iteration=self._iteration, call=call, result=executed.result)
+        """Run the calls of a turn in order, as many together as can be.
+
+        What stops one of them stops those after it; those before it have run.
+        """
+        group: list[tuple[Prepared, int]] = []
+        try:
+            for call in calls:
+                known = yield from equal_calls_in_ledger(self._rules, self._session, call)
+                codec = self._session.runtime.codec
+                repeats = max(known, equal_calls_before(self._messages, call, codec))
+                prepared = yield from prepare(self._rules, self._session, call, repeats)
+                if prepared.calling is None or self._rules.cadence.each_call:
+                    before, group = group, []
+                    yield from self._run_together(before)
+                if prepared.calling is not None:
+                    group.append((prepared, repeats))
+                    continue
+                yield from self._tell(Calling(iteration=self._iteration, call=call))
+                yield from self._take_in(prepared, repeats, None)
+        except Exception:
+            yield from self._run_together(group)
+            raise
+        yield from self._run_together(group)
+
+    def _run_together(self, group: Sequence[tuple[Prepared, int]]) -> Flow[None]:
+        """Run calls that were prepared, and take in what each came to."""
+        if not group:
+            return
+
+        def announce(index: int) -> Flow[None]:
+            if index < len(group):
+                call = group[index][0].call
+                yield from self._tell(Calling(iteration=self._iteration, call=call))
+
+        def told(index: int, answer: Answer) -> Flow[None]:
+            yield from self._take_in(*group[index], answer)
+            yield from announce(index + 1)
+
+        yield from announce(0)
+        callings = [prepared.calling for prepared, _ in group if prepared.calling is not None]
+        # Who watches is told of a call when its outcome is durable.
+        is_watched = self._rules.on_progress is not None
+        yield from call_all(callings, told, gathers=not is_watched)
+
+    def _take_in(self, prepared: Prepared, repeats: int, answer: Answer | None) -> Flow[None]:
+        call = prepared.call
+        done = executed(self._rules, self._session, prepared, answer)
+        self._executed.append(done)
+        self.plan = self.plan if prepared.plan is None else prepared.plan
+        if self._rules.cadence.each_call:
+            yield from self._keep()
+        yield from self._tell(Called(iteration=self._iteration, call=call, result=done.result))
+        if self._is_loop(repeats):
+            raise LoopDetected(
+                f"the model called {call.name} {repeats + 1} times in a row with the same "
+                "arguments, also after it was told; say something that helps it, and run again",
+                tool=call.name,
+                repeats=repeats + 1,
             )
-            limit = self._rules.repeats_max
-            if limit is not None and repeats > limit:
-                raise LoopDetected(
-                    f"the model called {call.name} {repeats + 1} times in a row with the same "
-                    "arguments, also after it was told; say something that helps it, and run again",
-                    tool=call.name,
-                    repeats=repeats + 1,
-                )
+
+    def _is_loop(self, repeats: int) -> bool:
+        limit = self._rules.repeats_max
+        return limit is not None and repeats > limit
 
     def _keep(self) -> Flow[None]:
         stored = yield from perform(

@@ -40,11 +40,16 @@ class ToolUse:
     call_id: str | None = None
 
 
-def call_all(callings: Sequence[Calling], told: Told | None = None) -> Flow[list[Answer]]:
-    """Return the result of each call, or what it raised."""
+def call_all(
+    callings: Sequence[Calling], told: Told | None = None, *, gathers: bool = True
+) -> Flow[list[Answer]]:
+    """Return the result of each call, or what it raised.
+
+    Unless it `gathers` outcomes, each is recorded before it is told.
+    """
     if not callings:
         return []
-    calls = _Calls(callings)
+    calls = _Calls(callings, gathers)
     answers: list[Answer] = []
     try:
         yield from calls.issue()
@@ -71,8 +76,9 @@ def call_all(callings: Sequence[Calling], told: Told | None = None) -> Flow[list
 class _Calls:
     """The calls that are issued and have not begun, and the outcomes that are not recorded."""
 
-    def __init__(self, callings: Sequence[Calling]) -> None:
+    def __init__(self, callings: Sequence[Calling], gathers: bool) -> None:
         self._callings = callings
+        self._gathers = gathers
         self._ledger = callings[0].ledger
         self._issued: dict[int, tuple[Ticket, Kept]] = {}
         self._returned: list[tuple[int, Ticket, Outcome, Kept]] = []
@@ -113,7 +119,7 @@ class _Calls:
                 self._since = uptime_seconds()
             self._returned.append((index, ticket, outcome, kept))
 
-        calling.gather = gather
+        calling.gather = gather if self._gathers else None
         ticket, kept = self._issued[index]
         try:
             result = yield from calling.execute(ticket, kept)
