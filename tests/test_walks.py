@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (88, 22, 16),
-    "save": (94, 22, 16),
-    "call": (153, 30, 21),
-    "claim": (71, 17, 17),
-    "complete": (68, 14, 14),
+    "append": (89, 22, 16),
+    "save": (95, 22, 16),
+    "call": (155, 29, 21),
+    "claim": (72, 17, 17),
+    "complete": (69, 14, 14),
 }
 
 
