@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import StoreMoved, StoreReadOnly, StoreUnavailable
+from holdfast import Op, StoreMoved, StoreReadOnly, StoreUnavailable, Sync
+from holdfast.kernel.handle import Handle
+from holdfast.kernel.operation import query, rows
 from holdfast.store import check
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
@@ -205,6 +207,38 @@ def test_a_reader_sees_whole_states_while_writers_open_and_close_the_file(path: 
     assert (60, 60) in seen
     assert {first - second for first, second in seen} == {0}
     assert len(seen) > 2
+
+
+class Sums(Handle[Sync]):
+    """Reads two tables that every addition changes, with an addition between the two reads."""
+
+    def __init__(self, store: holdfast.Store, between: Callable[[], object]) -> None:
+        super().__init__(store.runtime)
+        self._between = between
+
+    @query
+    def read(self) -> Op[tuple[int, int]]:
+        [counter] = yield from rows("SELECT value FROM hf_test_counters")
+        self._between()
+        [events] = yield from rows("SELECT count(*) AS n FROM hf_events")
+        return counter["value"], events["n"]
+
+
+def test_what_was_read_while_the_file_changed_is_read_again(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        prepare(store)
+        Counter(store).add(1)
+        before = Sums(store, lambda: None).read()
+
+    def add(say: object) -> None:
+        with holdfast.open(f"sqlite:///{path}") as store:
+            Counter(store).add(1)
+
+    additions = [add]
+    with holdfast.open(f"sqlite:///{path}", mode="read") as store:
+        found = Sums(store, lambda: additions and Child(additions.pop()).wait()).read()
+    assert additions == []
+    assert found == (before[0] + 1, before[1] + 1)
 
 
 def test_a_file_that_is_replaced_is_told(path: Path) -> None:
