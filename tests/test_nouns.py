@@ -30,19 +30,10 @@ CREATED = re.compile(r"CREATE (?:TABLE|VIEW)(?: IF NOT EXISTS)? (hf_\w+)")
 STANDING = {
     # People who look at the view want to see the session's id.
     "checkpoints/schema.sql": {"hf_sessions"},
+    "effects/portable.py": {"hf_meta"},
     "effects/rows.py": {"hf_meta"},
     "effects/salts.py": {"hf_meta"},
     "effects/schema.sql": {"hf_meta"},
-    "portable/exporting.py": {
-        "hf_attempts", "hf_attestations", "hf_checkpoints", "hf_effects", "hf_epochs", "hf_events",
-        "hf_pins", "hf_sessions", "hf_spend", "hf_trees", "hf_work",
-    },
-    "portable/importing.py": {
-        "hf_attempts", "hf_attestations", "hf_checkpoints", "hf_effects", "hf_epochs", "hf_events",
-        "hf_items", "hf_lines", "hf_meta", "hf_pins", "hf_sessions", "hf_spend", "hf_trees",
-        "hf_uses", "hf_work",
-    },
-    "portable/moving.py": {"hf_sessions", "hf_trees"},
     "testing/conformance.py": {"hf_events"},
 }  # fmt: skip
 

@@ -66,11 +66,12 @@ from .items import Work, WorkItem
 from .kernel.handle import Async, Sync, Tx
 from .kernel.operation import Op
 from .maintenance import Pruned, Recovered
-from .portable import Exported, Imported
 from .records import (
     Checkpoint,
     Effect,
     Event,
+    Exported,
+    Imported,
     Lease,
     LoadedCheckpoint,
     ResumePoint,

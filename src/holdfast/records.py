@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .clock import Clock
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,3 +279,49 @@ class IdSource:
         tail = 1 << 63 | int.from_bytes(os.urandom(8)) >> 2
         digits = (head << 64 | tail).to_bytes(16).hex()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def random_id(fresh: str) -> int:
+    """Return the random part of a fresh id as a number; a head is told by it from any other."""
+    return int(fresh[-17:].replace("-", ""), 16) & (2**63 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moved:
+    """How much an export or an import wrote."""
+
+    sessions: int = 0
+    checkpoints: int = 0
+    effects: int = 0
+    items: int = 0
+    spends: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    """What nouns beside these wrote, by their names."""
+
+    @classmethod
+    def counted(cls, counts: Mapping[str, int], **more: Any) -> Self:
+        """Return it with the counts of all nouns."""
+        known = {each.name for each in fields(_Moved)} & counts.keys()
+        others = Counter({name: counts[name] for name in counts.keys() - known})
+        return cls(**{name: counts[name] for name in known}, others=others, **more)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        plain = asdict(self)
+        return {**plain.pop("others"), **plain}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported(_Moved):
+    """What an export wrote; `moved` are the roots of the trees that were cancelled here."""
+
+    path: str
+    bytes: int
+    moved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported(_Moved):
+    """What an import wrote; `notes` say what could not be taken over as it was."""
+
+    notes: tuple[str, ...]

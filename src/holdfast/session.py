@@ -15,7 +15,7 @@ from .checkpoints import RewindOps, copy_fork_point
 from .checkpoints.branching import find_and_hold
 from .checkpoints.ops import require_version
 from .checkpoints.reading import naming
-from .checkpoints.writing import random_id, record_status
+from .checkpoints.writing import record_status
 from .effects import SessionEffects
 from .effects.identity import lineage_at
 from .effects.tools import by_name
@@ -37,7 +37,7 @@ from .kernel.operation import (
     rows,
 )
 from .leases import Guard, Held, Keeper, default_holder
-from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
+from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status, random_id
 from .sessions.access import LOOK, Place, lock_and_look, require_writable
 from .sessions.rows import (
     BOOT_MARK,

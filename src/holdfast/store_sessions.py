@@ -15,7 +15,7 @@ from .arguments import (
 )
 from .checkpoints.ops import require_kind
 from .checkpoints.reading import newest_of_all
-from .checkpoints.writing import random_id, record_status
+from .checkpoints.writing import record_status
 from .errors import InvalidArgument, SessionEnded, SessionNotFound
 from .feed import emit, plant_tree
 from .kernel.handle import C, Handle
@@ -28,7 +28,7 @@ from .kernel.operation import (
     operation,
     query,
 )
-from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
+from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status, random_id
 from .session import Session
 from .sessions.access import Place
 from .sessions.rows import CREATE, READ, RESUME, find_place, info, list_rows

@@ -251,7 +251,7 @@ def test_wrong_use_is_one_sentence(arguments: list[str], message: str, quick: Ru
 
 
 def test_migrate_makes_a_store_and_says_so(
-    run: Run, quick: Run, place: dict[str, str], options: list[str]
+    run: Run, place: dict[str, str], options: list[str]
 ) -> None:
     first = run("migrate", *options)
     assert (first.returncode, first.stderr) == (0, "")
@@ -259,12 +259,11 @@ def test_migrate_makes_a_store_and_says_so(
     assert applied == [f"applied {version:04} {name}" for version, name in formats().items()]
     assert where(place) in last
     assert last.endswith(f"now has format {newest()}, the newest.")
-    second = quick("migrate", *options)
+    second = run("migrate", *options)
     assert second.returncode == 0
     assert second.stdout.endswith(f"already has format {newest()}, the newest.\n")
     with holdfast.open(**place, migrate=False) as store:  # type: ignore[arg-type]
-        told = json.loads(quick("migrate", *options, "--json").stdout)
-        assert told["store_id"] == store.store_id()
+        assert json.loads(run("migrate", *options, "--json").stdout)["store_id"] == store.store_id()
 
 
 def test_migrate_as_json(quick: Run, options: list[str]) -> None:
@@ -343,13 +342,13 @@ def test_a_newer_store_is_refused_and_explained(
 
 
 def test_doctor_finds_a_sound_store_well(
-    run: Run, quick: Run, filled: dict[str, str], options: list[str]
+    run: Run, filled: dict[str, str], options: list[str]
 ) -> None:
     result = run("doctor", *options)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.endswith("\n\nEverything is well.\n")
     assert "No holes: 1 tree, 3 events." in result.stdout
-    findings = json.loads(quick("doctor", "--full", *options, "--json").stdout)
+    findings = json.loads(run("doctor", "--full", *options, "--json").stdout)
     assert {tuple(found) for found in findings} == {("check", "level", "message", "advice")}
     assert len(findings) == len(result.stdout.splitlines()) - 2
     if "namespace" not in filled:
@@ -632,7 +631,7 @@ def test_doctor_looks_at_the_server(
 
 
 def test_backup_is_a_store(
-    run: Run, quick: Run, here: Path, filled: dict[str, str], options: list[str]
+    run: Run, here: Path, filled: dict[str, str], options: list[str]
 ) -> None:
     result = run("backup", "copy.db", *options)
     assert (result.returncode, result.stderr) == (0, "")
@@ -640,10 +639,10 @@ def test_backup_is_a_store(
         rf"Backed up to {re.escape(str(here))}/copy\.db \(\d+\.\d kB\)\.\n", result.stdout
     )
     assert names_in(here) == ["copy.db"]
-    assert bad(quick("doctor", "--url", "sqlite:///copy.db", "--json")) == []
+    assert bad(run("doctor", "--url", "sqlite:///copy.db", "--json")) == []
     with holdfast.open(f"sqlite:///{here}/copy.db") as copy:
         assert [event.data["value"] for event in copy.events("root")] == [1, 2, 3]
-    data = json.loads(quick("backup", "second.db", *options, "--json").stdout)
+    data = json.loads(run("backup", "second.db", *options, "--json").stdout)
     second = here / "second.db"
     assert data == {"path": str(second), "bytes": second.stat().st_size}
 
@@ -674,20 +673,21 @@ def writer(place: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_backup_of_a_store_that_another_process_writes(
-    quick: Run, here: Path, writer: subprocess.Popen[bytes], options: list[str]
+    run: Run, here: Path, writer: subprocess.Popen[bytes], options: list[str]
 ) -> None:
     assert writer.stdout is not None
     for number in range(3):
-        result = quick("backup", f"copy-{number}.db", *options)
+        result = run("backup", f"copy-{number}.db", *options)
         assert (result.returncode, result.stderr) == (0, "")
-        assert bad(quick("doctor", "--url", f"sqlite:///copy-{number}.db", "--json")) == []
+    assert writer.poll() is None
+    values = []
+    for number in range(3):
+        assert bad(run("doctor", "--url", f"sqlite:///copy-{number}.db", "--json")) == []
         with holdfast.open(f"sqlite:///{here}/copy-{number}.db") as copy:
             events = copy.events(SESSION_ID, limit=10_000)
-        version = events[-1].data["version"]
-        assert [event.position for event in events] == list(range(1, version + 2))
-        while int(writer.stdout.readline()) <= version:
-            pass
-    assert writer.poll() is None
+        values.append(events[-1].data["version"])
+        assert [event.position for event in events] == list(range(1, values[-1] + 2))
+    assert 0 < values[0] < values[1] < values[2]
 
 
 def on_a_terminal(here: Path, *arguments: str) -> tuple[int, str]:
@@ -759,12 +759,12 @@ def test_a_defect_is_one_sentence_too(
         assert err == f"Error: {message}\n"
 
 
-def test_a_traceback_is_shown_to_who_asks(quick: Run) -> None:
-    for result in (quick("--debug", "doctor"), quick("doctor", HOLDFAST_DEBUG="1")):
+def test_a_traceback_is_shown_to_who_asks(run: Run) -> None:
+    for result in (run("--debug", "doctor"), run("doctor", HOLDFAST_DEBUG="1")):
         assert (result.returncode, result.stdout) == (3, "")
         assert result.stderr.startswith("Traceback (most recent call last):\n")
         assert "\nError: there is no store " in result.stderr
-    assert "Traceback" not in quick("doctor", HOLDFAST_DEBUG="0").stderr
+    assert "Traceback" not in run("doctor", HOLDFAST_DEBUG="0").stderr
 
 
 def test_who_reads_the_output_may_leave(file: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,26 +57,23 @@ def look(filled: dict[str, str], tmp_path: Path) -> Look:
     options = [f"--{name}={text}" for name, text in filled.items()]
 
     def look(*arguments: str) -> list[str]:
-        process, controller = pty.fork()
-        if process == 0:
+        controller, terminal = pty.openpty()
+        kept = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
+        with subprocess.Popen(
+            [*COMMAND, *arguments, *options],
+            cwd=tmp_path,
+            env={**kept, "TERM": "xterm-256color", "COLUMNS": "80"},
+            stdout=terminal,
+            stderr=terminal,
+        ):
+            os.close(terminal)
+            shown = b""
             try:
-                os.chdir(tmp_path)
-                os.environ.update(TERM="xterm-256color", COLUMNS="80")
-                # In place of those that the test runner captures.
-                sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
-                app_module.run([*arguments, *options])
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(0)
-        shown = b""
-        try:
-            while piece := os.read(controller, 65536):
-                shown += piece
-        except OSError:
-            pass  # Linux reports the end of a terminal as an error.
-        os.close(controller)
-        os.waitpid(process, 0)
+                while piece := os.read(controller, 65536):
+                    shown += piece
+            except OSError:
+                pass  # Linux reports the end of a terminal as an error.
+            os.close(controller)
         return STYLES.sub("", shown.decode()).splitlines()
 
     return look
@@ -280,22 +278,21 @@ def test_errors_name_options(arguments: str, message: str, run: Any) -> None:
 
 
 def test_the_shell_completes_ids_and_statuses(
-    filled: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def complete(line: str) -> set[str]:
         words = f"holdfast {line}"
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
-        capfd.readouterr()
-        with pytest.raises(SystemExit, match="0"):
-            app_module.run([])
-        return set(capfd.readouterr().out.split())
+        variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        done = subprocess.run(
+            COMMAND,
+            cwd=tmp_path,
+            env={**os.environ, **variables, "_HOLDFAST_COMPLETE": "complete_bash"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(done.stdout.split())
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
     place = " ".join(f"--{name} {text}" for name, text in filled.items())
     with holdfast.open(**filled) as store:
         session = store.sessions()[0].id

@@ -13,11 +13,16 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.checkpoints.portable import ItemsRecord, LineRecord, PinRecord
 from holdfast.codec import Codec, Limits
+from holdfast.effects.portable import EffectRecord
 from holdfast.errors import CorruptRecord, HoldfastError, InvalidArgument, LimitExceeded
-from holdfast.portable import frames as format
+from holdfast.feed.portable import EventRecord, TreeRecord
+from holdfast.portable import file as format
 from holdfast.records import EffectReason
-from holdfast.store import check
+from holdfast.sessions.portable import SessionRecord
+from holdfast.store import NOUNS, check
+from holdfast.work.portable import AttemptRecord
 from tests.checkpoints.looking import Look
 from tests.maintenance.stores import everything, sound
 
@@ -78,13 +83,13 @@ def fill(store: holdfast.Store) -> None:
 
 
 def read(file: Path) -> list[Any]:
-    return list(format.ExportFile(file, Codec()).frames())
+    return list(format.ExportFile(file, Codec(), format.Format(NOUNS)).records())
 
 
 def craft(file: Path, frames: list[Any], codec: Codec | None = None) -> None:
     """Write an export whose digests are right, whatever it says; bytes stand as they are."""
     with file.open("wb") as opened:
-        writer = format.ExportWriter(opened, codec or Codec(), "crafted")
+        writer = format.ExportWriter(opened, codec or Codec(), format.Format(NOUNS), "crafted")
         writer.begin("nowhere")
         for each in frames:
             if isinstance(each, bytes):
@@ -109,7 +114,7 @@ def planted(file: Path, session_id: str, **changes: Any) -> None:
     """Put effects of a session into the file as if they were those of another."""
     found = read(file)
     for index, each in enumerate(found):
-        if isinstance(each, format.EffectFrame):
+        if isinstance(each, EffectRecord):
             found[index] = msgspec.structs.replace(each, session_id=session_id, **changes)
     craft(file, found)
 
@@ -122,11 +127,11 @@ def attack(file: Path, victim: str, *, as_session: str) -> None:
         store.export(file)
     found = read(file)
     for index, each in enumerate(found):
-        if isinstance(each, format.TreeFrame):
+        if isinstance(each, TreeRecord | EventRecord):
             found[index] = msgspec.structs.replace(each, root_id=as_session)
-        if isinstance(each, format.SessionFrame):
+        if isinstance(each, SessionRecord):
             found[index] = msgspec.structs.replace(each, id=as_session, root_id=as_session)
-        if isinstance(each, format.EffectFrame):
+        if isinstance(each, EffectRecord):
             found[index] = msgspec.structs.replace(each, session_number=77)
     craft(file, found)
 
@@ -212,7 +217,7 @@ def test_keys_of_the_whole_store_come_only_if_they_are_asked_for(
 def bomb() -> list[Any]:
     """An item that is a list of empty lists, of which a megabyte packs into a few bytes."""
     body = b"\xdd" + (200_000_000).to_bytes(4) + b"\x90" * 200_000_000
-    return [format.LineFrame(1, []), format.ItemsFrame(0, 1, msgspec.Raw(body))]
+    return [LineRecord(1, []), ItemsRecord(1, 0, 1, body)]
 
 
 MEMORY = """
@@ -258,8 +263,8 @@ def test_a_sparse_file_is_not_read_into_memory(file: Path) -> None:
 
 @pytest.mark.parametrize("depth", [65, 1_000, 100_000])
 def test_deep_values_are_refused(file: Path, depth: int) -> None:
-    body = msgspec.Raw(b"\x91" * depth + b"\xc0")
-    craft(file, [format.LineFrame(1, []), format.ItemsFrame(0, 1, body)])
+    body = b"\x91" * depth + b"\xc0"
+    craft(file, [LineRecord(1, []), ItemsRecord(1, 0, 1, body)])
     with open_at({"url": "sqlite://"}) as store:
         with pytest.raises((CorruptRecord, LimitExceeded)):
             store.import_sessions(file)
@@ -274,7 +279,7 @@ def test_a_deep_record_is_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("number", [b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00", b"\xcd\x00\x01"])
 def test_a_number_that_is_not_written_as_we_do_is_refused(file: Path, number: bytes) -> None:
-    tree = msgspec.msgpack.encode(format.TreeFrame("s", 0, 0))
+    tree = msgspec.msgpack.encode(TreeRecord("s", 0, 0))
     assert tree.endswith(b"\x00\x00")
     craft(file, [tree[:-1] + number])
     with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord) as raised:
@@ -299,21 +304,21 @@ def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames
         at = frames.index(frame)
         return [*frames[:at], frame, *frames[at:]]
 
-    attempt = first(format.AttemptFrame)
-    effect, session = map(frames.index, map(first, (format.EffectFrame, format.SessionFrame)))
+    attempt = first(AttemptRecord)
+    effect, session = map(frames.index, map(first, (EffectRecord, SessionRecord)))
     wrong = {
         f"record {effect} has a wrong effect.reason: Invalid enum value 'tired'":
-            changed(frames, format.EffectFrame, reason="tired"),
+            changed(frames, EffectRecord, reason="tired"),
         f"record {session} has a wrong session.status: Invalid enum value 'fine'":
-            changed(frames, format.SessionFrame, status="fine"),
+            changed(frames, SessionRecord, status="fine"),
         "the pin of version 1 of 'a' comes twice":
-            twice(first(format.PinFrame)),
+            twice(first(PinRecord)),
         f"attempt 1 of work item {attempt.item_id!r} comes twice":
             twice(attempt),
         f"attempt 7 of work item {attempt.item_id!r} is more than the item had":
-            changed(frames, format.AttemptFrame, attempt=7),
+            changed(frames, AttemptRecord, attempt=7),
         f"attempt 1 of work item {attempt.item_id!r} has an error that is no text":
-            changed(frames, format.AttemptFrame, error=msgspec.Raw(b"\x01")),
+            changed(frames, AttemptRecord, error=b"\x01"),
     }  # fmt: skip
     with open_at(place) as store:
         for problem, crafted in wrong.items():
@@ -326,7 +331,7 @@ def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames
 
 def test_a_file_may_give_every_reason_that_an_effect_can_have(file: Path, frames: Any) -> None:
     for reason in get_args(EffectReason):
-        craft(file, changed(frames, format.EffectFrame, reason=reason))
+        craft(file, changed(frames, EffectRecord, reason=reason))
         with open_at({"url": "sqlite://"}) as store:
             store.import_sessions(file)
             assert {effect.reason for effect in store.effects()} == {reason}
@@ -338,7 +343,7 @@ def test_a_file_may_give_every_reason_that_an_effect_can_have(file: Path, frames
 
 def test_a_header_cannot_command_the_terminal(file: Path) -> None:
     with file.open("wb") as opened:
-        writer = format.ExportWriter(opened, Codec(), "crafted")
+        writer = format.ExportWriter(opened, Codec(), format.Format(NOUNS), "crafted")
         writer.begin("\x1b[2J")
         writer.end()
     with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord, match="first line"):
@@ -347,11 +352,11 @@ def test_a_header_cannot_command_the_terminal(file: Path) -> None:
 
 def test_a_file_that_changes_between_two_readings_is_refused(file: Path, frames: Any) -> None:
     craft(file, frames)
-    source = format.ExportFile(file, Codec())
-    assert len(list(source.frames())) == len(frames)
+    source = format.ExportFile(file, Codec(), format.Format(NOUNS))
+    assert len(list(source.records())) == len(frames)
     craft(file, frames[:-1])
     with pytest.raises(CorruptRecord, match="changed while it was read"):
-        list(source.frames())
+        list(source.records())
 
 
 # Whatever it holds.
@@ -360,9 +365,9 @@ NASTY: list[Any] = [
     None, 0, 1, -1, 2, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, "", "a", "s", "b", "\x1b[31m",
     "x" * 300, "active", "issued", "completed", "review", "mutate", "item:1", "global", "once:x",
     "session:a:" + "0" * 32, [], {}, [[1, 0, 1]], [[2, 2, 1]], [["a", 1, 0, 5]], {"input": 1},
-    msgspec.Raw(b"\xc0"), msgspec.Raw(b"\x80"), msgspec.Raw(b"\x90"), msgspec.Raw(b"\x01"),
-    msgspec.Raw(b"\xc1"), msgspec.Raw(b"\x91" * 90 + b"\x01"), msgspec.Raw(b"\xd9\x01a"),
-    msgspec.Raw(b"\x81\xa1a\x93\x02\x01\x01"), msgspec.Raw(b"\x81\xa1a\x92\x01\xcb" + b"\0" * 8),
+    b"\xc0", b"\x80", b"\x90", b"\x01",
+    b"\xc1", b"\x91" * 90 + b"\x01", b"\xd9\x01a",
+    b"\x81\xa1a\x93\x02\x01\x01", b"\x81\xa1a\x92\x01\xcb" + b"\0" * 8,
 ]  # fmt: skip
 
 

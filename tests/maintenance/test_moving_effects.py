@@ -12,10 +12,12 @@ import pytest
 
 import holdfast
 from holdfast.ciphers import AesGcm
+from holdfast.effects.portable import EffectRecord
 from holdfast.errors import CorruptRecord
 from holdfast.kernel.operation import rows
-from holdfast.portable import frames as format
-from holdfast.portable.checking import check
+from holdfast.kernel.portable import Record
+from holdfast.portable.transfer import check
+from holdfast.store import NOUNS
 
 calls: list[Any] = []
 
@@ -280,11 +282,11 @@ def test_effects_are_sealed_anew(place: Any, other: Any, file: Path) -> None:
         assert seen(target) == seen(store)
 
 
-def effect_frame(**changes: Any) -> format.EffectFrame:
-    fields: dict[str, Any] = dict.fromkeys(format.EffectFrame.__struct_fields__)
-    fields |= {"id": "e", "status": "completed", "ended_at": 1, "parts": {"arguments": format.NIL}}
+def effect_frame(**changes: Any) -> EffectRecord:
+    fields: dict[str, Any] = dict.fromkeys(EffectRecord.__struct_fields__)
+    fields |= {"id": "e", "status": "completed", "ended_at": 1, "generation": 1}
     fields |= {"session_number": 1, "session_id": "s", "scope": "session:s", "key": "session:s:1"}
-    return format.EffectFrame(**{**fields, **changes})
+    return EffectRecord(**{**fields, **changes})
 
 
 class Frames:
@@ -292,13 +294,13 @@ class Frames:
 
     label = "frames"
 
-    def __init__(self, *frames: format.Frame) -> None:
+    def __init__(self, *frames: Record) -> None:
         self._frames = frames
 
     def notes(self) -> tuple[str, ...]:
         return ()
 
-    def frames(self) -> Iterator[format.Frame]:
+    def records(self) -> Iterator[Record]:
         yield from self._frames
 
 
@@ -311,13 +313,24 @@ class Frames:
         ([effect_frame(undoes="f", key="undo:g")], "undoes another than it says"),
         ([effect_frame(undoes="f")], "undoes another than it says"),
         ([effect_frame(undone_by="f")], "effect 'f' is named and does not exist"),
-        ([effect_frame(parts={"arguments": format.NIL, "odd": format.NIL})], "no effect has"),
+        ([effect_frame(generation=0)], "is of no generation"),
     ],
 )
-def test_effects_that_are_not_in_order_are_refused(
-    frames: list[format.Frame], problem: str
-) -> None:
+def test_effects_that_are_not_in_order_are_refused(frames: list[Record], problem: str) -> None:
     from holdfast.codec import Codec
 
     with pytest.raises(CorruptRecord, match=problem):
-        check(Codec(), Frames(*frames))
+        check(NOUNS, Codec(), Frames(*frames))
+
+
+def test_effects_of_an_item_that_is_not_in_the_file_count_beyond_it() -> None:
+    from holdfast.codec import Codec
+
+    of_item = {
+        "session_number": None,
+        "session_id": None,
+        "scope": "item:i",
+        "key": "item:i:once:k",
+    }
+    with pytest.raises(holdfast.InvalidArgument, match="effect 'e' with the key 'item:i:once:k'"):
+        check(NOUNS, Codec(), Frames(effect_frame(**of_item)))

@@ -15,10 +15,15 @@ import pytest
 
 import holdfast
 from holdfast.cli.app import run
+from holdfast.effects.portable import EffectRecord
 from holdfast.kernel.operation import rows
-from holdfast.portable import frames as format
+from holdfast.portable import file as format
+from holdfast.sessions.portable import SessionRecord
 from holdfast.spend.ledger import LIST
+from holdfast.spend.portable import SpendRecord
+from holdfast.store import NOUNS
 from holdfast.testing.crashes import CrashPoints
+from holdfast.work.portable import AttemptRecord, ItemRecord
 from tests.checkpoints.looking import Look
 
 
@@ -318,12 +323,13 @@ def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, 
         store.find_session("s").delete(force=True)
         # The same id is another session's by now.
         store.session("t").spend("m", usd=3, id="other")
-        found = list(format.ExportFile(file, store.runtime.codec).frames())
+        records = format.Format(NOUNS)
+        found = list(format.ExportFile(file, store.runtime.codec, records).records())
         with file.open("wb") as opened:
-            writer = format.ExportWriter(opened, store.runtime.codec, "crafted")
+            writer = format.ExportWriter(opened, store.runtime.codec, records, "crafted")
             writer.begin("nowhere")
             for each in found:
-                is_spend = isinstance(each, format.SpendFrame)
+                is_spend = isinstance(each, SpendRecord)
                 writer.write(msgspec.structs.replace(each, id="other") if is_spend else each)
             writer.end()
         with pytest.raises(holdfast.InvalidArgument, match="is that of another session here"):
@@ -353,34 +359,31 @@ def test_the_attempts_of_an_item_travel_with_it(place: Any, other: Any, file: Pa
 
 
 LEFT_BEHIND = {
-    "hf_work": {"number", "session_number", "session_id", "root_id", "holder", "lease_acquired_at",
-                "lease_expires_at", "heartbeat_at", "cancel_requested", "claim_id", "last_holder",
-                "driving_fence", "waits_for_effect"},
+    "hf_work": {"number", "holder", "lease_acquired_at", "lease_expires_at", "heartbeat_at",
+                "cancel_requested", "claim_id", "last_holder", "driving_fence",
+                "waits_for_effect"},
     "hf_attempts": {"work_number"},
-    "hf_spend": {"number", "session_number", "root_id"},
+    "hf_spend": {"number"},
     "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
-    "hf_sessions": {"head", "holder", "lease_expires_at", "origin_number"},
+    # What effects are found by has a record of its own.
+    "hf_sessions": {"head", "holder", "lease_expires_at", "lineage", "salt"},
 }  # fmt: skip
-NO_COLUMNS = {"hf_sessions": {"user", "epochs", "origin_id"}, "hf_attempts": {"item_id"}}
-FRAMES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "hf_work": (format.ItemFrame, format.ITEM_PARTS),
-    "hf_attempts": (format.AttemptFrame, ()),
-    "hf_spend": (format.SpendFrame, ("details",)),
-    "hf_effects": (format.EffectFrame, format.EFFECT_PARTS),
-    "hf_sessions": (format.SessionFrame, ("user_id",)),
+NO_COLUMNS = {"hf_attempts": {"item_id"}}
+RECORDS: dict[str, Any] = {
+    "hf_work": ItemRecord,
+    "hf_attempts": AttemptRecord,
+    "hf_spend": SpendRecord,
+    "hf_effects": EffectRecord,
+    "hf_sessions": SessionRecord,
 }
 
 
-@pytest.mark.parametrize("table", FRAMES)
+@pytest.mark.parametrize("table", RECORDS)
 def test_every_column_is_moved_or_left_behind_on_purpose(table: str) -> None:
     def columns(tx: holdfast.Transaction) -> holdfast.Op[set[str]]:
         found = yield from rows(f"SELECT name FROM pragma_table_info('{table}')")
         return {row["name"] for row in found}
 
-    frame, parts = FRAMES[table]
+    moved = set(RECORDS[table].__struct_fields__) - NO_COLUMNS.get(table, set())
     with open_at({"url": "sqlite://"}) as store:
-        assert store.run(columns) == {
-            *(set(frame.__struct_fields__) - NO_COLUMNS.get(table, {"parts"})),
-            *parts,
-            *LEFT_BEHIND[table],
-        }
+        assert store.run(columns) == moved | LEFT_BEHIND[table]

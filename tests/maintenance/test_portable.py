@@ -13,9 +13,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from msgspec import Raw
 
 import holdfast
+from holdfast.checkpoints.portable import (
+    AttestationRecord,
+    CheckpointRecord,
+    EpochRecord,
+    ItemsRecord,
+    LineRecord,
+    PinRecord,
+)
 from holdfast.ciphers import AesGcm
 from holdfast.codec import Codec
 from holdfast.errors import (
@@ -28,9 +35,12 @@ from holdfast.errors import (
     StoreError,
     StoreUnavailable,
 )
+from holdfast.feed.portable import EventRecord, TreeRecord
 from holdfast.kernel.operation import Call
-from holdfast.portable import frames as format
-from holdfast.portable.importing import Importer
+from holdfast.portable import file as format
+from holdfast.portable.transfer import Importer
+from holdfast.sessions.portable import SessionRecord
+from holdfast.store import NOUNS
 from holdfast.testing.crashes import CrashPoints
 from tests.crash.children import boundaries, run
 from tests.maintenance.stores import contents, everything, sound
@@ -161,6 +171,20 @@ def test_a_thousand_turns_cost_their_own_size(tmp_path: Path, file: Path) -> Non
         exported = store.export(file)
     payload = sum(500 * len(str(number)) + 24 for number in range(1_000))
     assert payload < exported.bytes < 1.2 * payload + 200_000
+
+
+def test_a_long_history_travels_whole(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as second:
+        session = store.session("long")
+        for number in range(1_100):
+            session.append("transcript", [number])
+        store.export(file)
+        second.import_sessions(file)
+        latest = second.find_session("long").latest()
+        assert latest is not None
+        assert latest["transcript"] == list(range(1_100))
+        assert len(second.find_session("long").history(limit=10_000)) == 1_100
+        assert second.events("long", limit=10_000)[:-1] == store.events("long", limit=10_000)
 
 
 def test_a_session_brings_its_tree_and_what_it_was_forked_from(
@@ -446,8 +470,8 @@ def test_an_existing_session_is_refused_whoever_comes_first(small: Any) -> None:
         target.import_sessions(file)
     assert str(raised.value) == expected
     # Somebody may start it after the look and before the transaction.
-    source = format.ExportFile(file, target.runtime.codec)
-    call = Call(Importer.write, Importer(target.runtime.codec), (source,))
+    source = format.ExportFile(file, target.runtime.codec, format.Format(NOUNS))
+    call = Call(Importer.write, Importer(target.runtime), (source,))
     with pytest.raises(InvalidArgument) as raised:
         target.runtime.driver.run(call)
     assert str(raised.value) == expected
@@ -455,36 +479,35 @@ def test_an_existing_session_is_refused_whoever_comes_first(small: Any) -> None:
 
 
 def frame(tag: str, /, **changes: Any) -> Any:
-    """A frame that is in order, but for the changes."""
+    """A record that is in order, but for the changes."""
     session: dict[str, Any] = {
-        "id": "s", "name": None, "parent_id": None, "root_id": "s", "agent": None, "user": None,
-        "status": "active", "version": 2, "epoch": 1, "fence": 0, "origin_id": None,
-        "origin_version": None, "created_at": 1, "updated_at": 1, "last_resumed_at": 1,
-        "epochs": [], "metadata": Raw(b"\x80"),
+        "number": 1, "id": "s", "root_id": "s", "status": "active", "version": 2,
+        "created_at": 1, "updated_at": 1, "last_resumed_at": 1, "metadata": b"\x80",
     }  # fmt: skip
     checkpoint = {
-        "version": 1, "epoch": 1, "kind": "turn", "iteration": None, "item_id": None,
-        "state_sequence": 0, "created_at": 1, "manifest": Raw(b"\x80"), "data": format.NIL,
-        "metadata": format.NIL,
+        "session_number": 1, "version": 1, "epoch": 1, "kind": "turn", "state_sequence": 0,
+        "created_at": 1, "manifest": b"\x80",
     }  # fmt: skip
+    said = {"session_number": 1, "version": 1, "created_at": 1}
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-        "tree": (format.TreeFrame, {"root_id": "s", "position": 0, "sequence": 0}),
-        "event": (format.EventFrame, {"position": 1, "session_id": "s", "kind": "k",
-                                      "created_at": 1, "data": Raw(b"\x01")}),
-        "line": (format.LineFrame, {"line_id": 1, "pieces": []}),
-        "items": (format.ItemsFrame, {"index": 0, "count": 1, "body": Raw(b"\x01")}),
-        "session": (format.SessionFrame, session),
-        "checkpoint": (format.CheckpointFrame, checkpoint),
-        "pin": (format.PinFrame, {"version": 1, "reason": "r", "created_at": 1}),
-        "attestation": (format.AttestationFrame, {"version": 1, "created_at": 1,
-                                                  "evidence": Raw(b"\x01")}),
+        "tree": (TreeRecord, {"root_id": "s", "position": 0, "sequence": 0}),
+        "event": (EventRecord, {"root_id": "s", "position": 1, "session_id": "s", "kind": "k",
+                                "created_at": 1, "data": b"\x01"}),
+        "line": (LineRecord, {"id": 1, "pieces": []}),
+        "items": (ItemsRecord, {"line_id": 1, "index": 0, "count": 1, "data": b"\x01"}),
+        "session": (SessionRecord, session),
+        "epoch": (EpochRecord, {"session_number": 1, "epoch": 2, "first_version": 2,
+                               "target_version": 1}),
+        "checkpoint": (CheckpointRecord, checkpoint),
+        "pin": (PinRecord, {**said, "reason": "r"}),
+        "attestation": (AttestationRecord, {**said, "evidence": b"\x01"}),
     }  # fmt: skip
     made, fields = kinds[tag]
     return made(**{**fields, **changes})
 
 
-def manifest(**channels: Any) -> Raw:
-    return Raw(Codec().encode(channels))
+def manifest(**channels: Any) -> bytes:
+    return Codec().encode(channels)
 
 
 def first() -> list[Any]:
@@ -503,11 +526,11 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
     "a feed without its end, at the end": ([frame("tree", position=2), frame("event")],
         "the feed of tree 's' ends at 1"),
     "a line twice": ([frame("line"), frame("line")], "line 1 comes twice"),
-    "a line of nothing": ([frame("line", line_id=2, pieces=[(1, 0, 1)])],
+    "a line of nothing": ([frame("line", id=2, pieces=[(1, 0, 1)])],
         "line 2 begins with items that are missing"),
     "an item without a line": ([frame("items")], "item 0 is out of order"),
     "a hole": ([frame("line"), frame("items", index=1)], "item 1 is out of order"),
-    "too few items": ([frame("line"), frame("items", count=2, body=Raw(b"\x91\x01"))],
+    "too few items": ([frame("line"), frame("items", count=2, data=b"\x91\x01")],
         "item 0 does not hold the items it says"),
     "a session without a tree": ([frame("session")],
         "session 's' has a parent or root that is not before it"),
@@ -516,12 +539,19 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
     "another root": ([frame("tree"), frame("session", root_id="r")],
         "session 's' has a parent or root that is not before it"),
     "a session twice": ([*first(), frame("session")], "session 's' comes twice"),
-    "metadata that is a list": ([frame("tree"), frame("session", metadata=Raw(b"\x90"))],
+    "metadata that is a list": ([frame("tree"), frame("session", metadata=b"\x90")],
         "session 's' has metadata that is no object"),
-    "an epoch from nowhere": ([frame("tree"), frame("session", epochs=[(2, 3, 1)])],
+    "an epoch from nowhere": ([*first(), frame("epoch", first_version=3)],
         "session 's' has an epoch that begins nowhere"),
-    "an epoch into the future": ([frame("tree"), frame("session", epochs=[(2, 2, 2)])],
+    "an epoch into the future": ([*first(), frame("epoch", target_version=2)],
         "session 's' has an epoch that begins nowhere"),
+    "an epoch that the session never came to": ([*first(), frame("epoch")],
+        "session 's' has an epoch that begins nowhere"),
+    "an epoch behind its versions": ([*first(), frame("checkpoint"), frame("epoch")],
+        "epoch 2 of session 1 is out of order"),
+    "a line that others need more of": (
+        [*first(), frame("line", id=2, pieces=[(1, 0, 2)])],
+        "line 1 lacks items between 1 and 2"),
     "a checkpoint without a session": ([frame("checkpoint")], "checkpoint 1 is out of order"),
     "a checkpoint twice": ([*first(), frame("checkpoint"), frame("checkpoint")],
         "checkpoint 1 is out of order"),
@@ -537,27 +567,27 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
         [*first(), frame("checkpoint", manifest=manifest(a=[2, 1, 1, 1, 0]))],
         "checkpoint 1 of 's' lacks items"),
     "a list that begins before itself": (
-        [*first(), frame("line", line_id=2, pieces=[(1, 0, 1)]), frame("items"),
+        [*first(), frame("line", id=2, pieces=[(1, 0, 1)]), frame("items", line_id=2),
          frame("session", id="t", parent_id="s", number=2),
-         frame("checkpoint", manifest=manifest(a=[2, 2, 2, 1, -1]))],
+         frame("checkpoint", session_number=2, manifest=manifest(a=[2, 2, 2, 1, -1]))],
         "checkpoint 1 of 't' lacks items"),
     "a value of no line": ([*first(), frame("checkpoint", manifest=manifest(a=[1, 7]))],
         "checkpoint 1 of 's' lacks items"),
-    "channels that are a list": ([*first(), frame("checkpoint", manifest=Raw(b"\x90"))],
+    "channels that are a list": ([*first(), frame("checkpoint", manifest=b"\x90")],
         "checkpoint 1 of 's' has channels that cannot be read"),
     "a channel of text": ([*first(), frame("checkpoint", manifest=manifest(a=[2, "x", "y"]))],
         "checkpoint 1 of 's' has channels that cannot be read"),
     "a line with a fraction": ([*first(), frame("checkpoint", manifest=manifest(a=[1, 1.0]))],
         "checkpoint 1 of 's' has channels that cannot be read"),
     "a channel twice": ([*first(), frame("checkpoint",
-        manifest=Raw(b"\x82\xa1a\x92\x00\x01\xa1a\x92\x00\x02"))],
+        manifest=b"\x82\xa1a\x92\x00\x01\xa1a\x92\x00\x02")],
         "checkpoint 1 of 's' has channels that cannot be read"),
-    "a value written at length": ([frame("line"), frame("items", body=Raw(b"\xcc\x01"))],
+    "a value written at length": ([frame("line"), frame("items", data=b"\xcc\x01")],
         "item is not written as this Holdfast writes it"),
     "the wrong epoch": ([*first(), frame("checkpoint", epoch=2)],
         "checkpoint 1 has the wrong epoch"),
     "an origin that is not there": ([frame("tree"),
-        frame("session", origin_id="o", origin_version=1)],
+        frame("session", origin_number=7, origin_version=1)],
         "session 's' has an origin that is not before it"),
     "an escape in a reason": ([*first(), frame("pin", reason="\x1b[2J")],
         "reason '\\x1b[2J' has characters that cannot be printed"),
@@ -571,7 +601,7 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
 def craft(file: Path, frames: list[Any]) -> None:
     """Write an export whose digests are right, whatever it says."""
     with file.open("wb") as opened:
-        writer = format.ExportWriter(opened, Codec(), "crafted")
+        writer = format.ExportWriter(opened, Codec(), format.Format(NOUNS), "crafted")
         writer.begin("nowhere")
         for each in frames:
             writer.write(each)
@@ -618,8 +648,8 @@ def test_hostile_names_and_bodies_are_refused(small: Any) -> None:
     for bad, error in (
         ([frame("tree", root_id="a\x1b[2J")], CorruptRecord),
         ([frame("tree"), frame("session", name="\x00")], CorruptRecord),
-        ([frame("tree"), frame("event", data=Raw(b"\xc1"))], CorruptRecord),
-        ([frame("line"), frame("items", body=Raw(b"\xd4\x05\x00"))], CorruptRecord),
+        ([frame("tree"), frame("event", data=b"\xc1")], CorruptRecord),
+        ([frame("line"), frame("items", data=b"\xd4\x05\x00")], CorruptRecord),
     ):
         craft(file, bad)
         with pytest.raises(error):

@@ -11,11 +11,14 @@ from ..kernel.operation import AfterCommit, Op
 from ..records import Pruned, SessionRef
 from .collecting import remove_all
 from .heads import Heads
+from .portable import CheckpointsPortable
 from .retention import prune
 
 
 class CheckpointsNoun(Noun):
     """Checkpoints: the versions of sessions, and the lines that they share."""
+
+    portable = CheckpointsPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Remove the versions of sessions, and the lines that nobody else needs."""

@@ -15,7 +15,7 @@ from ..kernel.doors import CLOSE, open_door
 from ..kernel.handle import Runtime
 from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
 from ..leases import Keeper
-from ..records import KINDS, Checkpoint, Kind
+from ..records import KINDS, Checkpoint, Kind, random_id
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
 from ..sessions.rows import AT_HEAD
@@ -275,8 +275,3 @@ def write_after(
         idempotency_key=wanted.key,
         **answers[-1][0],
     )
-
-
-def random_id(fresh: str) -> int:
-    """Return the random part of a fresh id as a number; a head is told by it from any other."""
-    return int(fresh[-17:].replace("-", ""), 16) & (2**63 - 1)

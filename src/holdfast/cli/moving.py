@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import store
-from ..portable import Imported
+from ..records import Imported
 from ..words import plural
 from .options import AsJson, Namespace, Url
 from .output import console, print_json
@@ -53,7 +52,7 @@ def export_sessions(
         found = [opened.find_session(session) for session in sessions or ()]
         exported = opened.export(file, found or None, move=move)
     if as_json:
-        print_json(asdict(exported))
+        print_json(exported.to_dict())
         return
     say(
         f"Exported {plural(exported.sessions, 'session')} with "
@@ -103,7 +102,7 @@ def import_file(
 
 def _tell(imported: Imported, *, as_json: bool) -> None:
     if as_json:
-        print_json(asdict(imported))
+        print_json(imported.to_dict())
         return
     out = console()
     for note in imported.notes:

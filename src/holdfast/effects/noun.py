@@ -13,6 +13,7 @@ from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
 from ..words import plural
 from .ledger import Ledger
+from .portable import EffectsPortable
 from .recovery import recover
 from .retention import forget_effects
 from .rows import RENEW, unlink
@@ -37,6 +38,7 @@ ANY = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 class EffectsNoun(Noun):
     """Effects: they outlive their session for as long as retries of them may come."""
 
+    portable = EffectsPortable()
     name = "effect"
     renewal = RENEW
 

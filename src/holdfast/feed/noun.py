@@ -12,6 +12,7 @@ from ..kernel.operation import Op, Query, rows
 from ..records import Finding, SessionRef
 from ..words import plural
 from .events import EMPTY
+from .portable import FeedPortable
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
 HOLES = """
@@ -34,6 +35,8 @@ ANY = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
 class FeedNoun(Noun):
     """The feed, and the trees whose order it keeps; both stay when their sessions go."""
+
+    portable = FeedPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Take out what the events of deleted sessions say; they keep positions and kinds."""

@@ -101,7 +101,8 @@ class Attempt(Generic[R]):
         self.decide: Decide | None = None
         self._answered: list[list[Row]] = []
         self._held_back: list[Query] = []
-        self.locked: list[str] = []
+        self.locked: set[str] = set()
+        self._last_locked = ""
         self.is_lock_immediate = False
         self.queries: list[Query] = []
         self.statements = 0
@@ -249,9 +250,10 @@ class Attempt(Generic[R]):
     def _lock(self, lock: Lock) -> list[Query]:
         if lock.root_id in self.locked:
             return []
-        may_wait = not self.locked or lock.root_id > max(self.locked)
+        may_wait = not self.locked or lock.root_id > self._last_locked
         self.is_lock_immediate |= not may_wait
-        self.locked.append(lock.root_id)
+        self.locked.add(lock.root_id)
+        self._last_locked = max(self._last_locked, lock.root_id)
         return [self._services.lock(lock.root_id, may_wait)]
 
     def _emit(self, event: Emit) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..records import Effect, Finding, Pruned, SessionRef, Swept
 from .archive import Archive
 from .operation import Op, Query, Row, batch
+from .portable import Portable
 
 if TYPE_CHECKING:
     from .flow import Flow
@@ -54,6 +55,8 @@ class Noun:
     list down. A `Flow` runs transactions of its own.
     """
 
+    portable: Portable = Portable()
+    """Its part in export files."""
     name = ""
     """What one of its rows is called, where leases are taken on them."""
     guard = ""

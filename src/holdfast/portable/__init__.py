@@ -1,5 +1,5 @@
 """Sessions that move: exported to one file, imported from it, adopted from older formats."""
 
-from .moving import Exported, Imported, PortableOps
+from .api import PortableOps
 
-__all__ = ["Exported", "Imported", "PortableOps"]
+__all__ = ["PortableOps"]

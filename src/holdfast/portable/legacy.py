@@ -23,21 +23,27 @@ from types import NoneType
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from ..arguments import require_text, require_text_or_none, require_whole, shown
+from ..checkpoints.portable import ITERATIONS
 from ..codec import Limits, from_json
-from ..effects.pen import Pen
+from ..effects import Ledger
 from ..errors import InvalidArgument, InvalidValue
+from ..feed.portable import TreeRecord
+from ..kernel.handle import Runtime
 from ..kernel.legacy import LegacyFile
 from ..kernel.operation import Row
+from ..kernel.portable import Record
 from ..records import KINDS, Status
+from ..sessions.portable import SessionRecord
 from ..spend import nanos
+from ..spend.portable import SpendRecord
 from ..work.items import FINAL
+from ..work.portable import ItemRecord
 from .ancestry import Ancestry
-from .building import ITERATIONS, SessionBuilder
-from .frames import NIL, Frame, ItemFrame, SessionFrame, SpendFrame, TreeFrame, validated
+from .file import Format
 from .ledgers import LegacyLedger
+from .versions import SessionBuilder
 
 COORDINATOR = {
     "sessions": {
@@ -132,12 +138,14 @@ FROM tool_calls WHERE session_id = :id ORDER BY started_at, call_id
 
 
 class LegacyDatabase:
-    """A database of an older format, as the frames of an export."""
+    """A database of an older format, as the records of an export."""
 
-    def __init__(self, path: Path, pen: Pen, key: bytes | None) -> None:
+    def __init__(self, path: Path, runtime: Runtime) -> None:
+        ledger = Ledger.of(runtime)
         self._path = path
-        self._codec = pen.codec
-        self._ledger = LegacyLedger(pen, key)
+        self._codec = runtime.codec
+        self._records = Format(runtime.nouns)
+        self._ledger = LegacyLedger(ledger.pen, ledger.salts.key)
         self._numbers = count(1)
         self._notes: list[str] = []
         with LegacyFile(path) as file:
@@ -154,23 +162,23 @@ class LegacyDatabase:
         """Return what could not be taken over as it was."""
         return tuple(self._notes)
 
-    def frames(self) -> Iterator[Frame]:
+    def records(self) -> Iterator[Record]:
         """Yield every session with what belongs to it, parents first."""
         self._notes = []
         self._numbers = count(1)
         line_ids = count(1)
-        yield from self._ledger.frames()
+        yield from self._ledger.records()
         with LegacyFile(self._path) as file:
-            for frame in self._read(file, lambda: next(line_ids)):
+            for record in self._read(file, lambda: next(line_ids)):
                 try:
-                    yield validated(frame)
+                    yield self._records.validated(record)
                 except msgspec.ValidationError as error:
                     problem = f"{self.label} has a row that cannot be adopted: it {error}"
                     raise InvalidArgument(problem) from error
 
     def _recognised(
         self, found: Mapping[str, set[str]]
-    ) -> tuple[str, Callable[[LegacyFile, Callable[[], int]], Iterator[Frame]]]:
+    ) -> tuple[str, Callable[[LegacyFile, Callable[[], int]], Iterator[Record]]]:
         for name, wanted, read in (
             ("registry", REGISTRY, self._registry),
             ("coordinator", COORDINATOR, self._coordinator),
@@ -183,7 +191,7 @@ class LegacyDatabase:
             f"are {', '.join(sorted(found)) or 'none'}"
         )
 
-    def _coordinator(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Frame]:
+    def _coordinator(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         sessions = list(file.rows(SESSIONS))
         ancestry = Ancestry(sessions, lambda row: moment(row, "created_at"))
         self._notes += ancestry.notes
@@ -191,8 +199,8 @@ class LegacyDatabase:
             self._notes.append(f"the state of {owner!r} is left out: there is no such session")
         for row, parent_id, root_id in ancestry.ordered():
             if parent_id is None:
-                yield TreeFrame(require_text("id", root_id), 0, 0)
-            builder = SessionBuilder(self._codec, new_line_id)
+                yield TreeRecord(require_text("id", root_id), 0, 0)
+            builder = SessionBuilder(self._codec, next(self._numbers), new_line_id)
             created_at = moment(row, "created_at")
             resumed_at = max(created_at, moment(row, "last_resumed_at") or 0)
             state = self._state(file, row["session_id"])
@@ -201,16 +209,9 @@ class LegacyDatabase:
                 channels = {"legacy_state": state}
                 builder.add(1, "manual_checkpoint", resumed_at, channels, data, _where(row))
             metadata = self._metadata(row, "project_dir", "parent_session_name")
-            fields = {
-                "name": row["session_name"] or None,
-                "parent_id": parent_id,
-                "root_id": root_id,
-                "agent": row["agent_name"] or None,
-                "created_at": created_at,
-                "updated_at": resumed_at,
-                "last_resumed_at": resumed_at,
-            }
-            yield from self._session(row, builder, metadata, fields)
+            names = {"name": row["session_name"] or None, "agent": row["agent_name"] or None}
+            place = {"parent_id": parent_id, "root_id": root_id, **names}
+            yield from self._session(row, builder, metadata, created_at, resumed_at, **place)
 
     def _stateless(self, file: LegacyFile, ids: set[str]) -> list[str]:
         owners = {
@@ -246,14 +247,14 @@ class LegacyDatabase:
                 ]
         return []
 
-    def _checkpointer(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Frame]:
+    def _checkpointer(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         unlisted = list(file.rows(UNLISTED))
         for row in unlisted:
             self._notes.append(f"{_where(row)} had checkpoints only; it is taken for active")
         for row in [*file.rows(SESSIONS), *unlisted]:
             id = row["session_id"]
-            yield TreeFrame(require_text("id", id), 0, 0)
-            builder = SessionBuilder(self._codec, new_line_id)
+            yield TreeRecord(require_text("id", id), 0, 0)
+            builder = SessionBuilder(self._codec, next(self._numbers), new_line_id)
             spent: Any = 0
             for saved in file.rows(CHECKPOINTS, id=id):
                 channels = _channels(saved)
@@ -263,22 +264,14 @@ class LegacyDatabase:
                     f"{_where(row)} version {saved['version']}",
                 )  # fmt: skip
             updated_at = moment(row, "updated_at")
-            fields = {
-                "name": None,
-                "parent_id": None,
-                "root_id": id,
-                "agent": None,
-                "created_at": moment(row, "created_at"),
-                "updated_at": updated_at,
-                "last_resumed_at": updated_at,
-            }
-            session = yield from self._session(row, builder, self._metadata(row), fields)
+            times = moment(row, "created_at"), updated_at
+            session = yield from self._session(row, builder, self._metadata(row), *times)
             if spent:
                 yield _spend(session, spent, updated_at)
             for call in file.rows(TOOL_CALLS, id=id):
                 yield self._call(session, call)
 
-    def _call(self, session: SessionFrame, call: Row) -> Frame:
+    def _call(self, session: SessionRecord, call: Row) -> Record:
         """Return a logged tool call; one that was issued and never ended is in doubt."""
         where = f"tool call {call['call_id']!r} of {_where(call)}"
         issued_at = moment(call, "started_at")
@@ -299,11 +292,11 @@ class LegacyDatabase:
             issued_version=session.version,
         )
 
-    def _registry(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Frame]:
+    def _registry(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         for row in file.rows(TASKS):
             id = row["task_id"]
-            yield TreeFrame(require_text("id", id), 0, 0)
-            builder = SessionBuilder(self._codec, new_line_id)
+            yield TreeRecord(require_text("id", id), 0, 0)
+            builder = SessionBuilder(self._codec, next(self._numbers), new_line_id)
             iterations, latest = 0, moment(row, "updated_at")
             for saved in file.rows(EVIDENCE, id=id):
                 iterations += saved["checkpoint_type"] == "iteration_start"
@@ -311,19 +304,11 @@ class LegacyDatabase:
                 latest = max(latest, moment(saved, "created_at"))
             created_at = moment(row, "created_at") or latest
             title = {"title": row["title"]} if row.get("title") else {}
-            fields = {
-                "name": None,
-                "parent_id": None,
-                "root_id": id,
-                "agent": None,
-                "created_at": created_at,
-                "updated_at": max(created_at, latest),
-                "last_resumed_at": max(created_at, latest),
-            }
             metadata = {**title, **self._metadata(row)}
-            session = yield from self._session(row, builder, metadata, fields)
+            times = created_at, max(created_at, latest)
+            session = yield from self._session(row, builder, metadata, *times)
             for item in file.rows(WORK, id=id):
-                yield self._item(item)
+                yield self._item(session, item)
             for key in file.rows(KEYS_OF_TASK, id=id):
                 yield self._once(session, key)
         for key in file.rows(KEYS_OF_NONE):
@@ -353,7 +338,7 @@ class LegacyDatabase:
             metadata=metadata if type(metadata) in {dict, NoneType} else {"metadata": metadata},
         )  # fmt: skip
 
-    def _item(self, row: Row) -> Frame:
+    def _item(self, session: SessionRecord, row: Row) -> Record:
         """Return a work item; what was not finished will wait for review."""
         where = f"work item {row['work_item_id']!r}"
         created_at, updated_at = moment(row, "created_at"), moment(row, "updated_at")
@@ -364,38 +349,35 @@ class LegacyDatabase:
                 parts[part] = parsed(row, column, f"the {part} of {where}")
         if row["error_message"] is not None:
             parts["error"] = str(row["error_message"])
+        values: dict[str, Any] = {
+            part: self._codec.encode(value, name=f"{part} of {where}")
+            for part, value in parts.items()
+            if value is not None or part == "input"
+        }
         retries = row["max_retries"] if type(row["max_retries"]) is int else 0
         retry_count = row["retry_count"] if type(row["retry_count"]) is int else 0
-        return ItemFrame(
+        return ItemRecord(
+            session_number=session.number,
+            session_id=session.id,
+            root_id=session.root_id,
             id=row["work_item_id"],
             type=row["work_type"],
             queue=row["work_type"],
             state=row["status"] if is_final else "pending",
             priority=row["priority"] or 0,
-            key=None,
             on_crash="retry",
-            fence=0,
             retry_count=min(retry_count, retries),
             max_retries=retries,
             attempts=retry_count + (row["started_at"] is not None),
-            failures=0,
-            rescues=0,
-            releases=0,
-            redriven_from=None,
-            first_id=None,
             available_at=created_at,
             created_at=created_at,
             started_at=moment(row, "started_at") or None,
             completed_at=(moment(row, "completed_at") or updated_at) if is_final else None,
             updated_at=updated_at,
-            parts={
-                part: Raw(self._codec.encode(value, name=f"{part} of {where}"))
-                for part, value in parts.items()
-                if value is not None or part == "input"
-            },
+            **values,
         )
 
-    def _once(self, session: SessionFrame | None, row: Row) -> Frame:
+    def _once(self, session: SessionRecord | None, row: Row) -> Record:
         """Return an idempotency key; one that was pending is in doubt."""
         key = row["idempotency_key"]
         response = None
@@ -424,33 +406,35 @@ class LegacyDatabase:
         return {**kept, "legacy": legacy}
 
     def _session(
-        self, row: Row, builder: SessionBuilder, metadata: dict[str, Any], fields: dict[str, Any]
-    ) -> Generator[Frame, None, SessionFrame]:
+        self,
+        row: Row,
+        builder: SessionBuilder,
+        metadata: dict[str, Any],
+        created_at: int,
+        updated_at: int,
+        **place: Any,
+    ) -> Generator[Record, None, SessionRecord]:
         """Yield a session with its lines and versions, and return it."""
         require_text("id", row["session_id"])
         for label in ("name", "agent"):
-            require_text_or_none(label, fields[label])
+            require_text_or_none(label, place.get(label))
         status = STATUSES.get(str(row["status"]).lower())
         if status is None:
             self._notes.append(f"{_where(row)} was {row['status']!r}; it is taken for active")
-        yield from builder.lines()
-        session = SessionFrame(
+        session = SessionRecord(
+            number=builder.number,
             id=row["session_id"],
-            user=None,
             status=status or "active",
             version=builder.version,
-            epoch=1,
-            fence=0,
-            origin_id=None,
-            origin_version=None,
-            epochs=[],
-            number=next(self._numbers),
-            salt=self._ledger.salt,
-            metadata=Raw(self._codec.encode(metadata, name=f"{_where(row)} metadata")),
-            **fields,
+            metadata=self._codec.encode(metadata, name=f"{_where(row)} metadata"),
+            created_at=created_at,
+            updated_at=updated_at,
+            last_resumed_at=updated_at,
+            **{"root_id": row["session_id"], **place},
         )
         yield session
-        yield from builder.checkpoints()
+        yield self._ledger.ancestry(session.number)
+        yield from builder.records()
         return session
 
 
@@ -472,9 +456,12 @@ def require_version_of(where: str, version: object) -> None:
     require_whole(f"{where}: version", version, 1, 2**32 - 1)
 
 
-def _spend(session: SessionFrame, spent: Any, at: int) -> SpendFrame:
+def _spend(session: SessionRecord, spent: Any, at: int) -> SpendRecord:
     """Return all that a session spent as one entry: more was not written down."""
-    return SpendFrame(
+    return SpendRecord(
+        session_number=session.number,
+        session_id=session.id,
+        root_id=session.root_id,
         id=_derived("spend", session.id),
         model="unknown",
         source="adopted",
@@ -484,7 +471,6 @@ def _spend(session: SessionFrame, spent: Any, at: int) -> SpendFrame:
         nano_usd=nanos(spent),
         created_at=at,
         updated_at=at,
-        details=NIL,
     )
 
 

@@ -9,6 +9,7 @@ from ..kernel.nouns import Leases, Noun
 from ..kernel.operation import Op, Query, batch, rows
 from ..leases import COUNT, EARLIER_BOOT
 from ..records import SessionRef
+from .portable import SessionsPortable
 from .rows import DELETE, DRIVEN, RENEW, numbers_of
 
 FENCE = f"""
@@ -22,6 +23,7 @@ LEASES = COUNT.format(held="hf_sessions WHERE holder IS NOT NULL")
 class SessionsNoun(Noun):
     """Sessions: a driven one is not deleted; its row goes when nothing is left that names it."""
 
+    portable = SessionsPortable()
     name = "session"
     renewal = RENEW
 

@@ -26,6 +26,9 @@ COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, versi
     origin_version, metadata, holder, lease_expires_at,
     holder IS NOT NULL AND lease_expires_at > :now AS is_driven,
     created_at, updated_at, last_resumed_at"""
+# What effects are found by: they have no tables of their own for it.
+ANCESTRY = "SELECT number, lineage, salt FROM hf_sessions WHERE number = :number"
+SET_ANCESTRY = "UPDATE hf_sessions SET lineage = :lineage, salt = :salt WHERE number = :number"
 READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
 PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
 PLACE_BY_ID = f"{PLACE} WHERE s.id = :id"

@@ -9,10 +9,13 @@ from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, batch
 from ..records import SessionRef
 from .ledger import FORGET_DETAILS
+from .portable import SpendPortable
 
 
 class SpendNoun(Noun):
     """Spend: what attempts cost, and the totals of sessions and trees, which stay."""
+
+    portable = SpendPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Forget the details of what sessions spent."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ..arguments import shown
 from ..errors import InvalidArgument, LeaseLost
 from ..feed import emit, event, lock_tree, plant_tree
+from ..kernel.fields import Name, Number
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import C, Handle, Runtime
 from ..kernel.nouns import Leases, Noun, Retention
@@ -29,6 +30,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
+from ..kernel.portable import Export, Import, Portable, Record, Seen, read_each
 from ..kernel.schema import Migration
 from ..leases import COUNT, EARLIER_BOOT, LeasedTable
 from ..records import Finding, Lease, Pruned, Swept
@@ -72,6 +74,10 @@ ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value R
 HOLD = "SELECT id FROM hf_test_counters WHERE id = :id /*pg FOR NO KEY UPDATE */"
 VALUE = "SELECT value FROM hf_test_counters WHERE id = :id"
 VALUES = "SELECT id, value FROM hf_test_counters ORDER BY id"
+COUNTER = "SELECT id, value FROM hf_test_counters WHERE id = :id"
+ADD_WHOLE = """
+INSERT INTO hf_test_counters (id, value) VALUES (:id, :value) ON CONFLICT DO NOTHING RETURNING id
+"""
 
 SUBMIT = """
 INSERT INTO hf_test_items (id, root_id, payload, status)
@@ -107,8 +113,40 @@ BELOW_ZERO = "SELECT id FROM hf_test_counters WHERE value < 0"
 ITEMS = LeasedTable("hf_test_items", "item")
 
 
+class CounterRecord(Record, frozen=True, tag="counter"):
+    """A counter in an export file, by the id of its tree."""
+
+    counted = "counters"
+
+    id: Name
+    value: Number
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that its tree came before it."""
+        is_placed = self.id in seen.trees and seen.is_new(self)
+        return None if is_placed else f"{self.label} comes twice, or without its tree"
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the counter, with the rows that follow."""
+        into.later(ADD_WHOLE, self.row(into.codec), f"{self.label} is here already")
+        yield from ()
+
+
+class CountersPortable(Portable):
+    """A counter travels with its tree."""
+
+    records = (CounterRecord,)
+
+    def export(self, out: Export) -> Op[None]:
+        """Write the counters of the trees."""
+        roots = ({"id": root_id} for root_id in out.root_ids)
+        yield from read_each(COUNTER, roots, CounterRecord.to(out))
+
+
 class CountersNoun(Noun):
     """Counters in the life of a store."""
+
+    portable = CountersPortable()
 
     def schema(self) -> str:
         """Return the table of counters."""

@@ -16,6 +16,7 @@ from ..sessions.rows import numbers_of
 from .claiming import heartbeat
 from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
 from .items import COLUMNS, HOLD, Item
+from .portable import WorkPortable
 from .retention import prune
 from .sweeping import sweep
 
@@ -51,6 +52,7 @@ ANY = "SELECT 1 AS found FROM hf_work LIMIT 1"
 class WorkNoun(Noun):
     """Work items follow the sessions they belong to, and the effects they wait for."""
 
+    portable = WorkPortable()
     name = "work item"
     guard = HOLD
 

@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ..arguments import require_path, shown
-from ..codec import Codec
-from ..effects import Ledger
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
+from ..feed.portable import read_positions
 from ..kernel.flow import Flow, flow, invoke
-from ..kernel.handle import C, Handle
+from ..kernel.handle import C, Handle, Runtime
 from ..kernel.newfile import new_file
-from ..kernel.operation import Call, Lock, Op, one, operation, rows
+from ..kernel.operation import Call, Lock, Op, operation
 from ..kernel.outside import require_own
+from ..records import Exported, Imported
 from ..session import Session
+from ..sessions.portable import find_number
 from ..words import plural
-from .checking import check
-from .exporting import Exporter, Written
-from .frames import ExportFile, ExportWriter, Source
-from .importing import Importer, already_there, spent_by_another
+from .file import ExportFile, ExportWriter, Format, Source
 from .legacy import LegacyDatabase
+from .transfer import Exporter, Importer, check
 
 # So many of the trees that cannot be moved are named in the message.
 NAMED_MAX = 10
-POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
-ROOTS = "SELECT id, number FROM hf_sessions WHERE id = :root_id"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What an export wrote; `moved` are the roots of the trees that were cancelled here."""
-
-    path: str
-    bytes: int
-    sessions: int
-    checkpoints: int
-    effects: int = 0
-    items: int = 0
-    spends: int = 0
-    moved: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """What an import wrote; `notes` say what could not be taken over as it was."""
-
-    sessions: int
-    checkpoints: int
-    effects: int = 0
-    items: int = 0
-    spends: int = 0
-    notes: tuple[str, ...]
 
 
 class PortableOps(Handle[C]):
@@ -80,17 +50,16 @@ class PortableOps(Handle[C]):
     @operation
     def _leave(self, positions: dict[str, int]) -> Op[None]:
         """Cancel trees that were exported at a position, unless one was written to since."""
-        changed = []
-        for root_id, position in sorted(positions.items()):
+        for root_id in sorted(positions):
             yield Lock(root_id)
-            tree = yield from one(POSITION, root_id=root_id)
-            if tree is None or tree["position"] != position:
-                changed.append(root_id)
+        now = yield from read_positions(positions)
+        changed = [id for id, position in sorted(positions.items()) if now.get(id) != position]
         if changed:
             raise _written_to(changed)
         for root_id in sorted(positions):
-            for row in (yield from rows(ROOTS, root_id=root_id)):
-                session: Session[C] = Session(self.runtime, row["id"], row["number"], root_id)
+            number = yield from find_number(root_id)
+            if number is not None:
+                session: Session[C] = Session(self.runtime, root_id, number, root_id)
                 yield from Session.cancel(session)
 
     @flow
@@ -109,11 +78,11 @@ class PortableOps(Handle[C]):
         place = _existing(path)
 
         def read() -> Source:
-            return ExportFile(place, self.runtime.codec, allow_plaintext=allow_plaintext)
+            runtime = self.runtime
+            format = Format(runtime.nouns)
+            return ExportFile(place, runtime.codec, format, allow_plaintext=allow_plaintext)
 
-        mark = Ledger.of(self.runtime).salts.mark
-        arguments = (self.runtime.driver, self.runtime.codec, mark, read)
-        imported: Imported = yield from invoke(_import, *arguments, store_keys=store_keys)
+        imported: Imported = yield from invoke(_import, self.runtime, read, is_trusted=store_keys)
         return imported
 
     @flow
@@ -123,13 +92,9 @@ class PortableOps(Handle[C]):
         place = _existing(path)
 
         def read() -> Source:
-            return LegacyDatabase(
-                place, Ledger.of(self.runtime).pen, Ledger.of(self.runtime).salts.key
-            )
+            return LegacyDatabase(place, self.runtime)
 
-        mark = Ledger.of(self.runtime).salts.mark
-        arguments = (self.runtime.driver, self.runtime.codec, mark, read)
-        imported: Imported = yield from invoke(_import, *arguments, store_keys=True)
+        imported: Imported = yield from invoke(_import, self.runtime, read, is_trusted=True)
         return imported
 
 
@@ -172,35 +137,28 @@ def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move
 
     A file that could be imported while its trees go on here would let everything happen twice.
     """
-    codec, driver = ops.runtime.codec, ops.runtime.driver.twin()
+    runtime, driver = ops.runtime, ops.runtime.driver.twin()
     with new_file(place) as partial:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w+b") as file:
-            writer = ExportWriter(file, codec.widened(), os.urandom(16).hex())
-            call = Call(Exporter.write, Exporter(codec), (writer, ids))
-            written: Written = driver.run(call)
+            format, export_id = Format(runtime.nouns), os.urandom(16).hex()
+            writer = ExportWriter(file, runtime.codec.widened(), format, export_id)
+            call = Call(Exporter.write, Exporter(runtime), (writer, ids))
+            positions = driver.run(call)
             writer.end()
             size = file.tell()
         if move:
-            driver.run(Call(PortableOps._leave, ops, (written.positions,)))
-    counts: dict[str, Any] = dict(written.counts)
-    moved = tuple(written.positions) if move else ()
-    return Exported(path=os.path.realpath(str(place)), bytes=size, **counts, moved=moved)
+            driver.run(Call(PortableOps._leave, ops, (positions,)))
+    path, moved = os.path.realpath(str(place)), tuple(positions) if move else ()
+    return Exported.counted(writer.counts, path=path, bytes=size, moved=moved)
 
 
-def _import(driver: Any, codec: Codec, mark: str, read: Any, *, store_keys: bool) -> Imported:
-    source: Source = read()
-    ids, gone = check(codec, source, takes_store_keys=store_keys)
-    twin = driver.twin()
-    importer = Importer(codec, mark)
-    existing = twin.run(Call(Importer.existing, importer, (ids,)))
-    if existing is not None:
-        raise already_there(existing)
-    others = None if store_keys else twin.run(Call(Importer.existing, importer, (sorted(gone),)))
-    if others is not None:
-        raise spent_by_another(source.label, others)
+def _import(runtime: Runtime, read: Callable[[], Source], *, is_trusted: bool) -> Imported:
+    source, importer, driver = read(), Importer(runtime), runtime.driver.twin()
+    seen = check(runtime.nouns, runtime.codec, source, is_trusted=is_trusted)
+    driver.run(Call(Importer.require_absent, importer, (seen, source.label, is_trusted)))
     try:
-        counts = twin.run(Call(Importer.write, importer, (source,)))
+        counts = driver.run(Call(Importer.write, importer, (source,)))
     except Refused as error:
         raise CorruptRecord(f"{source.label} cannot be imported: {error}") from error
-    return Imported(**counts, notes=source.notes())
+    return Imported.counted(counts, notes=source.notes())

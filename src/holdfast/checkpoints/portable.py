@@ -1,0 +1,457 @@
+"""Checkpoints and their lines in export files: each item once, however many versions have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from ..codec import Codec
+from ..errors import CorruptRecord
+from ..kernel.fields import Count, Name, Positive, Small, Text, Time, Version
+from ..kernel.operation import Op, Row
+from ..kernel.portable import (
+    ANY,
+    METADATA,
+    Export,
+    Import,
+    Portable,
+    Record,
+    Sealed,
+    Seen,
+    read_each,
+)
+from ..plain import too_large
+from ..records import Kind
+from . import manifest as manifests
+from .branching import OPEN_EPOCH, USE
+from .collecting import KEEP, Needs, read_needs
+from .lines import OPEN, PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Piece, Ref, item_context
+from .manifest import checkpoint_context
+from .ops import require_channel
+
+ITERATIONS = frozenset({"iteration_start", "iteration_end"})
+# What a packed run has around its items.
+RUN_BYTES_MORE = 65_536
+UNREADABLE = "has channels that cannot be read"
+LACKING = "lacks items"
+
+
+class LineRecord(Record, frozen=True, tag="line"):
+    """A line, by a number of this file, and the pieces that it begins with.
+
+    A piece of the line itself is named by 0.
+    """
+
+    id: Positive
+    pieces: Annotated[list[tuple[Count, Small, Version]], msgspec.Meta(max_length=PIECES_MAX)]
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that the lines of its pieces came before it; their items may follow."""
+        lines = seen.of(_Seen).lines
+        if self.id in lines:
+            return f"line {self.id} comes twice"
+        line = _Line(sum(length for _, _, length in self.pieces))
+        if line.base >= SHIFT:
+            return f"line {self.id} begins with too many items"
+        for line_id, start, length in self.pieces:
+            other = lines.get(line_id) if line_id else line
+            if other is None:
+                return f"line {self.id} begins with items that are missing"
+            other.needed = max(other.needed, start + length)
+        line.pieces = frozenset(line_id for line_id, _, _ in self.pieces if line_id)
+        lines[self.id] = line
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Open a line, whose number is known when it is written."""
+        arrived = into.of(_Arrived)
+        pieces = []
+        for source, start, length in self.pieces:
+            line_id = (yield from arrived.line(into, source)) if source else 0
+            pieces.append(Piece(line_id, start, length))
+        sealed = into.codec.pack([list(piece) for piece in pieces]) if pieces else None
+
+        def note(found: list[Row]) -> None:
+            line_id = arrived.lines[self.id] = found[0]["id"]
+            if pieces:
+                arrived.pieces[line_id] = {piece.line_id or line_id for piece in pieces}
+
+        row = {"base": sum(piece.length for piece in pieces), "pieces": sealed}
+        into.later(OPEN, row, then=note)
+
+
+class ItemsRecord(Record, frozen=True, tag="items"):
+    """The next items of a line: one as it is, or several as a list."""
+
+    sealed = Sealed(lambda row, name: item_context(row["key"]), data=None)
+
+    line_id: Positive
+    index: Small
+    count: Version
+    data: bytes
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that they are the next, and each a value that the store would take."""
+        codec, line = seen.codec, seen.of(_Seen).lines.get(self.line_id)
+        if line is None or self.index != line.end:
+            return f"item {self.index} is out of order"
+        bodies = [self.data]
+        if self.count > 1:
+            bodies = codec.split(self.data) if self.count <= RUN_ITEMS else []
+            if len(bodies) != self.count or codec.join(bodies) != self.data:
+                return f"item {self.index} does not hold the items it says"
+            if len(self.data) > RUN_BYTES_MAX + RUN_BYTES_MORE:
+                return f"item {self.index} is a run that is too large"
+        for body in bodies:
+            codec.admit(body, name="item")
+        line.end += self.count
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the items to their line."""
+        line_id = yield from into.of(_Arrived).line(into, self.line_id)
+        into.later(KEEP, self.row(into.codec, key=line_id * SHIFT + self.index))
+
+
+class EpochRecord(Record, frozen=True, tag="epoch"):
+    """A rewind of a session: the epoch that it began, its first version and its target."""
+
+    session_number: Positive
+    epoch: Version
+    first_version: Version
+    target_version: Version
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it is behind the one before, goes back, and came before all versions."""
+        number, session = self.session_number, seen.sessions.get(self.session_number)
+        if session is None or number in seen.of(_Seen).versions:
+            return f"epoch {self.epoch} of session {number} is out of order"
+        epochs = seen.of(_Seen).epochs.setdefault(number, [])
+        last = epochs[-1] if epochs else (self.epoch - 1, 0)
+        is_next = self.epoch == last[0] + 1 > 1 and last[1] < self.first_version
+        if not is_next or not self.target_version < self.first_version <= session.version:
+            return f"session {session.id!r} has an epoch that begins nowhere"
+        epochs.append((self.epoch, self.first_version))
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the epoch."""
+        number = yield from into.number(self.session_number)
+        into.later(OPEN_EPOCH, self.row(into.codec, number=number))
+
+
+class _VersionRecord(Record, frozen=True):
+    """Something of one version of a session."""
+
+    session_number: Positive
+    version: Version
+
+    @property
+    def label(self) -> str:
+        """Name the version."""
+        return f"{self.__struct_config__.tag} {self.version}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that the session has this version, or had it."""
+        session = seen.sessions.get(self.session_number)
+        if session is None or self.version > session.version:
+            return f"version {self.version} is spoken of and does not exist"
+        return None
+
+    def _key(self, into: Import) -> Op[int]:
+        number = yield from into.number(self.session_number)
+        return number * SHIFT + self.version
+
+
+class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoint"):
+    """One version of a session; its manifest names lines of this file."""
+
+    sealed = Sealed(
+        lambda row, name: checkpoint_context(row["key"] // SHIFT, row["key"] % SHIFT, name),
+        manifest=None, data=ANY, metadata=METADATA,
+    )  # fmt: skip
+    counted = "checkpoints"
+
+    epoch: Version
+    kind: Kind
+    iteration: Count | None = None
+    item_id: Name | None = None
+    idempotency_key: Text | None = None
+    state_sequence: Count
+    manifest: bytes
+    data: bytes | None = None
+    metadata: bytes | None = None
+    created_at: Time
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it is behind the versions before it, and has all that it shows."""
+        checkpoints, session = seen.of(_Seen), seen.sessions.get(self.session_number)
+        last = checkpoints.versions.get(self.session_number, 0)
+        if session is None or not last < self.version <= session.version:
+            return f"checkpoint {self.version} is out of order"
+        epochs = checkpoints.epochs.get(self.session_number, [])
+        begun = [epoch for epoch, first in epochs if first <= self.version]
+        epoch = max(begun, default=session.epoch - len(epochs))
+        # The first version of a fork is a copy.
+        if self.epoch != epoch and self.version != session.origin_version:
+            return f"checkpoint {self.version} has the wrong epoch"
+        iteration = None
+        if self.kind in ITERATIONS and self.data is not None:
+            data = seen.codec.decode(self.data)
+            iteration = data.get("iteration") if type(data) is dict else None
+        if iteration != self.iteration or (self.kind in ITERATIONS) == (iteration is None):
+            return f"checkpoint {self.version} has the wrong iteration"
+        if problem := checkpoints.problem_of(seen.codec, self.manifest):
+            return f"checkpoint {self.version} of {session.id!r} {problem}"
+        checkpoints.versions[self.session_number] = self.version
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the version, and note which lines its session needs."""
+        codec, arrived = into.codec, into.of(_Arrived)
+        key = yield from self._key(into)
+        manifest = manifests.read(codec, self.manifest)
+        moved = {channel: arrived.moved(entry) for channel, entry in manifest.items()}
+        body = manifests.write(codec, moved)
+        into.later(ADD_CHECKPOINT, self.row(codec, key=key, manifest=body))
+        for line_id in sorted(arrived.newly_used(key // SHIFT, moved)):
+            into.later(USE, {"line_id": line_id, "number": key // SHIFT})
+
+
+class PinRecord(_VersionRecord, frozen=True, tag="pin"):
+    """A pin of a version."""
+
+    reason: Text
+    created_at: Time
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check also that it comes once."""
+        pinned = seen.of(_Seen).pinned
+        if self.version <= pinned.get(self.session_number, 0):
+            id = seen.sessions[self.session_number].id
+            return f"the pin of version {self.version} of {id!r} comes twice"
+        problem = super().problem(seen)
+        pinned[self.session_number] = self.version
+        return problem
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the pin."""
+        key = yield from self._key(into)
+        reason = into.codec.pack(self.reason, context=_pin(key))
+        into.later(ADD_PIN, self.row(into.codec, key=key, reason=reason))
+
+
+class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
+    """What was verified of a version."""
+
+    sealed = Sealed(lambda row, name: ("hf_attestations", str(row["key"])), evidence=ANY)
+
+    evidence: bytes
+    created_at: Time
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the attestation."""
+        key = yield from self._key(into)
+        into.later(ADD_ATTESTATION, self.row(into.codec, key=key))
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line as far as it was seen, and up to which of its own items it is needed."""
+
+    base: int
+    needed: int = 0
+    pieces: frozenset[int] = frozenset()
+    end: int = 0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of the checkpoints of a file."""
+
+    lines: dict[int, _Line] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    epochs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """The epochs that rewinds began, by session, each with its first version."""
+    versions: dict[int, int] = field(default_factory=dict)
+    pinned: dict[int, int] = field(default_factory=dict)
+
+    def problem_of(self, codec: Codec, body: bytes) -> str | None:
+        """Return what is wrong with a manifest."""
+        if len(body) > codec.limits.value_bytes:
+            raise too_large("channels", len(body), codec.limits.value_bytes, "value_bytes")
+        try:
+            manifest = manifests.read(codec, body)
+            if manifests.write(codec, manifest) != body:
+                return UNREADABLE
+        except (AttributeError, TypeError, ValueError, CorruptRecord):
+            return UNREADABLE
+        for channel, entry in manifest.items():
+            require_channel(channel)
+            if isinstance(entry, manifests.Inline):
+                codec.admit(entry.body, name=channel)
+                if len(entry.body) > manifests.INLINE_BYTES_MAX:
+                    return UNREADABLE
+                continue
+            line = self.lines.get(entry.line_id)
+            if line is None or not self._holds(line, entry):
+                return LACKING
+            self.used |= {entry.line_id, *line.pieces}
+        return None
+
+    def _holds(self, line: _Line, entry: manifests.Stored | Ref) -> bool:
+        if isinstance(entry, manifests.Stored):
+            return line.end > 0
+        is_possible = 0 <= entry.base <= entry.length and entry.skip >= 0
+        return is_possible and line.base == entry.base and line.end >= entry.own_end
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What is known while checkpoints are written: the lines by their numbers in the file."""
+
+    lines: dict[int, int] = field(default_factory=dict)
+    pieces: dict[int, set[int]] = field(default_factory=dict)
+    """The lines that pieces lie in, by line."""
+    _number: int = 0
+    _used: set[int] = field(default_factory=set)
+
+    def line(self, into: Import, source: int) -> Op[int]:
+        """Return the number that a line got."""
+        if source not in self.lines:
+            yield from into.flush()
+        return self.lines[source]
+
+    def moved(self, entry: manifests.Entry) -> manifests.Entry:
+        """Return where a channel lies in this store."""
+        if isinstance(entry, manifests.Inline):
+            return entry
+        return replace(entry, line_id=self.lines[entry.line_id])
+
+    def newly_used(self, number: int, manifest: manifests.Manifest) -> set[int]:
+        """Return the lines that a session needs for a version and did not for those before."""
+        if number != self._number:
+            self._number, self._used = number, set()
+        lines = manifests.line_ids(manifest)
+        used = lines.union(*(self.pieces.get(line_id, ()) for line_id in lines)) - self._used
+        self._used |= used
+        return used
+
+
+ITEMS = """
+SELECT key, count, data FROM hf_items WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
+"""
+EPOCHS = """
+SELECT session_number, epoch, first_version, target_version FROM hf_epochs
+WHERE session_number = :session_number AND epoch > :epoch ORDER BY epoch LIMIT :limit
+"""
+CHECKPOINTS = f"""
+SELECT key, {CheckpointRecord.selected("session_number", "version")} FROM hf_checkpoints
+WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
+"""  # noqa: S608
+PINS = """
+SELECT key, reason, created_at FROM hf_pins
+WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
+"""
+ATTESTATIONS = """
+SELECT number, key, evidence, created_at FROM hf_attestations
+WHERE key > :low AND key < :high AND number > :number ORDER BY number LIMIT :limit
+"""
+ADD_CHECKPOINT = f"""
+INSERT INTO hf_checkpoints {CheckpointRecord.inserted("session_number", "version", key=":key")}
+"""
+ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
+ADD_ATTESTATION = """
+INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
+"""
+
+
+class CheckpointsPortable(Portable):
+    """Versions travel with the lines that they share, as far as any of them shows."""
+
+    records = (
+        LineRecord, ItemsRecord, EpochRecord, CheckpointRecord, PinRecord, AttestationRecord,
+    )  # fmt: skip
+
+    def export(self, out: Export) -> Op[None]:
+        """Write the lines, their items, and then what the sessions have."""
+        codec = out.codec
+        needs = yield from read_needs(codec, out.sessions)
+        for line_id in sorted(needs.ends):
+            pieces = needs.pieces.get(line_id, [])
+            out.write(LineRecord(line_id, [_plain(line_id, piece) for piece in pieces]))
+        yield from _write_items(needs, out)
+        bounds = [_bounds(number) for number in out.sessions]
+        yield from read_each(EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
+
+        def write(kind: type[_VersionRecord], row: Row) -> None:
+            number, version = divmod(row["key"], SHIFT)
+            if kind is PinRecord:
+                row["reason"] = codec.unpack(row["reason"], context=_pin(row["key"]))
+            out.write(kind.of(codec, row, session_number=number, version=version))
+
+        for sql, kind, after in (
+            (CHECKPOINTS, CheckpointRecord, "key"),
+            (PINS, PinRecord, "key"),
+            (ATTESTATIONS, AttestationRecord, "number"),
+        ):
+            yield from read_each(sql, bounds, partial(write, kind), [after])
+
+    def problem_at_end(self, seen: Seen) -> str | None:
+        """Check that no line is of no use, and none ends too early."""
+        checkpoints = seen.of(_Seen)
+        for line_id, line in checkpoints.lines.items():
+            if line.end < line.needed:
+                return f"line {line_id} lacks items between {line.end} and {line.needed}"
+        for number, epochs in checkpoints.epochs.items():
+            if epochs[-1][0] != seen.sessions[number].epoch:
+                return f"session {seen.sessions[number].id!r} has an epoch that begins nowhere"
+        if unused := checkpoints.lines.keys() - checkpoints.used:
+            return f"line {min(unused)} is of no checkpoint"
+        return None
+
+
+def _bounds(number: int) -> dict[str, int]:
+    low = number * SHIFT
+    return {"session_number": number, "key": low, "low": low, "high": low + SHIFT}
+
+
+def _pin(key: int) -> tuple[str, ...]:
+    return "hf_pins", str(key)
+
+
+def _write_items(needs: Needs, out: Export) -> Op[None]:
+    """Write the items of lines up to the last that is needed; of a packed run perhaps a part."""
+    written = dict.fromkeys(sorted(needs.ends), 0)
+
+    def write(row: Row) -> None:
+        line_id, index = divmod(row["key"], SHIFT)
+        end = needs.ends[line_id]
+        if index == written[line_id]:
+            record = ItemsRecord.of(out.codec, row, line_id=line_id, index=index)
+            written[line_id] = min(index + record.count, end)
+            if index + record.count <= end:
+                out.write(record)
+                return
+            for place, body in enumerate(out.codec.split(record.data)[: end - index], index):
+                out.write(ItemsRecord(line_id, place, 1, body))
+
+    lines = (
+        {"key": line_id * SHIFT - 1, "high": line_id * SHIFT + needs.ends[line_id]}
+        for line_id in written
+    )
+    yield from read_each(ITEMS, lines, write, ["key"])
+    for line_id, end in written.items():
+        if end < needs.ends[line_id]:
+            raise CorruptRecord(
+                f"line {line_id} lacks items between {end} and {needs.ends[line_id]}",
+                line_id=line_id,
+            )
+
+
+def _plain(line_id: int, piece: Piece) -> tuple[int, int, int]:
+    """Return a piece as the file has it: 0 names the line that it is a piece of."""
+    return 0 if piece.line_id == line_id else piece.line_id, piece.start, piece.length

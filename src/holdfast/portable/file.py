@@ -1,0 +1,301 @@
+"""The export file: how records lie in it, and how damage to it is found.
+
+    line 1      a JSON object: the format's version, the export's and the store's id
+    then        frames: 4 bytes of length, then a record, sealed by the codec
+    at the end  a frame with the number of frames and the SHA-256 of everything before it
+
+A record is bound to the export and to its place in it, so that none can be changed, moved, repeated
+or left out. With a cipher the records are encrypted. Which records there are, the nouns say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, Union
+
+import msgspec
+
+from ..checkpoints.diffing import printable
+from ..codec import Codec, from_json, to_json
+from ..errors import (
+    CorruptRecord,
+    HoldfastError,
+    InvalidArgument,
+    LimitExceeded,
+    SchemaMismatch,
+    StoreUnavailable,
+)
+from ..kernel.fields import Count
+from ..kernel.nouns import Noun
+from ..kernel.portable import Record
+
+VERSION = 1
+HEADER_BYTES_MAX = 4_096
+LENGTH_BYTES = 4
+# The largest record has so many values of the store, and what names them.
+VALUES_MAX = 5
+FIELDS_BYTES_MAX = 65_536
+# What a sealed record has around its body: header, digest, the cipher's key id, nonce and tag.
+RECORD_BYTES_MORE = 1_024
+LABEL_CHARACTERS_MAX = 64
+
+
+class EndRecord(Record, frozen=True, tag="end"):
+    """The end of the file."""
+
+    frames: Count
+    sha256: str
+
+
+class Format:
+    """How the records of some nouns are read and written."""
+
+    def __init__(self, nouns: Sequence[Noun]) -> None:
+        self.kinds = tuple(kind for noun in nouns for kind in noun.portable.records)
+        self._decoder = _decoder((*self.kinds, EndRecord))
+        self._fields = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in self.kinds}
+
+    def counts(self) -> dict[str, int]:
+        """Return a counter for each kind of record that is counted."""
+        return {kind.counted: 0 for kind in self.kinds if kind.counted}
+
+    def read(self, body: bytes) -> Record:
+        """Return a record; ValidationError or DecodeError if it is none, or not written as ours.
+
+        Whatever can be written in two ways (a number, a list with more behind it) is refused in
+        all but the way that we write it.
+        """
+        try:
+            record: Record = self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.ValidationError(self._wrong(body, error)) from error
+        if _encoder.encode(record) != body:
+            raise msgspec.ValidationError("is not written as we write it")
+        return record
+
+    def validated(self, record: Record) -> Record:
+        """Return a record that was made from a foreign row, or raise ValidationError."""
+        return self.read(_encoder.encode(record))
+
+    def _wrong(self, body: bytes, error: Exception) -> str:
+        """Say which field of a record is wrong, if the record is known for one of ours at all."""
+        problem, _, place = str(error).partition(" - at `$[")
+        with contextlib.suppress(
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError
+        ):
+            tag = msgspec.msgpack.decode(msgspec.msgpack.decode(body, type=list[msgspec.Raw])[0])
+            index = int(place.partition("]")[0])
+            if tag in self._fields and index:
+                return f"has a wrong {tag}.{self._fields[tag][index - 1]}: {printable(problem)}"
+        return f"is not one of ours: {printable(str(error))}"
+
+
+@functools.cache
+def _decoder(kinds: tuple[type[Record], ...]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(Union[kinds])  # noqa: UP007
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Source(Protocol):
+    """Where sessions come from; its records can be read more than once."""
+
+    @property
+    def label(self) -> str:
+        """What it is, for messages and events."""
+        ...
+
+    def records(self) -> Iterator[Record]:
+        """Yield everything from the start, or raise what is wrong with it."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what could not be taken over as it was, once all records were read."""
+        ...
+
+
+class ExportWriter:
+    """Writes one export; `begin` starts over, `end` makes it complete and durable."""
+
+    def __init__(self, file: IO[bytes], codec: Codec, format: Format, export_id: str) -> None:
+        self._file = file
+        self._codec = codec
+        self._format = format
+        self.counts: dict[str, int] = {}
+        self._export_id = export_id
+        self._digest = hashlib.sha256()
+        self._frames = 0
+
+    def begin(self, store_id: str) -> None:
+        """Empty the file and write its first line."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._digest = hashlib.sha256()
+        self._frames = 0
+        self.counts = self._format.counts()
+        header = {
+            "holdfast_export": VERSION,
+            "export_id": self._export_id,
+            "store_id": store_id,
+            "is_encrypted": self._codec.has_cipher,
+        }
+        self._put(f"{to_json(header)}\n".encode())
+
+    def write(self, record: Record) -> None:
+        """Add a record, and count it."""
+        self.append(_encoder.encode(record))
+        if record.counted:
+            self.counts[record.counted] += 1
+
+    def append(self, body: bytes) -> None:
+        """Add the body of a record."""
+        sealed = self._codec.seal(body, context=_context(self._export_id, self._frames))
+        self._put(len(sealed).to_bytes(LENGTH_BYTES) + sealed)
+        self._frames += 1
+
+    def end(self) -> None:
+        """Write the last record and wait until everything is on the disk."""
+        self.write(EndRecord(frames=self._frames, sha256=self._digest.hexdigest()))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _put(self, content: bytes) -> None:
+        self._digest.update(content)
+        self._file.write(content)
+
+
+class ExportFile:
+    """Reads an export and checks every byte of it."""
+
+    def __init__(
+        self, path: Path, codec: Codec, format: Format, *, allow_plaintext: bool = False
+    ) -> None:
+        self._path = path
+        self._format = format
+        self._record_bytes_max = VALUES_MAX * codec.limits.value_bytes + FIELDS_BYTES_MAX
+        self._codec = codec.bounded(self._record_bytes_max)
+        self._digest = ""
+        with self._open() as file:
+            header = self._header(file.readline(HEADER_BYTES_MAX))
+        self._export_id = header["export_id"]
+        self._store_id = header["store_id"]
+        if codec.has_cipher and not header["is_encrypted"]:
+            if not allow_plaintext:
+                raise InvalidArgument(
+                    f"{path} is not encrypted and this store has a cipher; import it with "
+                    "allow_plaintext=True if you know where it comes from"
+                )
+            self._codec = self._codec.without_cipher()
+
+    @property
+    def label(self) -> str:
+        """The store that was exported."""
+        return f"store {self._store_id}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: an export is taken over as it is."""
+        return ()
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records; CorruptRecord at the first byte that is not what was written.
+
+        The second time the file must be the same as the first.
+        """
+        digest = hashlib.sha256()
+        with self._open() as file:
+            left = os.fstat(file.fileno()).st_size
+            line = file.readline(HEADER_BYTES_MAX)
+            digest.update(line)
+            left -= len(line)
+            ordinal = 0
+            while True:
+                prefix = file.read(LENGTH_BYTES)
+                length = int.from_bytes(prefix)
+                left -= LENGTH_BYTES + length
+                if len(prefix) < LENGTH_BYTES or left < 0:
+                    raise self._damaged("it ends in the middle; export the sessions again")
+                if length > self._record_bytes_max + RECORD_BYTES_MORE:
+                    raise self._too_large(ordinal, length)
+                sealed = file.read(length)
+                record = self._record(sealed, ordinal)
+                if isinstance(record, EndRecord):
+                    if record.frames != ordinal or record.sha256 != digest.hexdigest() or left:
+                        raise self._damaged("what it says of itself at its end is not so")
+                    if self._digest not in {"", record.sha256}:
+                        raise self._damaged("it was changed while it was read")
+                    self._digest = record.sha256
+                    return
+                digest.update(prefix)
+                digest.update(sealed)
+                ordinal += 1
+                yield record
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        try:
+            with self._path.open("rb") as file:
+                yield file
+        except FileNotFoundError as error:
+            raise InvalidArgument(f"there is no file {self._path}") from error
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read {self._path}: {error.strerror}") from error
+
+    def _header(self, line: bytes) -> dict[str, str]:
+        foreign = InvalidArgument(f"{self._path} is not a Holdfast export")
+        try:
+            header = from_json(line.removesuffix(b"\n"))
+        except (HoldfastError, UnicodeDecodeError):
+            raise foreign from None
+        if type(header) is not dict or type(version := header.get("holdfast_export")) is not int:
+            raise foreign
+        if version > VERSION:
+            raise SchemaMismatch(
+                f"{self._path} has export format {version}, this Holdfast reads {VERSION}; "
+                "upgrade it",
+                format=version,
+                newest=VERSION,
+            )
+        wanted = {"export_id": str, "store_id": str, "is_encrypted": bool}
+        is_whole = all(type(header.get(name)) is kind for name, kind in wanted.items())
+        is_whole = is_whole and all(is_label(header[name]) for name in ("export_id", "store_id"))
+        if version < 1 or not is_whole or not line.endswith(b"\n"):
+            raise self._damaged("its first line is not what was written")
+        return header
+
+    def _record(self, sealed: bytes, ordinal: int) -> Record:
+        try:
+            body = self._codec.unseal(sealed, context=_context(self._export_id, ordinal))
+            return self._format.read(body)
+        except CorruptRecord as error:
+            if "limit" in error.fields:
+                raise self._too_large(ordinal, error.fields["actual"]) from error
+            raise self._damaged(f"record {ordinal} does not match its digest") from error
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"record {ordinal} {error}") from error
+
+    def _too_large(self, ordinal: int, size: object) -> LimitExceeded:
+        return LimitExceeded(
+            f"record {ordinal} of {self._path} takes {size:,} bytes; this store takes records of "
+            f"at most {self._record_bytes_max:,} (five times Limits.value_bytes); nothing was "
+            "imported",
+            limit=self._record_bytes_max,
+            actual=size,
+        )
+
+    def _damaged(self, problem: str) -> CorruptRecord:
+        return CorruptRecord(f"{self._path} is damaged: {problem}", path=str(self._path))
+
+
+def is_label(text: str) -> bool:
+    """Whether a text from a file can be shown: short, and nothing but printable characters."""
+    return 0 < len(text) <= LABEL_CHARACTERS_MAX and text.isprintable()
+
+
+def _context(export_id: str, ordinal: int) -> tuple[str, ...]:
+    return "export", export_id, str(ordinal)
