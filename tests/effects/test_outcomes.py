@@ -332,6 +332,8 @@ def test_an_effect_is_owned_until_its_outcome_is_recorded(
     waiting = (
         "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, %s) > 0"
     )
+    # Stores of one server are made one after the other.
+    holdfast.open(**place).close()
     with (
         psycopg.connect(postgres_dsn) as other,
         psycopg.connect(postgres_dsn, autocommit=True) as admin,

@@ -43,6 +43,8 @@ def locked(place: dict[str, Any]) -> Iterator[None]:
 
 @both_colours
 async def test_a_store_that_is_away_is_waited_for(subject: Subject) -> None:
+    # Stores of one server are made one after the other.
+    holdfast.open(**subject.place).close()
     store = await opened(subject, busy_timeout_seconds=0.1)
     held, go_on = threading.Event(), threading.Event()
 
@@ -131,6 +133,8 @@ def test_a_worker_cut_off_from_its_store_fences_itself(
         return "first"
 
     started = threading.Event()
+    # Stores of one server are made one after the other.
+    holdfast.open(**place).close()
     with holdfast.open(**place, busy_timeout_seconds=0.1) as store:
         item = store.work.submit("t", session=store.session("s"))
         worker = Worker(

@@ -72,6 +72,8 @@ def test_a_worker_whose_completion_was_committed_unseen_does_not_take_it_for_los
             proxy.cut_next_commit("after")
             proxy.refuse(1.5)
 
+    # Stores of one server are made one after the other.
+    holdfast.open(url, namespace=namespace).close()
     with holdfast.open(url, namespace=namespace, busy_timeout_seconds=0.5) as store:
         for number in range(concurrency):
             store.work.submit("t", number)

@@ -137,7 +137,7 @@ def test_a_zombie_writes_nothing(
     monkeypatch.setattr("holdfast.work.finishing.RETRY_SECONDS", 0.01)
     said, go_on = str(tmp_path / "said"), str(tmp_path / "go")
     with Fleet(bare=bare, worker=worker, successor=successor) as fleet:
-        with holdfast.open(**place, durability="normal", busy_timeout_seconds=1) as store:
+        with holdfast.open(**place, durability="normal") as store:
             id = store.work.submit("t", session=store.session("s")).id
         zombie = fleet.start(kind, place, said, go_on)
         wait_until(lambda: read_lines(said))
