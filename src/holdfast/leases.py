@@ -41,10 +41,6 @@ log = logging.getLogger("holdfast.leases")
 # The holder `boots…`, where `boots` is an instance's name, but not the boot that is running now.
 EARLIER_BOOT = """holder <> :holder
     AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots"""
-COUNT = """
-SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
-FROM {held}
-"""
 ACQUIRE = """
 UPDATE {table} SET holder = :holder, fence = fence + 1, lease_expires_at = :now + :lease_ms
 WHERE id = :id AND (holder IS NULL OR lease_expires_at <= :now)

@@ -32,7 +32,6 @@ SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
         AND lease_expires_at + settle_ms <= :now
         AND issued_at + timeout_ms + settle_ms <= :now) AS abandoned
 """
-ANY = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
 
 class EffectsNoun(Noun):
@@ -41,15 +40,13 @@ class EffectsNoun(Noun):
     portable = EffectsPortable()
     name = "effect"
     renewal = RENEW
+    fencing = FENCE
+    any_record = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Take sessions' effects apart from them; what a late retry needs stays."""
         for session in sessions:
             yield from unlink(session.number)
-
-    def fence(self, holder: str, boots: str) -> Op[int]:
-        """End the time of attempts that earlier boots run."""
-        return len((yield from rows(FENCE, holder=holder, boots=boots)))
 
     def recover(
         self, runtime: Runtime, holder: str, tools: Mapping[str, Any]
@@ -66,10 +63,6 @@ class EffectsNoun(Noun):
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Look for effects that nobody knows the outcome of."""
         return {"effects": check}
-
-    def is_empty(self) -> Op[bool]:
-        """Whether there is none."""
-        return not (yield from rows(ANY))
 
 
 def check() -> Op[list[Finding]]:

@@ -30,13 +30,13 @@ COUNTS = """
 SELECT count(*) AS trees, (SELECT count(*) FROM hf_events) AS events FROM hf_trees
 """
 TREES_SHOWN_MAX = 10
-ANY = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
 
 class FeedNoun(Noun):
     """The feed, and the trees whose order it keeps; both stay when their sessions go."""
 
     portable = FeedPortable()
+    any_record = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Take out what the events of deleted sessions say; they keep positions and kinds."""
@@ -51,10 +51,6 @@ class FeedNoun(Noun):
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Look for holes."""
         return {"feed": check_positions}
-
-    def is_empty(self) -> Op[bool]:
-        """Whether there is none."""
-        return not (yield from rows(ANY))
 
 
 def check_positions() -> Op[list[Finding]]:

@@ -58,6 +58,6 @@ class CipherKeys:
 
     def _is_empty(self) -> Op[bool]:
         for noun in self._nouns:
-            if not (yield from noun.is_empty()):
+            if noun.any_record and (yield from one(noun.any_record)) is not None:
                 return False
         return True

@@ -36,17 +36,6 @@ class Retention:
     """Told how many checkpoints were removed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leases:
-    """How many rows of a noun are held, how many of them by the dead, and what to do then."""
-
-    what: str
-    holder: str
-    advice: str
-    held: int
-    expired: int
-
-
 class Noun:
     """One kind of thing, with the tables that only its own package names.
 
@@ -63,6 +52,16 @@ class Noun:
     """The statement that locks the row of a lease, and finds nothing once its fence is old."""
     renewal = ""
     """The statement that prolongs a lease, and returns its number unless its fence is old."""
+    fencing = ""
+    """The statement that takes leases away from earlier boots, and returns a row for each."""
+    leased = ""
+    """The table and condition of rows that are leased, if others may take them over."""
+    leased_to = ""
+    """Who holds such a lease."""
+    advice = ""
+    """What to do when a holder died."""
+    any_record = ""
+    """The statement that finds a record which a cipher would have encrypted, if there is any."""
 
     def schema(self) -> str:
         """Return the text that creates the tables; see `kernel/schema.sql`."""
@@ -100,11 +99,6 @@ class Noun:
         """Go on with what waited for an effect that was resolved."""
         yield from ()
 
-    def fence(self, holder: str, boots: str) -> Op[int]:
-        """Take away the leases of holders that begin with `boots`, except this one; count them."""
-        yield from ()
-        return 0
-
     def recover(
         self, runtime: Runtime, holder: str, tools: Mapping[str, Any]
     ) -> Flow[tuple[list[Effect], list[Effect]]]:
@@ -125,13 +119,3 @@ class Noun:
     def checks(self) -> Mapping[str, Callable[[], Op[list[Finding]]]]:
         """Return what `doctor` looks at, by name; a check changes nothing."""
         return {}
-
-    def leases(self) -> Op[Leases | None]:
-        """Count the leases; None if the noun has none that others may take over."""
-        yield from ()
-        return None
-
-    def is_empty(self) -> Op[bool]:
-        """Whether no record of the noun is stored that a cipher would have encrypted."""
-        yield from ()
-        return True

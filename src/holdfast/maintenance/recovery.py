@@ -13,7 +13,7 @@ from ..effects.tools import by_name
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.handle import C, Handle, Runtime
 from ..kernel.nouns import SWEPT_PER_PASS
-from ..kernel.operation import Op, operation
+from ..kernel.operation import Op, Query, batch, operation
 from ..leases import default_holder
 from ..records import Effect, Swept
 from ..sessions.rows import BOOT_MARK
@@ -75,10 +75,10 @@ class _Instance:
     def fence(self, holder: str, instance: str) -> Op[int]:
         """Take away every lease that an earlier boot of this instance holds."""
         boots = f"{instance}{BOOT_MARK}"
-        count = 0
-        for noun in self.runtime.nouns:
-            count += yield from noun.fence(f"{boots}{holder}", boots)
-        return count
+        own = {"holder": f"{boots}{holder}", "boots": boots}
+        statements = [noun.fencing for noun in self.runtime.nouns if noun.fencing]
+        found = yield from batch(*(Query(statement, own) for statement in statements))
+        return sum(map(len, found))
 
 
 def sweep(runtime: Runtime, limit: int = SWEPT_PER_PASS) -> Flow[Swept]:

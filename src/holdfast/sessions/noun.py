@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Leases, Noun
+from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, batch, rows
-from ..leases import COUNT, EARLIER_BOOT
+from ..leases import EARLIER_BOOT
 from ..records import SessionRef
 from .portable import SessionsPortable
 from .rows import DELETE, DRIVEN, RENEW, numbers_of
@@ -17,7 +17,6 @@ UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE holder IS NOT NULL AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
-LEASES = COUNT.format(held="hf_sessions WHERE holder IS NOT NULL")
 
 
 class SessionsNoun(Noun):
@@ -26,6 +25,10 @@ class SessionsNoun(Noun):
     portable = SessionsPortable()
     name = "session"
     renewal = RENEW
+    fencing = FENCE
+    leased = "hf_sessions WHERE holder IS NOT NULL"
+    leased_to = "driver"
+    advice = "Start the agent again; it resumes them."
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
         """Whoever drives a session keeps it."""
@@ -35,13 +38,3 @@ class SessionsNoun(Noun):
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Remove the rows."""
         yield from batch(*(Query(DELETE, {"number": each.number}) for each in sessions))
-
-    def fence(self, holder: str, boots: str) -> Op[int]:
-        """Take sessions away from earlier boots that drive them."""
-        return len((yield from rows(FENCE, holder=holder, boots=boots)))
-
-    def leases(self) -> Op[Leases]:
-        """Count the sessions that are driven."""
-        [row] = yield from rows(LEASES)
-        advice = "Start the agent again; it resumes them."
-        return Leases(what="session", holder="driver", advice=advice, **row)

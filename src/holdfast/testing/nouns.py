@@ -15,7 +15,7 @@ from ..feed import emit, event, lock_tree, plant_tree
 from ..kernel.fields import Name, Number
 from ..kernel.flow import Flow, perform
 from ..kernel.handle import C, Handle, Runtime
-from ..kernel.nouns import Leases, Noun, Retention
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import (
     AfterCommit,
     Lock,
@@ -32,7 +32,7 @@ from ..kernel.operation import (
 )
 from ..kernel.portable import Export, Import, Portable, Record, Seen, read_each
 from ..kernel.schema import Migration
-from ..leases import COUNT, EARLIER_BOOT, LeasedTable
+from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import Finding, Lease, Pruned, Swept
 from ..store import StoreHandle
 
@@ -107,7 +107,6 @@ WHERE number IN (
 ) RETURNING id
 """
 FORGET = "DELETE FROM hf_test_items WHERE ended_at <= :now - :work_ms RETURNING id"
-LEASES = COUNT.format(held="hf_test_items WHERE holder IS NOT NULL")
 BELOW_ZERO = "SELECT id FROM hf_test_counters WHERE value < 0"
 
 ITEMS = LeasedTable("hf_test_items", "item")
@@ -169,13 +168,15 @@ def check_counters() -> Op[list[Finding]]:
 class ItemsNoun(Noun):
     """Items in the life of a store."""
 
+    name = "example item"
+    fencing = FENCE
+    leased = "hf_test_items WHERE holder IS NOT NULL"
+    leased_to = "holder"
+    advice = "Sweep."
+
     def schema(self) -> str:
         """Return the table of items."""
         return ITEMS_SCHEMA
-
-    def fence(self, holder: str, boots: str) -> Op[int]:
-        """End the leases of items that earlier boots run."""
-        return len((yield from rows(FENCE, holder=holder, boots=boots)))
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
         """Take back items whose lease ran out."""
@@ -187,11 +188,6 @@ class ItemsNoun(Noun):
             return Pruned()
         count = yield from perform(ItemsNoun.forget, self, retention.work_ms)
         return Pruned(others=Counts({"example item": count}))
-
-    def leases(self) -> Op[Leases]:
-        """Count the items that run."""
-        [row] = yield from rows(LEASES)
-        return Leases(what="example item", holder="holder", advice="Sweep.", **row)
 
     @operation
     def take_back(self, limit: int) -> Op[int]:

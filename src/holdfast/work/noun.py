@@ -8,9 +8,9 @@ from typing import Any
 from ..kernel.doors import through_door
 from ..kernel.flow import Flow
 from ..kernel.handle import Runtime
-from ..kernel.nouns import Leases, Noun, Retention
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Row, rows
-from ..leases import COUNT, EARLIER_BOOT
+from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
 from .claiming import heartbeat
@@ -44,9 +44,7 @@ UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
-LEASES = COUNT.format(held="hf_work WHERE state = 'in_progress'")
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
-ANY = "SELECT 1 AS found FROM hf_work LIMIT 1"
 
 
 class WorkNoun(Noun):
@@ -55,6 +53,11 @@ class WorkNoun(Noun):
     portable = WorkPortable()
     name = "work item"
     guard = HOLD
+    fencing = FENCE
+    leased = "hf_work WHERE state = 'in_progress'"
+    leased_to = "worker"
+    advice = "A running worker requeues them, and so does `holdfast work sweep`."
+    any_record = "SELECT 1 AS found FROM hf_work LIMIT 1"
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
         """Prolong the leases of running items."""
@@ -91,10 +94,6 @@ class WorkNoun(Noun):
         found = yield from rows(AWAITING, effect_id=effect_id)
         yield from _end(runtime, found, RESOLVED, IDLE)
 
-    def fence(self, holder: str, boots: str) -> Op[int]:
-        """End the leases of items that earlier boots run."""
-        return len((yield from rows(FENCE, holder=holder, boots=boots)))
-
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
         """Requeue or end items whose lease ran out, and promote what is due."""
         return (yield from sweep(runtime, limit))
@@ -102,16 +101,6 @@ class WorkNoun(Noun):
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove finished items that are old, and then effects that only they could ask for."""
         return (yield from prune(runtime, retention)) if retention.session is None else Pruned()
-
-    def leases(self) -> Op[Leases]:
-        """Count the items that run."""
-        [row] = yield from rows(LEASES)
-        advice = "A running worker requeues them, and so does `holdfast work sweep`."
-        return Leases(what="work item", holder="worker", advice=advice, **row)
-
-    def is_empty(self) -> Op[bool]:
-        """Whether there is none."""
-        return not (yield from rows(ANY))
 
 
 def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:

@@ -13,6 +13,10 @@ from ..marks import WRITER_KEPT_MS, WRITERS
 from ..nouns import Noun
 from ..operation import Call, Op, SyncDriver, query, rows
 
+LEASES = """
+SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
+FROM {leased}
+"""
 WRITERS_MAX = 10_000
 
 
@@ -42,14 +46,13 @@ class ContentOps:
         """Look for rows of any noun whose holder died."""
         found = []
         held = []
-        for noun in reversed(self.nouns):
-            if (leases := (yield from noun.leases())) is None:
-                continue
-            held.append(plural(leases.held, leases.what))
-            if leases.expired:
-                what = plural(leases.expired, leases.what)
-                message = f"{what} with an expired lease: the {leases.holder} died."
-                found.append(Finding("leases", "warning", message, leases.advice))
+        for noun in reversed([noun for noun in self.nouns if noun.leased]):
+            [row] = yield from rows(LEASES.format(leased=noun.leased))
+            held.append(plural(row["held"], noun.name))
+            if row["expired"]:
+                what = plural(row["expired"], noun.name)
+                message = f"{what} with an expired lease: the {noun.leased_to} died."
+                found.append(Finding("leases", "warning", message, noun.advice))
         return found or [Finding("leases", "ok", f"None has expired: {', '.join(held)}.")]
 
 
