@@ -322,7 +322,8 @@ class Keeper(PerStore):
             if not self._is_closed and (self._thread is None or self._thread.ident is None):
                 self._thread = Thread(self._run, "holdfast-keeper")
                 self._thread.start()
-        if kept.due_at < self._wakes_at or isinstance(kept, Held):
+        # It may have been stopped, or lost its owner, before the thread could see it here.
+        if kept.due_at < self._wakes_at or kept.is_stopped or kept.owner() is None:
             self.inbox.put(None)
         return kept
 
@@ -474,7 +475,10 @@ class Keeper(PerStore):
         return self._driver
 
     def _let_go(self, held: Held) -> None:
-        """Give a lease back on a thread of its own: it may have to wait, and renewals must not."""
+        """Give a lease back, on a thread of its own if it may wait where renewals need not."""
+        if isinstance(self._runtime.target, SqliteTarget):
+            # All writers of a file wait for one lock.
+            return held.give_back()
         self._leaving = [thread for thread in self._leaving if thread.is_alive()]
         thread = Thread(held.give_back, "holdfast-release")
         try:

@@ -26,7 +26,8 @@ from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.kernel.handle import Handle, Sync
 from holdfast.kernel.nouns import Noun
 from holdfast.kernel.operation import Op, query, rows
-from holdfast.leases import Guard, Keeper, Kept, uptime_seconds
+from holdfast.leases import Guard, Held, Keeper, Kept, uptime_seconds
+from holdfast.records import Lease
 from holdfast.work.items import Item
 
 WAIT_SECONDS = 120.0
@@ -86,8 +87,18 @@ def kept_item(store: holdfast.Store) -> tuple[Any, Kept]:
 
 
 def keepers() -> list[str]:
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("holdfast-keeper")]
+    """Return the names of this test's own keepers; others may have left a store open."""
+    own = set(threading.enumerate()) - _earlier
+    return [thread.name for thread in own if thread.name == "holdfast-keeper"]
+
+
+_earlier: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    _earlier.clear()
+    _earlier.update(threading.enumerate())
 
 
 def test_leases_of_all_nouns_are_renewed_in_one_call(
@@ -307,6 +318,74 @@ def test_a_keeper_goes_on_after_an_error_that_nobody_expected(
         keeper.close()
     assert noun.asked == 3
     assert caplog.text.count("leases could not be renewed; trying again") == 2
+
+
+def test_a_lease_that_nobody_has_is_given_back_at_once(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        # It does not look by itself while this test runs.
+        Keeper.of(store.runtime)._idle_seconds = LEASE_SECONDS
+        driven = store.session("s").drive(lease_seconds=LEASE_SECONDS)
+        assert store.session("s").info().holder is not None
+        del driven
+        wait_for(lambda: store.session("s").info().holder is None)
+
+
+class Waiting(Noun):
+    """A noun whose leases are renewed when that is allowed."""
+
+    name = "waiting"
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_end = threading.Event(), threading.Event()
+
+    def renew(self, held: Any, lease_seconds: float) -> Op[Any]:
+        yield from ()
+        self.is_asked.set()
+        assert self.may_end.wait(WAIT_SECONDS)
+        return {number: {} for number in held}
+
+
+def test_what_is_dropped_while_leases_are_renewed_is_given_back_before_the_keeper_ends(
+    place: dict[str, Any], uptime: Uptime
+) -> None:
+    released: list[Lease] = []
+    lease = Lease(id="held", holder="me", fence=1, expires_at=0)
+    with holdfast.open(**place) as store, ThreadPoolExecutor(1) as threads:
+        noun, owner = Waiting(), Broken()
+        settings = replace(store.runtime.settings, nouns=[noun])
+        keeper = Keeper(replace(store.runtime, settings=settings))
+        guards = [Guard("waiting", id, 1, 1) for id in ("kept", "held")]
+        held = Held(owner, keeper, LEASE_SECONDS, lambda: (guards[1], lease), released.append)
+        keeper.take(held)
+        keeper.keep(Kept(noun, guards[0], 60, uptime_seconds()))
+        uptime.sleep(30)
+        keeper.inbox.put(None)
+        assert noun.is_asked.wait(WAIT_SECONDS)
+        del owner
+        closing = threads.submit(keeper.close)
+        wait_for(lambda: keeper._is_closed)
+        noun.may_end.set()
+        closing.result()
+    assert released == [lease]
+
+
+def test_a_lease_that_was_given_up_while_it_was_taken_is_given_back(place: dict[str, Any]) -> None:
+    released: list[Lease] = []
+    lease = Lease(id="held", holder="me", fence=1, expires_at=0)
+
+    def take() -> tuple[Guard, Lease]:
+        held.inbox.put(held)
+        wait_for(lambda: held.is_stopped)
+        return Guard("session", "held", 1, 1), lease
+
+    with holdfast.open(**place) as store:
+        keeper = Keeper.of(store.runtime)
+        keeper._idle_seconds = LEASE_SECONDS
+        _item, _ = kept_item(store)
+        held = Held(store, keeper, LEASE_SECONDS, take, released.append)
+        keeper.take(held)
+        wait_for(lambda: released)
+    assert released == [lease]
 
 
 @contextlib.contextmanager
