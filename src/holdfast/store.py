@@ -119,9 +119,7 @@ class StoreHandle(
         self, path: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Flow[None]:
         """Copy the live database into a new SQLite file, one consistent moment of it."""
-        runtime = self.runtime
-        given = (runtime.driver, runtime.target, runtime.settings, path, progress)
-        yield from invoke(back_up, *given)
+        yield from invoke(back_up, self.runtime.driver, path, progress)
 
 
 class Transaction(StoreHandle[Tx]):
@@ -219,7 +217,7 @@ class Store(StoreHandle[Sync]):
         **kwargs: P.kwargs,
     ) -> R:
         """Run several operations in one commit. The function may run more than once."""
-        result: R = self.runtime.driver.run(_compose(self.runtime, function, args, kwargs))
+        result: R = self.runtime.start(_compose(self.runtime, function, args, kwargs))
         return result
 
     def within(self, connection: object) -> Store:
@@ -250,7 +248,7 @@ class AsyncStore(StoreHandle[Async]):
         **kwargs: P.kwargs,
     ) -> R:
         """Run several operations in one commit. The function may run more than once."""
-        result: R = await self.runtime.driver.run(_compose(self.runtime, function, args, kwargs))
+        result: R = await self.runtime.start(_compose(self.runtime, function, args, kwargs))
         return result
 
     def within(self, connection: object) -> AsyncStore:
@@ -277,7 +275,6 @@ def _runtime(
     redactor: Redaction,
     *,
     is_async: bool,
-    is_joined: bool = False,
     keeper: Keeper | None = None,
 ) -> Runtime:
     runtime = Runtime(
@@ -290,7 +287,6 @@ def _runtime(
         start_flow=partial(run_flow_async if is_async else run_flow, driver),
         start_stream=partial(run_stream_async if is_async else run_stream, driver),
         is_async=is_async,
-        is_joined=is_joined,
         states={} if keeper is None else {Keeper: keeper},
     )
     # Made here, they know the store and not the first transaction that needs them.
@@ -310,7 +306,7 @@ def _joined(runtime: Runtime, connection: object) -> Runtime:
     given = (runtime.target, runtime.settings)
     driver = join(*given, connection, is_async=runtime.is_async)
     parts = (runtime.codec, runtime.redactor)
-    return _runtime(driver, *given, *parts, is_async=runtime.is_async, is_joined=True)
+    return _runtime(driver, *given, *parts, is_async=runtime.is_async)
 
 
 def open(

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 import holdfast
+from tests.internals import engine_of
 
 TABLES = ["hf_checkpoints", "hf_events", "hf_lines", "hf_items", "hf_uses", "hf_work"]
 # A use has no data of its own, and an item of work changes until it has ended.
@@ -75,7 +76,7 @@ def test_rows_are_neither_changed_nor_deleted(
 
 def test_a_replaced_row_fires_the_triggers_of_our_own_connections(tmp_path: Any) -> None:
     with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         assert engine.writer._connection.pragma("recursive_triggers") == 1
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.nouns import Counter, Setup
+from tests.internals import engine_of
 
 CANCELLATIONS = 1_000
 
@@ -56,7 +57,7 @@ async def cancel_at_random(place: dict[str, Any]) -> dict[str, int]:
         assert returned <= set(notes)
         assert await counter.value() == len(notes)
         if store.runtime.driver.dialect == "postgres":
-            connections: Any = store.runtime.driver.engine.connections
+            connections: Any = engine_of(store).connections
             assert connections.lent == 0
         found = len(notes) - 40
         finished = len(returned) - 40

@@ -25,6 +25,7 @@ from holdfast.kernel.postgres.protocol import BACKOFF_SECONDS_MAX, _pause
 from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Case, Colour, Subject
+from tests.internals import engine_of
 
 
 @pytest.fixture
@@ -102,14 +103,14 @@ def test_calls_one_after_the_other_share_one_connection(where: dict[str, Any]) -
             Counter(store).add()
             Counter(store).value()
         assert isinstance(store.runtime.driver, PostgresDriver)
-        assert len(store.runtime.driver.engine.connections.idle) == 1
+        assert len(engine_of(store).connections.idle) == 1
 
 
 def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) -> None:
     with holdfast.open(**where) as store, psycopg.connect(where["url"], autocommit=True) as admin:
         counter = Counter(store)
         for expected in range(1, 6):
-            for connection in store.runtime.driver.engine.connections.idle:
+            for connection in engine_of(store).connections.idle:
                 admin.execute("SELECT pg_terminate_backend(%s)", [connection.backend_pid])
             assert counter.add() == expected
             assert counter.value() == expected

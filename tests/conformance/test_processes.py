@@ -19,6 +19,7 @@ from holdfast.kernel.attempt import Hooks, Trace
 from holdfast.testing import history
 from holdfast.testing.nouns import Counter, Queue, Setup
 from tests.crash.children import Child
+from tests.internals import engine_of
 
 ROOTS = ("root", "other")
 
@@ -315,7 +316,7 @@ def test_a_child_forked_during_a_write_does_not_keep_the_lock(tmp_path: Path) ->
 
         hooks = Hooks()
         store = holdfast.open(**place, hooks=hooks)
-        store.runtime.driver.engine.writer._probe = fork_inside
+        engine_of(store).writer._probe = fork_inside
         Counter(store).add()
 
     child = Child(parent)

@@ -19,6 +19,7 @@ from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import COMMIT, Cut, Moment, PostgresProxy
 from tests.faults.workload import Clients, found_in, in_threads, prepare
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 Place = dict[str, Any]
@@ -104,7 +105,7 @@ def test_a_cut_commit_is_settled_rightly_a_hundred_times_in_an_event_loop(
 def strand(store: Any, proxy: PostgresProxy, moment: Moment) -> Cut:
     """Leave the store one connection, to be cut at its COMMIT, and no way to make another."""
     proxy.refuse()
-    assert len(store.runtime.driver.engine.connections.idle) == 1
+    assert len(engine_of(store).connections.idle) == 1
     return proxy.cut_next_commit(moment)
 
 
@@ -224,7 +225,7 @@ def test_a_writer_whose_row_was_closed_goes_on_with_another_connection(through: 
     """Somebody asked for a commit that its connection has not made yet."""
     with holdfast.open(**through) as store:
         assert Counter(store).add_at_once(1, note="first") == 1
-        (connection,) = store.runtime.driver.engine.connections.idle
+        (connection,) = engine_of(store).connections.idle
         assert store.settle(f"{connection.writer_id}:{connection.batch + 5}") is False
         assert store.settle(f"{connection.writer_id}:{connection.batch}") is True
         assert Counter(store).add_at_once(1, note="second") == 2

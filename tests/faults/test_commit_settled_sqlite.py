@@ -23,6 +23,7 @@ from holdfast.testing.faults import Fault, FaultyDisk, FileOperation, FileRole
 from holdfast.testing.nouns import Counter
 from holdfast.testing.power import PowerLog
 from tests.faults.workload import Clients, each_connection, read_file, together
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 
@@ -153,7 +154,7 @@ def company(scene: Scene, others: str) -> Iterator[None]:
             yield
     else:
         # The one that opening has left behind.
-        idle: list[apsw.Connection] = scene.store.runtime.driver.engine._idle_readers
+        idle: list[apsw.Connection] = engine_of(scene.store)._idle_readers
         while idle:
             idle.pop().close()
         yield

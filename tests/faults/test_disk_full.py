@@ -26,6 +26,7 @@ from tests.faults.workload import (
     read_file,
     together,
 )
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 
@@ -113,7 +114,7 @@ def test_each_of_a_group_that_does_not_fit_says_so_and_reads_go_on(path: Path) -
 
 def reopen_writer(store: holdfast.Store) -> None:
     """Let the next write use a new connection, on which the limit is another."""
-    engine = store.runtime.driver.engine
+    engine = engine_of(store)
     with engine._locked():
         engine.writer.close()
 
@@ -191,7 +192,7 @@ def test_a_passing_read_error_is_tried_again_and_a_lasting_one_reported(
 
 def forget_pages(store: holdfast.Store, *, keep: bool) -> None:
     """Make the next read go to the disk, on the connection that waits or on a new one."""
-    engine = store.runtime.driver.engine
+    engine = engine_of(store)
     for connection in engine._idle_readers:
         connection.pragma("shrink_memory")
     while engine._idle_readers and not keep:

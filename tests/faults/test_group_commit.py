@@ -24,6 +24,7 @@ from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import Clients, each_connection, found_in, in_threads, together
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 
@@ -257,7 +258,7 @@ def test_a_call_that_comes_after_the_closing_is_refused_at_once(
     store = holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=2 * WAIT_SECONDS)
     if has_thread:
         together(store, 2 * [lambda: Counter(store).add(1, note="early")])
-    writer = store.runtime.driver.engine.writer
+    writer = engine_of(store).writer
     slow = Slow(store)
     slow.begun.clear()
     slow.go_on.clear()
@@ -381,7 +382,7 @@ def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) 
 
     ended: list[str] = []
     with holdfast.open(f"sqlite:///{path}") as store:
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         with pytest.raises(holdfast.StoreUnavailable, match="ended before all of it"):
             store.run(end, "alone")
         assert found_in(store) == []

@@ -21,6 +21,7 @@ from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.tracing import interrupted_everywhere
 from tests.faults.workload import found_in, in_threads, together
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
     """Make sure that no lock is held and nothing is open, and write from another thread."""
-    engine: Any = store.runtime.driver.engine
+    engine: Any = engine_of(store)
     connection = engine.writer._connection
     assert connection is None or not connection.in_transaction, "a transaction is open"
     other = SideLock(path.with_name(path.name + "-lock"))
@@ -110,7 +111,7 @@ def test_an_interrupt_at_any_place_costs_no_connection(
         call(**({} if name == "value_twice" else {"note": asked[-1]}))
 
     with holdfast.open(**direct, busy_timeout_seconds=30) as store:
-        connections: Any = store.runtime.driver.engine.connections
+        connections: Any = engine_of(store).connections
         call = getattr(Counter(store), name)
         for nth in interrupted_everywhere(ask):
             assert connections.lent == 0, f"place {nth}"
@@ -159,7 +160,7 @@ def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with holdfast.open(**direct, busy_timeout_seconds=30) as store:
-            connections: Any = store.runtime.driver.engine.connections
+            connections: Any = engine_of(store).connections
             while len(kept) < 200:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 3e-3))
@@ -241,7 +242,7 @@ def test_interrupts_by_a_real_signal_leave_the_whole_or_nothing_and_a_usable_sto
 def test_a_call_interrupted_while_it_waits_in_the_queue_is_never_run(path: Path) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
         together(store, 2 * [lambda: Counter(store).add(1, note="group")])
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             with engine_held(engine):

@@ -18,6 +18,7 @@ from holdfast.kernel.sqlite import files
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import found_in, in_threads, prepare, read_file, together
+from tests.internals import engine_of
 
 
 def delete(path: Path) -> None:
@@ -65,7 +66,7 @@ def path(tmp_path: Path, template: Path) -> Path:
 def settle(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write until the store relies on its directory, which has not changed for a while."""
     monkeypatch.setattr(files, "SETTLED_MS", 100)
-    engine: Any = store.runtime.driver.engine
+    engine: Any = engine_of(store)
     while engine.writer.files._settled is None:
         Counter(store).add(1, note="settled")
 
@@ -161,7 +162,7 @@ def test_an_async_store_is_refused_alike(path: Path, act: Callable[[Path], None]
 def test_a_new_reader_does_not_read_what_has_taken_the_place(path: Path) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
         Counter(store).add(1, note="before")
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         replace(path)
         engine._idle_readers.clear()
         with pytest.raises(StoreMoved):
@@ -229,7 +230,7 @@ def test_files_deleted_beside_a_database_of_several_processes_do_not_destroy_it(
     child = Other(path)
     with holdfast.open(url) as store:
         # What the child wrote is in the database itself: -wal alone may be deleted then.
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         with engine._locked():
             engine.writer._checkpoint()
         path.with_name(path.name + suffix).unlink()

@@ -17,6 +17,7 @@ import holdfast
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import PostgresProxy
 from tests.faults.workload import found_in, in_threads
+from tests.internals import engine_of
 
 Place = dict[str, Any]
 
@@ -103,7 +104,7 @@ def test_one_silent_connection_is_the_end_of_all_that_were_idle(
 ) -> None:
     """Else each call after an outage could find another one that leads nowhere."""
     with holdfast.open(**impatient) as store:
-        connections: Any = store.runtime.driver.engine.connections
+        connections: Any = engine_of(store).connections
         taken = [connections.take(), connections.take(), connections.take()]
         for place in taken[1:]:
             connections.give(connections.connect(place, 10))

@@ -23,6 +23,7 @@ import holdfast
 from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import Clients, prepare
+from tests.internals import engine_of
 
 Report = Callable[[str], None]
 Place = dict[str, Any]
@@ -213,7 +214,7 @@ def test_a_pool_of_dead_connections_costs_the_next_call_no_time(
 ) -> None:
     """The server was restarted while nobody looked."""
     with holdfast.open(**place, busy_timeout_seconds=BUSY_SECONDS) as store:
-        connections: Any = store.runtime.driver.engine.connections
+        connections: Any = engine_of(store).connections
         taken = [connections.take() for _ in range(CONNECTIONS_MAX)]
         for free in taken[1:]:
             connections.give(connections.connect(free, 10))

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.kernel.sqlite import connection as sqlite
 from holdfast.testing.nouns import Counter
+from tests.internals import engine_of
 
 
 @pytest.mark.parametrize("version", ["3.40.1", "3.50.6", "3.51.2", "3.44.5"])
@@ -47,7 +48,7 @@ def connections(path: Path) -> Any:
     """The writing and a reading connection of an open store."""
     with holdfast.open(f"sqlite:///{path}") as store:
         Counter(store).add(1, note="one")
-        engine: Any = store.runtime.driver.engine
+        engine: Any = engine_of(store)
         with engine._reader() as reader:
             yield engine.writer._connection, reader
 

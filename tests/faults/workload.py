@@ -16,6 +16,7 @@ import holdfast
 from holdfast.codec import Codec
 from holdfast.testing import history
 from holdfast.testing.nouns import Counter, Setup
+from tests.internals import engine_of
 
 WAIT_SECONDS = 120.0
 
@@ -149,7 +150,7 @@ def in_threads(functions: Sequence[Callable[[], object]]) -> None:
 
 def together(store: holdfast.Store, functions: Sequence[Callable[[], object]]) -> None:
     """Run functions that make one SQLite write each, so that all of them share one commit."""
-    engine: Any = store.runtime.driver.engine
+    engine: Any = engine_of(store)
     queued, is_held = threading.Semaphore(0), threading.Event()
     enqueue = engine.enqueue
 

@@ -243,7 +243,7 @@ async def test_old_finished_items_are_pruned_and_nothing_else(subject: Subject) 
 async def test_whoever_waits_is_woken_when_something_is_ready(subject: Subject) -> None:
     store, clock = await opened(subject)
     rings: list[str] = []
-    store.runtime.signals.on_ring = rings.append
+    store.runtime.signals._forward = rings.append
     item = await claimed(store)
     assert rings.pop() == "work:mail"
     await done(item.release())

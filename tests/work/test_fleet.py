@@ -231,7 +231,7 @@ def test_an_item_of_another_process_wakes_the_worker(place: dict[str, Any], tmp_
 def poll_for_work(place: dict[str, Any]) -> None:
     """A worker to which no notification comes."""
     with holdfast.open(**place) as store:
-        store.runtime.signals.on_wait = None
+        store.runtime.signals._listen = None
         Worker(store, {"t": lambda item: item.input}, poll_seconds=0.05).run()
 
 

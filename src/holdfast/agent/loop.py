@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -12,7 +12,7 @@ from ..arguments import require_text_or_none
 from ..effects import Ledger
 from ..effects.tools import Tool
 from ..errors import InvalidArgument
-from ..kernel.flow import Flow, perform, run_flow, run_flow_async
+from ..kernel.flow import Flow, perform, run_flow
 from ..kernel.handle import Async, Sync
 from ..maintenance.recovery import RecoveryOps
 from ..session import Session
@@ -116,9 +116,9 @@ class Agent:
         ModelFailed; what was done stays, and run goes on from it.
         """
         session: Session[Any] = self.session
-        driver = session.runtime.driver
         if session.runtime.is_async:
             raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
+        driver = session.runtime.driver.twin()
         _check(message, message_id)
         if session.fence is not None:
             return run_flow(driver, self._flow(session, message, message_id))
@@ -127,35 +127,29 @@ class Agent:
             return old
         if session.item is not None:
             driven = session.item.drive()
-            return run_flow(
-                driven.runtime.driver, self._flow(driven, message, message_id, ends=True)
-            )
+            return run_flow(driver, self._flow(driven, message, message_id, ends=True))
         with session.drive(**self._driver()) as driven:
-            return run_flow(
-                driven.runtime.driver, self._flow(driven, message, message_id, ends=True)
-            )
+            return run_flow(driver, self._flow(driven, message, message_id, ends=True))
 
     async def arun(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
         """Do what `run` does, with a session of an async store."""
         session: Session[Any] = self.session
-        driver = session.runtime.driver
+        run = session.runtime.run_flow
         if not session.runtime.is_async:
             raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
         _check(message, message_id)
         if session.fence is not None:
-            return await run_flow_async(
-                session.runtime.driver, self._flow(session, message, message_id)
-            )
-        old = await run_flow_async(driver, self._prepare(message, message_id))
+            return cast("Outcome", await run(self._flow(session, message, message_id)))
+        old: Outcome | None = await run(self._prepare(message, message_id))
         if old is not None:
             return old
         if session.item is not None:
             driven = await session.item.drive()
             flow = self._flow(driven, message, message_id, ends=True)
-            return await run_flow_async(driver, flow)
+            return cast("Outcome", await run(flow))
         async with session.drive(**self._driver()) as driven:
             flow = self._flow(driven, message, message_id, ends=True)
-            return await run_flow_async(driver, flow)
+            return cast("Outcome", await run(flow))
 
     def _driver(self) -> dict[str, Any]:
         return {

@@ -418,7 +418,7 @@ def prepare(
         require_text("call_id", call_id)
     require_span("wait_seconds", wait_seconds)
     given = tool.bind(arguments)
-    if ledger.runtime.is_joined:
+    if ledger.runtime.driver.is_joined:
         raise InvalidArgument(
             "inside another's transaction nothing is durable yet, so no effect can be run; call "
             "the tool on the store itself"

@@ -21,8 +21,9 @@ from types import GeneratorType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from ..errors import InvalidArgument
+from .driver import AsyncDriver, SyncDriver
 from .handle import Async, Handle, Sync
-from .operation import AsyncDriver, Call, SyncDriver, operation
+from .operation import Call, operation
 from .threads import Flag, Thread
 
 P = ParamSpec("P")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic
 
+from ..errors import InvalidArgument
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..codec import Codec
     from ..redaction import Redaction
+    from .driver import Driver
     from .flow import Flow, Stream
     from .nouns import Noun
     from .operation import Call
@@ -49,7 +52,7 @@ else:
 class Runtime:
     """What every handle of one open store needs; handles share it and copy nothing from it."""
 
-    driver: Any
+    driver: Driver
     codec: Codec
     redactor: Redaction
     target: Target
@@ -61,8 +64,6 @@ class Runtime:
     start_stream: Callable[[Stream[Any]], Any] | None
     """Runs a stream, as an iterator; None inside a transaction."""
     is_async: bool
-    is_joined: bool = False
-    """Whether calls run in a transaction of the caller's."""
     states: dict[type, Any] = field(default_factory=dict)
     """What nouns keep in memory for this store, by class; see `PerStore`."""
 
@@ -74,8 +75,13 @@ class Runtime:
     @property
     def signals(self) -> Signals:
         """The wake-ups of this store."""
-        signals: Signals = self.driver.signals
-        return signals
+        return self.driver.signals
+
+    def run_flow(self, steps: Flow[Any]) -> Any:
+        """Run a flow, in the colour of the handles."""
+        if self.start_flow is None:
+            raise InvalidArgument("what waits between transactions cannot be part of one")
+        return self.start_flow(steps)
 
     def run(self, call: Call[Any]) -> Any:
         """Run a call on this thread, whatever the colour: for threads of our own."""

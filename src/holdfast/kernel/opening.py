@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import HoldfastError, InvalidArgument
-from .operation import Call, SyncDriver
+from .driver import AsyncDriver, Driver, Runner, SyncDriver
+from .operation import Call
 from .schema import SchemaOps, is_behind
 from .settings import Settings
 from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReadEngine
-from .sqlite.time import store_clock
 from .url import PostgresTarget, SqliteTarget, Target
 
+if TYPE_CHECKING:
+    from .postgres import PostgresEngine
 
-def open_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
+
+def open_driver(target: Target, settings: Settings, *, migrate: bool) -> SyncDriver:
     """Return a sync driver for a store of the newest format."""
-    engine = open_any(target, settings, migrate=migrate)
     if isinstance(target, SqliteTarget):
-        return SqliteDriver(engine)
-    return postgres_package().PostgresDriver(engine)
+        return SqliteDriver(open_file(target, settings, migrate=migrate))
+    server = open_server(target, settings, migrate=migrate)
+    from .postgres import PostgresDriver
+
+    return PostgresDriver(server)
 
 
-async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> Any:
+async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> AsyncDriver:
     """Return an async driver for a store of the newest format; blocking parts run in a thread."""
-    engine = await asyncio.to_thread(open_any, target, settings, migrate=migrate)
     if isinstance(target, SqliteTarget):
-        return AsyncSqliteDriver(engine)
-    return postgres_package().AsyncPostgresDriver(engine)
+        file = await asyncio.to_thread(open_file, target, settings, migrate=migrate)
+        return AsyncSqliteDriver(file)
+    server = await asyncio.to_thread(open_server, target, settings, migrate=migrate)
+    from .postgres import AsyncPostgresDriver
+
+    return AsyncPostgresDriver(server)
 
 
-def open_any(target: Target, settings: Settings, *, migrate: bool) -> Any:
-    """Open a store of the newest format; one that is only read is never migrated."""
-    migrate = migrate and settings.mode == "write"
-    if isinstance(target, PostgresTarget):
-        return open_server(target, settings, migrate=migrate)
+def open_file(
+    target: SqliteTarget, settings: Settings, *, migrate: bool
+) -> SqliteEngine | SqliteReadEngine:
+    """Open an SQLite file of the newest format, for writing or for reading."""
     if settings.mode == "write":
         return open_engine(target, settings, migrate=migrate)
     engine = SqliteReadEngine(existing(target), settings, target.vfs)
@@ -59,14 +65,16 @@ def existing(target: SqliteTarget) -> Path:
     return target.path
 
 
-def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Any:
+def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Driver:
     """Return a driver inside the caller's own transaction; PostgreSQL only."""
     if isinstance(target, SqliteTarget):
         raise InvalidArgument(
             "within() needs a PostgreSQL store: two SQLite libraries on one file lose their locks"
         )
-    package = postgres_package()
-    driver = package.AsyncJoinedDriver if is_async else package.JoinedDriver
+    require_psycopg()
+    from .postgres import AsyncJoinedDriver, JoinedDriver
+
+    driver = AsyncJoinedDriver if is_async else JoinedDriver
     return driver(connection, target.schema, settings)
 
 
@@ -78,17 +86,13 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
         path = directory / "store.db"
     else:
         look_first(path, target.vfs, settings, migrate=migrate)
-    engine = SqliteEngine(path, settings, target.vfs)
-    if directory is not None:
-        engine.on_close = lambda: shutil.rmtree(directory, ignore_errors=True)
+    engine = SqliteEngine(path, settings, target.vfs, removed_on_close=directory)
     try:
         bring_up_to_date(engine, None, str(path), settings, migrate=migrate)
-        if not settings.is_clock_virtual:
-            engine.writer.clock = store_clock(engine) or settings.clock
+        engine.keep_time()
     except BaseException:
         engine.close()
         raise
-    engine.writer.is_marking = True
     return engine
 
 
@@ -105,23 +109,25 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
         is_behind(current, where=str(path), allowed=migrate)
 
 
-def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> Any:
-    """Connect to a PostgreSQL schema and bring it up to date."""
-    package = postgres_package()
-    engine = package.PostgresEngine(target, settings)
+def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> PostgresEngine:
+    """Connect to a PostgreSQL schema and bring it up to date; for reading it is left as it is."""
+    require_psycopg()
+    from .postgres import PostgresDriver, PostgresEngine
+
+    engine = PostgresEngine(target, settings)
     try:
         where = f"schema {target.schema!r}"
-        driver = package.PostgresDriver(engine)
-        bring_up_to_date(driver, target.schema, where, settings, migrate=migrate)
+        driver = PostgresDriver(engine)
+        may_migrate = migrate and settings.mode == "write"
+        bring_up_to_date(driver, target.schema, where, settings, migrate=may_migrate)
     except BaseException:
         engine.close()
         raise
-    engine.protocol.is_marking = settings.mode == "write"
     return engine
 
 
 def bring_up_to_date(
-    driver: SyncDriver, schema: str | None, where: str, settings: Settings, *, migrate: bool
+    driver: Runner, schema: str | None, where: str, settings: Settings, *, migrate: bool
 ) -> None:
     """Apply what is missing; refuse a newer store, or any change if it is not allowed."""
     ops = SchemaOps(schema, where)
@@ -131,11 +137,10 @@ def bring_up_to_date(
         driver.run(Call(SchemaOps.migrate, ops, given))
 
 
-def postgres_package() -> Any:
-    """Return the PostgreSQL driver, imported when it is first needed."""
+def require_psycopg() -> None:
+    """Say what to install if the PostgreSQL driver cannot be imported."""
     try:
-        from . import postgres
+        from . import postgres  # noqa: F401 - imported when it is first needed
     except ImportError as error:
         hint = "PostgreSQL needs psycopg: pip install 'holdfast-agents[postgres]'"
         raise HoldfastError(hint) from error
-    return postgres

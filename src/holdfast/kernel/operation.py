@@ -19,7 +19,6 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
-    Protocol,
     TypeAlias,
     TypeVar,
     cast,
@@ -27,9 +26,7 @@ from typing import (
 )
 
 from ..errors import OperationNotRun, StoreReadOnly
-from .entrance import Entrance
 from .handle import Async, Handle, Sync, Tx
-from .signals import Signals
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,6 +153,7 @@ class Call(Generic[R_co]):
         "_operation",
         "decides",
         "ids",
+        "is_marked",
         "mode",
         "name",
     )
@@ -173,6 +171,8 @@ class Call(Generic[R_co]):
         self._keywords = keywords or {}
         self.name: str = called.__qualname__
         """The operation's qualified name, as traces show it."""
+        self.is_marked = called.is_marked
+        """Whether a COMMIT without an answer can be settled by the mark that the call leaves."""
         self.mode: Mode = called.mode
         """Whether the call writes, reads, or reads much."""
         self.decides = called.decides
@@ -182,41 +182,6 @@ class Call(Generic[R_co]):
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""
         return self._operation.function(self._instance, *self._arguments, **self._keywords)
-
-
-class SyncDriver(Protocol):
-    """Runs calls and returns their results."""
-
-    dialect: str
-    entrance: Entrance
-    signals: Signals
-
-    def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is under way and let go of the database."""
-        ...
-
-
-class AsyncDriver(Protocol):
-    """Runs calls and returns awaitables of their results."""
-
-    dialect: str
-    signals: Signals
-
-    async def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
-        ...
-
-    def twin(self) -> SyncDriver:
-        """Return a sync driver on the same store, for threads of our own."""
-        ...
-
-    async def close(self) -> None:
-        """Finish what is under way and let go of the database."""
-        ...
 
 
 class Composition:
@@ -249,6 +214,7 @@ class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
 
     mode: ClassVar[Mode] = "write"
     decides: ClassVar[bool] = False
+    is_marked: ClassVar[bool] = True
 
     def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
         self.function: Callable[..., Op[R_co]] = function
@@ -276,6 +242,12 @@ class deciding(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     """An operation that writes nothing after a `Decide` that found a row."""
 
     decides = True
+
+
+class unmarked(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """An operation that may be run where there are no tables yet; running it again does no harm."""
+
+    is_marked = False
 
 
 class query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator

@@ -13,7 +13,7 @@ from importlib import resources
 from ..errors import NotFound, SchemaMismatch
 from .doors import with_triggers
 from .nouns import Noun
-from .operation import Op, Row, one, operation, query, rows
+from .operation import Op, Row, one, query, rows, unmarked
 
 # Written into every SQLite file, so that a foreign database is never taken for a store.
 APPLICATION_ID = 0x486F6C64
@@ -142,7 +142,7 @@ class SchemaOps:
         """Return the applied migrations, oldest first."""
         return (yield from rows(APPLIED)) if (yield from self._format()) else []
 
-    @operation
+    @unmarked
     def migrate(self, store_id: str, nouns: Sequence[Noun]) -> Op[None]:
         """Apply what is missing, all or nothing; who comes second finds nothing to do."""
         if self.dialect == "postgres":

@@ -17,15 +17,24 @@ TOPICS_MAX = 1_000
 class Signals:
     """Topics that can be rung and waited for, by threads and event loops alike."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        forward: Callable[[str], None] | None = None,
+        listen: Callable[[], None] | None = None,
+    ) -> None:
+        """`forward` carries rings to other processes, `listen` begins to hear theirs.
+
+        `listen` is called before every wait.
+        """
         # A signal handler may ring while its thread is in here.
         self._lock = threading.RLock()
         self._rings = 0
         self._last: dict[str, int] = {}
         self._last_of_all = 0
         self._waiters: dict[object, tuple[str | None, Callable[[], object]]] = {}
-        self.on_ring: Callable[[str], None] | None = None
-        self.on_wait: Callable[[], None] | None = None
+        self._forward = forward
+        self._listen = listen
 
     def count(self, topic: str) -> int:
         """Return a number that has grown when the topic was rung since."""
@@ -34,8 +43,8 @@ class Signals:
     def ring(self, topic: str) -> None:
         """Wake who waits for the topic, here and, through the driver, in other processes."""
         self.ring_here(topic)
-        if self.on_ring is not None:
-            self.on_ring(topic)
+        if self._forward is not None:
+            self._forward(topic)
 
     def ring_here(self, topic: str | None) -> None:
         """Wake the waiters of this process; None means that any topic may have changed."""
@@ -88,8 +97,8 @@ class Signals:
     def watch(self, topics: Iterable[str], wake: Callable[[], object]) -> Callable[[], None]:
         """Call `wake` at every ring of these topics, until what is returned is called."""
         waiters = {object(): (topic, wake) for topic in topics}
-        if self.on_wait is not None:
-            self.on_wait()
+        if self._listen is not None:
+            self._listen()
         with self._lock:
             self._waiters.update(waiters)
 
@@ -103,8 +112,8 @@ class Signals:
         self, waiter: object, topic: str | None, seen: int, wake: Callable[[], object]
     ) -> bool:
         """Add a waiter, and say whether its topic was rung already."""
-        if topic is not None and self.on_wait is not None:
-            self.on_wait()
+        if topic is not None and self._listen is not None:
+            self._listen()
         with self._lock:
             self._waiters[waiter] = (topic, wake)
             return topic is not None and self.count(topic) > seen

@@ -13,7 +13,6 @@ from ..kernel.handle import C, Handle
 from ..kernel.marks import MarkOps
 from ..kernel.nouns import Retention
 from ..kernel.operation import Op, query
-from ..kernel.outside import require_own, vacuum_store
 from ..kernel.schema import read_store_id
 from ..records import Pruned
 
@@ -53,7 +52,7 @@ class MaintenanceOps(Handle[C]):
         """
         require_whole("keep", keep, 1, KEEP_MAX)
         if vacuum:
-            require_own(self.runtime.driver, "be vacuumed")
+            self.runtime.driver.require_own("be vacuumed")
         only = None if session is None else require_text("session", getattr(session, "id", session))
         retention = Retention(
             session=only,
@@ -78,7 +77,7 @@ class MaintenanceOps(Handle[C]):
             writers = yield from perform(MarkOps.forget, MarkOps())
             pruned = replace(pruned, writers=writers)
         if vacuum:
-            yield from invoke(vacuum_store, self.runtime.driver, self.runtime.target)
+            yield from invoke(self.runtime.driver.vacuum)
         return pruned
 
     @query

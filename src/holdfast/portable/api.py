@@ -14,7 +14,6 @@ from ..kernel.flow import Flow, flow, invoke
 from ..kernel.handle import C, Handle, Runtime
 from ..kernel.newfile import new_file
 from ..kernel.operation import Call, Lock, Op, operation
-from ..kernel.outside import require_own
 from ..records import Exported, Imported
 from ..session import Session
 from ..sessions.portable import find_number
@@ -42,7 +41,7 @@ class PortableOps(Handle[C]):
         `move` cancels the trees here, with their items, in one transaction; then the file gets its
         name. SessionBusy names those that were written to meanwhile: all go on here.
         """
-        require_own(self.runtime.driver, "export")
+        self.runtime.driver.require_own("export")
         ids = None if sessions is None else _ids(sessions)
         exported: Exported = yield from invoke(_export, self, path, ids, move=move)
         return exported
@@ -74,7 +73,7 @@ class PortableOps(Handle[C]):
         and global keys, keys of unfinished items, effects of sessions that are not in it) is
         refused, unless `store_keys` says that the file can be trusted with it.
         """
-        require_own(self.runtime.driver, "import")
+        self.runtime.driver.require_own("import")
         place = _existing(path)
 
         def read() -> Source:
@@ -88,7 +87,7 @@ class PortableOps(Handle[C]):
     @flow
     def import_legacy(self, path: str | Path) -> Flow[Imported]:
         """Adopt the sessions of an older SQLite format, all of them or none; it is only read."""
-        require_own(self.runtime.driver, "import")
+        self.runtime.driver.require_own("import")
         place = _existing(path)
 
         def read() -> Source:

@@ -89,7 +89,7 @@ class Upkeep:
 
     def _sweep(self) -> None:
         for _ in range(SWEEPS_PER_PASS):
-            swept = run_flow(self._store.runtime.driver, sweep(self._store.runtime))
+            swept = run_flow(self._store.runtime.driver.twin(), sweep(self._store.runtime))
             if swept.promoted:
                 # Rings of its own store's items reach it too, but only where signals work.
                 self._wake()
@@ -103,7 +103,7 @@ class Upkeep:
         key_ms, effect_ms = require_days(KEY_DAYS), require_days(EFFECT_DAYS)
         retention = Retention(work_ms=work_ms, key_ms=key_ms, effect_ms=effect_ms)
         for noun in reversed(runtime.nouns):
-            run_flow(runtime.driver, self._bounded(noun.prune(runtime, retention)))
+            run_flow(runtime.driver.twin(), self._bounded(noun.prune(runtime, retention)))
 
     def _bounded(self, steps: Flow[Any]) -> Flow[None]:
         """Run a flow for a bounded number of steps; what it left is for the next time."""

@@ -9,9 +9,10 @@ from ...errors import HoldfastError
 from ...records import Finding
 from ...words import plural
 from ..doors import check_doors
+from ..driver import Runner
 from ..marks import WRITER_KEPT_MS, WRITERS
 from ..nouns import Noun
-from ..operation import Call, Op, SyncDriver, query, rows
+from ..operation import Call, Op, query, rows
 
 LEASES = """
 SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
@@ -56,7 +57,7 @@ class ContentOps:
         return found or [Finding("leases", "ok", f"None has expired: {', '.join(held)}.")]
 
 
-def content_findings(driver: SyncDriver, nouns: Sequence[Noun]) -> list[Finding]:
+def content_findings(driver: Runner, nouns: Sequence[Noun]) -> list[Finding]:
     """Check the rows of a store."""
     ops = ContentOps(nouns)
     calls = {

@@ -7,8 +7,9 @@ from contextlib import closing, contextmanager
 
 from ...errors import CorruptStore, NotAStore, NotFound
 from ...records import Finding, MigrationState, StoreInfo
-from ..opening import existing, postgres_package
-from ..operation import Call, SyncDriver
+from ..driver import Runner
+from ..opening import existing, require_psycopg
+from ..operation import Call
 from ..schema import SchemaOps, formats, newest
 from ..settings import Settings
 from ..sqlite import SqliteReadEngine
@@ -47,7 +48,7 @@ def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
     return found
 
 
-def info_of(driver: SyncDriver, target: Target) -> StoreInfo:
+def info_of(driver: Runner, target: Target) -> StoreInfo:
     """Read what a store is."""
     where = place(target)
     ops = SchemaOps(target.schema if isinstance(target, PostgresTarget) else None, where)
@@ -58,7 +59,7 @@ def info_of(driver: SyncDriver, target: Target) -> StoreInfo:
     names = formats() | {row["version"]: row["name"] for row in applied}
     return StoreInfo(
         where=where,
-        dialect=driver.dialect,
+        dialect="sqlite" if isinstance(target, SqliteTarget) else "postgres",
         store_id=driver.run(Call(SchemaOps.store_id, ops)),
         format=max(times),
         newest=newest(),
@@ -80,11 +81,13 @@ def format_finding(info: StoreInfo) -> Finding:
 
 
 @contextmanager
-def looking(target: Target, settings: Settings) -> Iterator[SyncDriver]:
+def looking(target: Target, settings: Settings) -> Iterator[Runner]:
     """Lend a driver that only reads."""
     if isinstance(target, PostgresTarget):
-        package = postgres_package()
-        with closing(package.PostgresDriver(package.PostgresEngine(target, settings))) as driver:
+        require_psycopg()
+        from ..postgres import PostgresDriver, PostgresEngine
+
+        with closing(PostgresDriver(PostgresEngine(target, settings))) as driver:
             yield driver
     else:
         with SqliteReadEngine(existing(target), settings, target.vfs) as engine:

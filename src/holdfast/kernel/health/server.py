@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...clock import SystemClock
 from ...records import Finding
 from ...words import plural
-from ..operation import Call, Op, Row, SyncDriver, one, query, rows
+from ..driver import Runner
+from ..operation import Call, Op, Row, one, query, rows
 from .contents import guarded
 
 SERVER = """
@@ -68,7 +69,7 @@ class ServerOps:
         return (yield from rows(DEAD_ROWS, schema=schema))
 
 
-def server_findings(driver: SyncDriver, schema: str) -> list[Finding]:
+def server_findings(driver: Runner, schema: str) -> list[Finding]:
     """Look at the server."""
     row = driver.run(Call(ServerOps.server, ServerOps()))
     return [
@@ -139,7 +140,7 @@ def connections_finding(row: Row) -> Finding:
     return Finding("connections", "ok", message)
 
 
-def transactions_finding(driver: SyncDriver) -> Finding:
+def transactions_finding(driver: Runner) -> Finding:
     """Look for transactions that nobody ends."""
     found = driver.run(Call(ServerOps.old_transactions, ServerOps(), (TRANSACTION_SECONDS_MAX,)))
     if not found:
@@ -154,7 +155,7 @@ def transactions_finding(driver: SyncDriver) -> Finding:
     return Finding("old transactions", "warning", message, advice)
 
 
-def dead_row_findings(driver: SyncDriver, schema: str, server: Row) -> list[Finding]:
+def dead_row_findings(driver: Runner, schema: str, server: Row) -> list[Finding]:
     """Look for tables that vacuum does not keep up with."""
     tables = driver.run(Call(ServerOps.dead_rows, ServerOps(), (schema,)))
     found = [
@@ -173,7 +174,7 @@ def dead_row_findings(driver: SyncDriver, schema: str, server: Row) -> list[Find
     return found or [Finding("dead rows", "ok", "Vacuum keeps up with the tables.")]
 
 
-def clock_finding(driver: SyncDriver) -> Finding:
+def clock_finding(driver: Runner) -> Finding:
     """Compare this machine's clock with the server's, which decides about leases and deadlines."""
     clock = SystemClock()
     before = clock.now_ms()

@@ -1,18 +1,31 @@
-"""All of a store's tables at once: read from one PostgreSQL snapshot, or vacuumed."""
+"""All of a store's tables at once: copied from one PostgreSQL snapshot, or vacuumed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from ..driver import Progress
+from ..opening import open_engine
+from ..settings import Settings
+from ..url import PostgresTarget, SqliteTarget
 from .problems import translate
 
 TABLES = """
 SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, 'hf_') ORDER BY 1
 """
+
+
+# In the order of their creation, so that a row comes after the row it refers to.
+SQLITE_TABLES = """
+SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid
+"""
+ROWS_PER_FETCH = 1_000
 
 
 class Snapshot:
@@ -53,6 +66,30 @@ class Snapshot:
 
     def _name(self, table: str) -> sql.Identifier:
         return sql.Identifier(self._schema, table)
+
+
+def copy_rows(
+    target: PostgresTarget, settings: Settings, path: Path, progress: Progress | None
+) -> None:
+    """Copy every table of a PostgreSQL store from one snapshot."""
+    engine = open_engine(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
+    try:
+        with Snapshot(target.dsn, target.schema) as snapshot, engine.bulk() as connection:
+            tables = [str(row[0]) for row in connection.execute(SQLITE_TABLES).fetchall()]
+            total, done = sum(map(snapshot.count, tables)), 0
+            for table in tables:
+                connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - a name from our schema
+                names = [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")')]
+                columns = ", ".join(f'"{name}"' for name in names)
+                places = ", ".join("?" * len(names))
+                insert = f'INSERT INTO "{table}" ({columns}) VALUES ({places})'  # noqa: S608
+                for rows in snapshot.read(table, names, ROWS_PER_FETCH):
+                    connection.executemany(insert, rows)
+                    done += len(rows)
+                    if progress is not None:
+                        progress(done, total)
+    finally:
+        engine.close()
 
 
 def vacuum(dsn: str, schema: str) -> None:

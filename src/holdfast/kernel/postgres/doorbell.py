@@ -33,11 +33,11 @@ PIPE_BYTES = 65_536
 class Doorbell:
     """A thread that forwards rings to other processes and theirs to us; started when needed."""
 
-    def __init__(self, target: PostgresTarget, limit_seconds: float, signals: Signals) -> None:
+    def __init__(self, target: PostgresTarget, limit_seconds: float) -> None:
+        self.signals = Signals(forward=self.ring, listen=self.start)
         self._dsn = target.listen_dsn or ""
         self._limit_seconds = limit_seconds
         self._channel = f"holdfast_{target.schema}"
-        self._signals = signals
         # A signal handler may ring while its thread is in here.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -45,13 +45,10 @@ class Doorbell:
         self._topics: set[str] = set()
         self._topics_lock = threading.RLock()
         self._read_end, self._write_end = -1, -1
-        if target.listen_dsn is not None:
-            signals.on_ring = self.ring
-            signals.on_wait = self.start
 
     def start(self) -> None:
-        """Begin to listen; further calls do nothing."""
-        if self._thread is not None and self._thread.ident is not None:
+        """Begin to listen; further calls do nothing, nor does the first if we are to poll."""
+        if not self._dsn or (self._thread is not None and self._thread.ident is not None):
             return
         with self._starting:
             if self._stopping.is_set:
@@ -67,6 +64,8 @@ class Doorbell:
 
     def ring(self, topic: str) -> None:
         """Tell the other processes: at once, or together with others while rings come fast."""
+        if not self._dsn:
+            return
         with self._topics_lock:
             self._topics.add(topic[:TOPIC_BYTES_MAX])
         self.start()
@@ -97,7 +96,7 @@ class Doorbell:
             try:
                 with contextlib.closing(self._listen()) as link:
                     # Rings may have been missed while there was no connection.
-                    self._signals.ring_here(None)
+                    self.signals.ring_here(None)
                     self._forward(link)
             except psycopg.Error:
                 if time.monotonic() - began > RECONNECT_SECONDS_MAX:
@@ -108,7 +107,7 @@ class Doorbell:
     def _listen(self) -> Link:
         connection = connect(self._dsn, self._limit_seconds, "holdfast-doorbell")
         link = Link(connection, Place(), prepares=False)
-        link.listen(self._signals.ring_here)
+        link.listen(self.signals.ring_here)
         # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
         settings = Message("SET synchronous_commit = off")
         listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))

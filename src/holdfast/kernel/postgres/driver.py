@@ -9,18 +9,20 @@ import threading
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
 
-from ...errors import StoreClosed, StoreForked
+from ...errors import StoreClosed, StoreForked, StoreReadOnly
+from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import drive, drive_async, finish, in_thread, require_loop
-from ..operation import Call, SyncDriver
+from ..operation import Call
 from ..settings import Settings
-from ..signals import Signals
 from ..url import PostgresTarget
 from .connections import Connections, connect_error
+from .copying import copy_rows, vacuum
 from .doorbell import Doorbell
 from .exchange import Place
 from .messages import Connect, Queue, Send, Sleep, Step
@@ -36,9 +38,11 @@ class PostgresEngine:
         """Connect once, so that a wrong address is told at once; raises our own errors."""
         self.connections = Connections(target)
         self.protocol = Protocol(target.schema, settings, self.connections)
-        self.signals = Signals()
+        self.target = target
+        self.settings = settings
         self.entrance = Entrance()
-        self.doorbell = Doorbell(target, self.protocol.answer_seconds, self.signals)
+        self.doorbell = Doorbell(target, self.protocol.answer_seconds)
+        self.signals = self.doorbell.signals
         self._pid = os.getpid()
         self._closed = False
         place = self.connections.take()
@@ -68,15 +72,37 @@ class PostgresEngine:
         self.connections.close()
 
 
-class PostgresDriver:
-    """The sync colour."""
+class _Common:
+    """What both colours have."""
 
-    dialect = "postgres"
+    dialect: DialectName = "postgres"
+    is_joined = False
 
     def __init__(self, engine: PostgresEngine) -> None:
         self.engine = engine
+        self.mode = engine.settings.mode
         self.entrance = engine.entrance
         self.signals = engine.signals
+
+    def require_own(self, what: str) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        self.engine.require_usable()
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Copy every table from one snapshot into a new SQLite file."""
+        self.engine.require_usable()
+        copy_rows(self.engine.target, self.engine.settings, path, progress)
+
+    def vacuum(self) -> None:
+        """Vacuum and analyse every table."""
+        self.engine.require_usable()
+        if self.mode == "read":
+            raise StoreReadOnly(operation="vacuum")
+        vacuum(self.engine.target.dsn, self.engine.target.schema)
+
+
+class PostgresDriver(_Common):
+    """The sync colour."""
 
     def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
@@ -117,15 +143,11 @@ class PostgresDriver:
         return None
 
 
-class AsyncPostgresDriver:
+class AsyncPostgresDriver(_Common):
     """The async colour."""
 
-    dialect = "postgres"
-
     def __init__(self, engine: PostgresEngine) -> None:
-        self.engine = engine
-        self.entrance = engine.entrance
-        self.signals = engine.signals
+        super().__init__(engine)
         self._loop = asyncio.get_running_loop()
 
     async def run(self, call: Call[R]) -> R:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument
+from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import drive, drive_async
-from ..operation import Call, SyncDriver
+from ..operation import Call
 from ..settings import Settings
 from ..signals import Signals
 from .messages import Message, Reply, Send, Step
@@ -21,17 +23,42 @@ from .protocol import Protocol
 R = TypeVar("R")
 
 
-class JoinedDriver:
-    """Runs calls inside the caller's own transaction, each in a savepoint."""
+class _Joined:
+    """What both colours have: nothing happens outside the caller's transaction."""
 
-    dialect = "postgres"
+    dialect: DialectName = "postgres"
+    is_joined = True
+    _wanted: ClassVar[type[Any]]
 
     def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
-        require_transaction(connection, psycopg.Connection)
+        require_transaction(connection, self._wanted)
+        self.mode = settings.mode
         self.signals = Signals()
         self.entrance = Entrance()
         self._connection = connection
         self._protocol = Protocol(schema, settings)
+
+    def twin(self) -> SyncDriver:
+        """Refuse: a transaction has no second connection."""
+        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
+
+    def require_own(self, what: str) -> None:
+        """Refuse."""
+        raise InvalidArgument(f"a store inside somebody's own transaction cannot {what}")
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Refuse."""
+        self.require_own("be backed up")
+
+    def vacuum(self) -> None:
+        """Refuse."""
+        self.require_own("be vacuumed")
+
+
+class JoinedDriver(_Joined):
+    """Runs calls inside the caller's own transaction, each in a savepoint."""
+
+    _wanted = psycopg.Connection
 
     def run(self, call: Call[R]) -> R:
         """Run a call; the caller's COMMIT makes it durable."""
@@ -39,10 +66,6 @@ class JoinedDriver:
 
     def _run(self, call: Call[R]) -> R:
         return drive(self._protocol.join(self._connection, call), self._perform)
-
-    def twin(self) -> SyncDriver:
-        """Refuse: a transaction has no second connection."""
-        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
 
     def close(self) -> None:
         """Leave the connection to its owner."""
@@ -52,24 +75,14 @@ class JoinedDriver:
         return send(step.connection, step.messages)
 
 
-class AsyncJoinedDriver:
+class AsyncJoinedDriver(_Joined):
     """The same on an async connection."""
 
-    dialect = "postgres"
-
-    def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
-        require_transaction(connection, psycopg.AsyncConnection)
-        self.signals = Signals()
-        self._connection = connection
-        self._protocol = Protocol(schema, settings)
+    _wanted = psycopg.AsyncConnection
 
     async def run(self, call: Call[R]) -> R:
         """Run a call; the caller's COMMIT makes it durable."""
         return await drive_async(self._protocol.join(self._connection, call), self._perform)
-
-    def twin(self) -> SyncDriver:
-        """Refuse: a transaction has no second connection."""
-        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
 
     async def close(self) -> None:
         """Leave the connection to its owner."""

@@ -75,7 +75,6 @@ class Protocol:
     ) -> None:
         self.dialect = Dialect(schema)
         self.settings = settings
-        self.is_marking = False
         self._lending = connections
         self.answer_seconds = settings.busy_timeout_seconds + ANSWER_GRACE_SECONDS
         """How long the server may be silent before it is taken for lost."""
@@ -227,7 +226,7 @@ class Protocol:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
         if not attempt.queries and not attempt.emits:
             return
-        if self.is_marking and not connection.writer_id:
+        if attempt.call.is_marked and not connection.writer_id:
             yield from self._name(connection)
         has_changed = False
         if self._may_conclude(attempt):
@@ -235,7 +234,7 @@ class Protocol:
                 return
             # Nothing was written. What the call does instead is for itself to say.
             attempt.restart(is_refused=True)
-        opening = [Message("BEGIN", boundary="begin"), *self._open(connection)]
+        opening = [Message("BEGIN", boundary="begin"), *self._open(connection, attempt.call)]
         while queries := attempt.queries:
             replies = yield from self._ask(connection, opening, attempt)
             opening = []
@@ -265,14 +264,14 @@ class Protocol:
             return (yield from self._send(connection, messages, attempt, is_commit=True))
         except psycopg.Error as error:
             # Without a mark it cannot be settled: a migration, which may be run again.
-            if not is_connection_lost(error) or not self.is_marking:
+            if not is_connection_lost(error) or not attempt.call.is_marked:
                 raise
             raise CommitLost(connection.writer_id, connection.batch, error) from error
 
     def _may_conclude(self, attempt: Attempt[R]) -> bool:
         """Whether all of a call can go out at once, with its COMMIT."""
         decide = attempt.decide
-        if decide is None or not attempt.call.decides or not self.is_marking or attempt.emits:
+        if decide is None or not attempt.call.decides or attempt.emits:
             return False
         return len({event.root_id for event in decide.emits}) < 2
 
@@ -416,9 +415,9 @@ class Protocol:
         statement = self.dialect.statement(query.sql)
         return statement.may_change and not (statement.counts_changes and reply.row_count == 0)
 
-    def _open(self, connection: Link) -> list[Message]:
+    def _open(self, connection: Link, call: Call[Any]) -> list[Message]:
         """Return what stands first in a transaction that writes: its mark and its settings."""
-        if not self.is_marking:
+        if not call.is_marked:
             return self._local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}

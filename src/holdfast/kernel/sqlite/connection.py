@@ -8,7 +8,6 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +26,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..attempt import Attempt
+from ..driver import Progress
 from ..operation import Query, Row
 from ..schema import APPLICATION_ID
 from ..settings import Durability
@@ -265,9 +265,7 @@ def _with_columns(cursor: apsw.Cursor, columns: list[str]) -> list[apsw.SQLiteVa
     return [first, *cursor]
 
 
-def copy_pages(
-    source: apsw.Connection, target: Path, progress: Callable[[int, int], None] | None
-) -> None:
+def copy_pages(source: apsw.Connection, target: Path, progress: Progress | None) -> None:
     """Copy a database through SQLite's backup interface."""
     copy = apsw.Connection(str(target))
     try:

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import queue
+import shutil
 import threading
 import weakref
 from collections import deque
@@ -19,9 +20,10 @@ import apsw
 
 from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
 from ..attempt import Attempt
+from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import finish, require_loop
-from ..operation import Call, SyncDriver
+from ..operation import Call
 from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
@@ -37,6 +39,7 @@ from .connection import (
     vacuum,
 )
 from .readonly import SqliteReadEngine
+from .time import store_clock
 from .watching import Watch
 from .writer import Job, Writer
 
@@ -50,15 +53,20 @@ _writing: weakref.WeakSet[SqliteEngine] = weakref.WeakSet()
 class SqliteEngine:
     """One open file: its writer with the queue before it, and its readers."""
 
-    dialect = "sqlite"
-
-    def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        vfs: str | None = None,
+        *,
+        removed_on_close: Path | None = None,
+    ) -> None:
         require_safe_library()
         inherited.close_inherited()
         self.path = path
         self._texts = Dialect(None)
         self.settings = settings
-        self.signals = Signals()
+        self.signals = Signals(listen=self._start_watch)
         self.entrance = Entrance()
         self._vfs = vfs
         self._pid = os.getpid()
@@ -68,10 +76,9 @@ class SqliteEngine:
         self._starting = threading.Lock()
         self._idle_readers: list[apsw.Connection] = []
         self._watch: Watch[apsw.Connection] | None = None
-        self.on_close: Callable[[], None] = lambda: None
+        self._removed_on_close = removed_on_close
         self.writer = Writer(path, settings, self._texts, vfs)
         self._open_writer()
-        self.signals.on_wait = self._start_watch
         inherited.register(self)
 
     def run(self, call: Call[R]) -> R:
@@ -90,6 +97,11 @@ class SqliteEngine:
             raise
         result: R = job.result
         return result
+
+    def keep_time(self) -> None:
+        """Go by the clock that all processes of this boot share, unless a clock was given."""
+        if not self.settings.is_clock_virtual:
+            self.writer.clock = store_clock(self) or self.settings.clock
 
     def enqueue(self, job: Job) -> None:
         """Hand a job to the writer thread; `job.deliver` is called there when it is durable."""
@@ -129,7 +141,7 @@ class SqliteEngine:
                 del error
         return attempt.result
 
-    def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
+    def copy_to(self, target: Path, progress: Progress | None) -> None:
         """Copy the live database into a new file, one snapshot of it, while others write."""
         self.require_usable()
         os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -231,7 +243,8 @@ class SqliteEngine:
         finally:
             side_lock.close()
             inherited.forget(self)
-        self.on_close()
+        if self._removed_on_close is not None:
+            shutil.rmtree(self._removed_on_close, ignore_errors=True)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -402,15 +415,33 @@ class _Reader:
         self._engine.give_reader_back(self._connection, is_sound=is_sound)
 
 
-class SqliteDriver:
-    """The sync face of an engine."""
+class _Common:
+    """What both faces of an engine have."""
 
-    dialect = "sqlite"
+    dialect: DialectName = "sqlite"
+    is_joined = False
 
     def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
         self.engine = engine
+        self.mode = engine.settings.mode
         self.entrance = engine.entrance
         self.signals = engine.signals
+
+    def require_own(self, what: str) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        self.engine.require_usable()
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Copy the live database into a new file, one snapshot of it, while others write."""
+        self.engine.copy_to(path, progress)
+
+    def vacuum(self) -> None:
+        """Rewrite the file without its free pages; writers wait meanwhile, readers do not."""
+        self.engine.vacuum()
+
+
+class SqliteDriver(_Common):
+    """The sync face of an engine."""
 
     def run(self, call: Call[R]) -> R:
         """Run a call and return its result once it is durable."""
@@ -425,15 +456,11 @@ class SqliteDriver:
         self.engine.close()
 
 
-class AsyncSqliteDriver:
+class AsyncSqliteDriver(_Common):
     """The async face of an engine: writes go to the writer thread, small reads run inline."""
 
-    dialect = "sqlite"
-
     def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
-        self.engine = engine
-        self.entrance = engine.entrance
-        self.signals = engine.signals
+        super().__init__(engine)
         self._loop = asyncio.get_running_loop()
         self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
         # In the order of their deadlines, so that one timer serves them all.

@@ -30,6 +30,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..attempt import Attempt
+from ..driver import Progress
 from ..entrance import Entrance
 from ..operation import Call
 from ..settings import Settings
@@ -144,13 +145,11 @@ class View:
 class SqliteReadEngine:
     """One file that is only read; of any format, damaged perhaps, or not ours."""
 
-    dialect = "sqlite"
-
     def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
         self.path = path
         self.settings = settings
         self.entrance = Entrance()
-        self.signals = Signals()
+        self.signals = Signals(listen=self._start_watch)
         self._vfs = vfs
         self._texts = Dialect(None)
         self._clock: Clock = settings.clock
@@ -163,7 +162,6 @@ class SqliteReadEngine:
         require_place(path, vfs)
         inherited.close_inherited()
         self._verified(lambda connection: None)
-        self.signals.on_wait = self._start_watch
         inherited.register(self)
 
     def run(self, call: Call[R]) -> R:
@@ -203,7 +201,7 @@ class SqliteReadEngine:
         text = f"PRAGMA {name}" if value is None else f"PRAGMA {name}({value})"
         return self._verified(lambda connection: list(connection.execute(text)))
 
-    def copy_to(self, target: Path, progress: Callable[[int, int], None] | None) -> None:
+    def copy_to(self, target: Path, progress: Progress | None) -> None:
         """Copy the database into a new file, one snapshot of it."""
         self.require_usable()
         os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

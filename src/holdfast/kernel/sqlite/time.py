@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ... import clock
-from ..operation import Call, Op, SyncDriver, one, operation, query, rows
+from ..driver import Runner
+from ..operation import Call, Op, one, operation, query, rows
 
 KNOWN = "SELECT value FROM hf_meta WHERE name = 'boot'"
 LAST_WRITE = "SELECT max(updated_at) AS at FROM hf_writers"
@@ -67,7 +68,7 @@ def seen_clock(run: Callable[[Call[int]], int]) -> clock.UptimeClock | None:
     return clock.UptimeClock(run(Call(TimeOps.seen, TimeOps(boot), asked)))
 
 
-def store_clock(driver: SyncDriver) -> clock.UptimeClock | None:
+def store_clock(driver: Runner) -> clock.UptimeClock | None:
     """Return the clock that all processes of this boot share; None where there is no such thing."""
     boot = clock.boot_id()
     if boot is None:

@@ -139,7 +139,6 @@ class Writer:
         self._changes_before = 0
         self._is_wal_moved = False
         self._runs_uncounted = False
-        self.is_marking = False
         self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path.with_name(path.name + "-lock"))
@@ -241,7 +240,7 @@ class Writer:
                 self._run(job, alone=len(jobs) == 1)
                 has_success |= job.error is None
             if has_success and self._has_changed():
-                self._commit(jobs[0].call.name)
+                self._commit(jobs)
         except apsw.Error as error:
             self._drop()
             raise TransactionEnded from translate(error, self.path)
@@ -306,12 +305,12 @@ class Writer:
         else:
             self.commit([job])
 
-    def _commit(self, call: str) -> None:
+    def _commit(self, jobs: Sequence[Job]) -> None:
         """Mark the batch and commit it; a COMMIT that fails is settled, never guessed."""
-        if self.is_marking:
+        if jobs[0].call.is_marked:
             self._mark()
         try:
-            self._control("COMMIT", call, "commit")
+            self._control("COMMIT", jobs[0].call.name, "commit")
         except apsw.Error as error:
             self._settle_commit(error)
 
