@@ -169,7 +169,7 @@ class Kept:
         taken_at: float,
         told: Callable[[Any, Row | None], None] | None = None,
     ) -> None:
-        self.owner = weakref.ref(owner)
+        self.owner: weakref.ref[Any] = weakref.ref(owner)
         self.guard = guard
         self.lease_seconds = lease_seconds
         self.renewed_at = taken_at

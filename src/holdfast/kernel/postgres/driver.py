@@ -19,7 +19,7 @@ from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import drive, drive_async, finish, in_thread, require_loop
 from ..operation import Call
-from ..settings import Settings
+from ..settings import Settings, StoreMode
 from ..url import PostgresTarget
 from .connections import Connections, connect_error
 from .copying import copy_rows, vacuum
@@ -80,7 +80,7 @@ class _Common:
 
     def __init__(self, engine: PostgresEngine) -> None:
         self.engine = engine
-        self.mode = engine.settings.mode
+        self.mode: StoreMode = engine.settings.mode
         self.entrance = engine.entrance
         self.signals = engine.signals
 

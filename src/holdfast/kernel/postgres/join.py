@@ -15,7 +15,7 @@ from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import drive, drive_async
 from ..operation import Call
-from ..settings import Settings
+from ..settings import Settings, StoreMode
 from ..signals import Signals
 from .messages import Message, Reply, Send, Step
 from .protocol import Protocol
@@ -32,7 +32,7 @@ class _Joined:
 
     def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
         require_transaction(connection, self._wanted)
-        self.mode = settings.mode
+        self.mode: StoreMode = settings.mode
         self.signals = Signals()
         self.entrance = Entrance()
         self._connection = connection

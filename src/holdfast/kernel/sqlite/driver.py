@@ -24,7 +24,7 @@ from ..driver import DialectName, Progress, SyncDriver
 from ..entrance import Entrance
 from ..flow import finish, require_loop
 from ..operation import Call
-from ..settings import Settings
+from ..settings import Settings, StoreMode
 from ..signals import Signals
 from ..sql import Dialect
 from ..threads import Thread
@@ -423,7 +423,7 @@ class _Common:
 
     def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
         self.engine = engine
-        self.mode = engine.settings.mode
+        self.mode: StoreMode = engine.settings.mode
         self.entrance = engine.entrance
         self.signals = engine.signals
 
