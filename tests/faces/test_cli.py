@@ -236,7 +236,7 @@ def test_it_completes_commands_and_options(run: Run) -> None:
         (["nope"], "No such command 'nope'; `holdfast --help` shows what it takes"),
         (["backup"], "Missing argument 'PATH'; `holdfast backup --help` shows what it takes"),
         (["demo", "--trips", "0"],
-         "Invalid value for '--trips': Input should be greater than or equal to 1; "
+         "Invalid value for '--trips': 0 is not in the range 1<=x<=20; "
          "`holdfast demo --help` shows what it takes"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

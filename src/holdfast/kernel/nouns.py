@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..records import Effect, Finding, Pruned, SessionRef, Swept
@@ -65,8 +66,7 @@ class Noun:
 
     def schema(self) -> str:
         """Return the text that creates the tables; see `kernel/schema.sql`."""
-        folder = resources.files(type(self).__module__.rpartition(".")[0])
-        return folder.joinpath("schema.sql").read_text("utf-8")
+        return Path(inspect.getfile(type(self))).with_name("schema.sql").read_text("utf-8")
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
         """Prolong leases, given as number and fence; those missing from the answer are lost."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 from ..errors import NotFound, SchemaMismatch
 from .doors import with_triggers
@@ -60,14 +60,14 @@ class Migration:
 
 def migrations(nouns: Sequence[Noun]) -> list[Migration]:
     """Return every migration, oldest first; the first makes the tables of all nouns."""
-    own = resources.files("holdfast.kernel").joinpath("schema.sql").read_text("utf-8")
+    own = Path(__file__).with_name("schema.sql").read_text("utf-8")
     tables = "\n".join([own, *(noun.schema() for noun in nouns)])
     return [Migration(FIRST, "tables", tables), *later_migrations()]
 
 
 def later_migrations() -> list[Migration]:
     """Return what came after format 1, oldest first."""
-    folder = resources.files("holdfast.kernel").joinpath("migrations")
+    folder = Path(__file__).with_name("migrations")
     found = []
     for file in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(file.name):

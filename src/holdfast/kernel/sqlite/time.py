@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ... import clock
 from ..driver import Runner
-from ..operation import Call, Op, one, operation, query, rows
+from ..operation import Call, Op, one, query, rows, unmarked
 
 KNOWN = "SELECT value FROM hf_meta WHERE name = 'boot'"
 LAST_WRITE = "SELECT max(updated_at) AS at FROM hf_writers"
@@ -32,7 +32,7 @@ class TimeOps:
         """Return what a process of this boot wrote down, or None."""
         return (yield from self._booted_at())
 
-    @operation
+    @unmarked
     def begin(self, wall: int, uptime: int) -> Op[int]:
         """Write it down, unless another process was first."""
         known = yield from self._booted_at()
