@@ -1,6 +1,6 @@
 """Holdfast: durable state for AI agents."""
 
-from .checkpoints.diffing import Diff
+from .checkpoints.diff import Diff
 from .checkpoints.growth import Growth
 from .clock import SystemClock, VirtualClock
 from .codec import Limits

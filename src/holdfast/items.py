@@ -26,13 +26,11 @@ from .kernel.operation import (
 )
 from .records import Swept
 from .session import Session
-from .work import claiming, finishing, insight
+from .work import claims, reports, transitions
 from .work.attempt import require_held, require_list
-from .work.claiming import Beat
+from .work.claims import Beat
 from .work.driving import drive
 from .work.effects import ItemEffects
-from .work.finishing import IDLE, Ending, Endings
-from .work.insight import FailedAttempt, LeaseHealth, WorkCount
 from .work.items import (
     LEASE_SECONDS,
     READ,
@@ -42,8 +40,10 @@ from .work.items import (
     WorkStatus,
 )
 from .work.listing import DEAD, SELECT, before_of, page_of, statuses_of
-from .work.submitting import submit_all
+from .work.reports import FailedAttempt, LeaseHealth, WorkCount
+from .work.submission import submit_all
 from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, Watchdog, sweep
+from .work.transitions import IDLE, Ending, Endings
 
 # Inside Work, `list` is a method.
 Counts: TypeAlias = list[WorkCount]
@@ -153,7 +153,7 @@ class Work(Handle[C]):
         lease_seconds: float = LEASE_SECONDS,
     ) -> Op[Items[C]]:
         """Lease up to `limit` ready items: highest priority first, then in order of submission."""
-        found = yield from claiming.claim(holder, limit, queues, lease_seconds)
+        found = yield from claims.claim(holder, limit, queues, lease_seconds)
         return [WorkItem(self.runtime, row, lease_seconds=lease_seconds) for row in found]
 
     @operation
@@ -165,7 +165,7 @@ class Work(Handle[C]):
         seconds = lease_seconds
         if seconds is None:
             seconds = max((item.lease_seconds for item in items), default=LEASE_SECONDS)
-        found = yield from claiming.heartbeat({i.number: i.fence for i in items}, seconds)
+        found = yield from claims.heartbeat({i.number: i.fence for i in items}, seconds)
         beats = []
         for item in items:
             row = found.get(item.number, {})
@@ -272,7 +272,7 @@ class Work(Handle[C]):
         item: WorkItem[C] = WorkItem(self.runtime, row, LEASE_SECONDS)
         if item.fence != fence or item.state != "in_progress":
             item.fence = fence
-            raise (yield from finishing.lost(item))
+            raise (yield from transitions.lost(item))
         return item
 
     @query
@@ -310,12 +310,12 @@ class Work(Handle[C]):
     @large_query
     def counts(self, *, finished: bool = True) -> Op[Counts]:
         """Count items by type and status, with their ages; without the finished ones it is fast."""
-        return (yield from insight.counts(finished=finished))
+        return (yield from reports.counts(finished=finished))
 
     @query
-    def health(self, *, stale_seconds: float = insight.STALE_SECONDS) -> Op[LeaseHealth]:
+    def health(self, *, stale_seconds: float = reports.STALE_SECONDS) -> Op[LeaseHealth]:
         """Count the leases of running items; one without a heartbeat for that long is stale."""
-        return (yield from insight.health(stale_seconds))
+        return (yield from reports.health(stale_seconds))
 
     @large_query
     def growth(self, *, limit: int = 10) -> Op[Grown]:
@@ -331,27 +331,27 @@ class Work(Handle[C]):
         """
         row = yield from find_row("work item", SELECT, require_text("id", id))
         if row is None:
-            raise finishing.not_found(id)
+            raise transitions.not_found(id)
         return WorkItem(self.runtime, row)
 
     @query
     def errors(self, id: str) -> Op[Failures]:
         """Return the last attempts of an item that failed, the newest first; at least 10."""
         row = yield from self._found_row(id)
-        return (yield from insight.errors(self.runtime.codec, row))
+        return (yield from reports.errors(self.runtime.codec, row))
 
     @query
     def why(self, id: str) -> Op[str]:
         """Say in a sentence why an item runs or does not."""
-        row = yield from one(insight.LOOK, id=require_text("id", id))
+        row = yield from one(reports.LOOK, id=require_text("id", id))
         if row is None:
-            raise finishing.not_found(id)
-        return (yield from insight.why(WorkItem(self.runtime, row), row["now"]))
+            raise transitions.not_found(id)
+        return (yield from reports.why(WorkItem(self.runtime, row), row["now"]))
 
     def _found_row(self, id: str) -> Op[Row]:
         row = yield from one(READ, id=require_text("id", id))
         if row is None:
-            raise finishing.not_found(id)
+            raise transitions.not_found(id)
         return row
 
     def _found(self, id: str) -> Op[WorkItem[C]]:

@@ -13,9 +13,9 @@ from typing import Any, overload
 from .arguments import require_text, require_text_or_none, shown
 from .checkpoints import RewindOps, copy_fork_point
 from .checkpoints.branching import find_and_hold
-from .checkpoints.ops import require_version
-from .checkpoints.reading import naming
-from .checkpoints.writing import record_status
+from .checkpoints.handle import require_version
+from .checkpoints.read import naming
+from .checkpoints.write import record_status
 from .effects import SessionEffects
 from .effects.identity import lineage_at
 from .effects.tools import by_name

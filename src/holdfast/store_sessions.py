@@ -13,9 +13,9 @@ from .arguments import (
     require_text_or_none,
     require_whole,
 )
-from .checkpoints.ops import require_kind
-from .checkpoints.reading import newest_of_all
-from .checkpoints.writing import record_status
+from .checkpoints.handle import require_kind
+from .checkpoints.read import newest_of_all
+from .checkpoints.write import record_status
 from .errors import InvalidArgument, SessionEnded, SessionNotFound
 from .feed import emit, plant_tree
 from .kernel.handle import C, Handle

@@ -15,9 +15,9 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
 from holdfast.checkpoints import Heads
-from holdfast.checkpoints.collecting import prunable, remove_versions
 from holdfast.checkpoints.heads import Head
 from holdfast.checkpoints.lines import SHIFT
+from holdfast.checkpoints.removal import prunable, remove_versions
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 
 import holdfast
-from holdfast.checkpoints import Heads, lines, planning
+from holdfast.checkpoints import Heads, lines
+from holdfast.checkpoints import changes as planned
 from holdfast.records import KINDS
 from tests.checkpoints import tables
 from tests.checkpoints.model import Node, Twin, same
@@ -516,8 +517,8 @@ def run_items(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         for name, module in sys.modules.items():
             if name.startswith("holdfast.") and hasattr(module, "RUN_ITEMS"):
                 monkeypatch.setattr(module, "RUN_ITEMS", request.param)
-        monkeypatch.setattr(planning, "PIECES_MAX", 3)
-        monkeypatch.setattr(planning, "LIST_BYTES_MAX", 400)
+        monkeypatch.setattr(planned, "PIECES_MAX", 3)
+        monkeypatch.setattr(planned, "LIST_BYTES_MAX", 400)
     return int(request.param)
 
 

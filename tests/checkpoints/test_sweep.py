@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.checkpoints import Heads, planning
+from holdfast.checkpoints import Heads, changes
 from tests.checkpoints import tables
 
 RUN = 4
@@ -27,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[holdfast.
     for name, module in list(sys.modules.items()):
         if name.startswith("holdfast.") and hasattr(module, "RUN_ITEMS"):
             monkeypatch.setattr(module, "RUN_ITEMS", RUN)
-    monkeypatch.setattr(planning, "PIECES_MAX", 3)
+    monkeypatch.setattr(changes, "PIECES_MAX", 3)
     with holdfast.open(f"sqlite:///{tmp_path}/store.db", durability="normal") as opened:
         yield opened
 

@@ -17,9 +17,9 @@ from holdfast import Submission
 from holdfast.checkpoints import Heads
 from holdfast.kernel.operation import Call, rows
 from holdfast.testing.crashes import CrashPoints
-from holdfast.work.claiming import Claim
-from holdfast.work.finishing import Ending, Endings
+from holdfast.work.claims import Claim
 from holdfast.work.retention import Removal
+from holdfast.work.transitions import Ending, Endings
 from holdfast.worker.statements import Statements
 from tests.checkpoints.colours import sql
 from tests.checkpoints.looking import Look

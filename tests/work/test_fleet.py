@@ -185,7 +185,7 @@ def test_a_worker_that_always_dies_uses_up_the_budget_and_no_more(
     place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """max_retries of 0, 1 and 3 are 1, 2 and 4 executions."""
-    monkeypatch.setattr("holdfast.work.finishing.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.work.transitions.RETRY_SECONDS", 0.01)
     runs = str(tmp_path / "runs")
     with Fleet(die=die) as fleet, holdfast.open(**place, durability="normal") as store:
         ids = [store.work.submit("t", max_retries=budget).id for budget in (0, 1, 3)]

@@ -20,8 +20,8 @@ import holdfast
 from holdfast import StoreUnavailable, Submission, Worker
 from holdfast.kernel.attempt import Hooks, Point, Trace
 from holdfast.testing.subject import Subject, done
-from holdfast.worker.crew import Crew, LoopCrew
 from holdfast.worker.gathering import Gathering
+from holdfast.worker.pools import Crew, LoopCrew
 from tests.checkpoints.colours import both_colours
 from tests.work.fleet import Fleet, read_lines, wait_until, write_line
 from tests.work.test_outages import locked

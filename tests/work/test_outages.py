@@ -24,7 +24,7 @@ from tests.work.working import SECONDS_MAX, opened, running, until
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait before another attempt is as random as always, but short."""
-    monkeypatch.setattr("holdfast.work.finishing.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("holdfast.work.transitions.RETRY_SECONDS", 0.02)
 
 
 @contextlib.contextmanager

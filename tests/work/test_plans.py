@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast import Submission
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claiming, finishing, items, listing, noun, retention, submitting, sweeping
+from holdfast.work import claims, items, listing, noun, retention, submission, sweeping, transitions
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -44,12 +44,12 @@ PAGE = {"before": 2**62, "limit": 5}
 HOT = {"claim", "claim of two queues", "heartbeat", "finish", "guard", "promote"}
 # Statement, its parameters, and the indexes that it may use.
 STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "claim": (claiming._claim_of(1), CLAIMED, {"ix_work_ready"}),
-    "claim of two queues": (claiming._claim_of(2), CLAIMED, {"ix_work_ready"}),
-    "ready queues": (claiming.READY_QUEUES, {"limit": 5}, {"ix_work_ready"}),
-    "heartbeat": (claiming.HEARTBEAT, {"held": json.dumps({1: 1}), "lease_ms": 1}, set()),
-    "finish": (finishing.HELD, ENDED, set()),
-    "finish expired": (finishing.EXPIRED, ENDED, set()),
+    "claim": (claims._claim_of(1), CLAIMED, {"ix_work_ready"}),
+    "claim of two queues": (claims._claim_of(2), CLAIMED, {"ix_work_ready"}),
+    "ready queues": (claims.READY_QUEUES, {"limit": 5}, {"ix_work_ready"}),
+    "heartbeat": (claims.HEARTBEAT, {"held": json.dumps({1: 1}), "lease_ms": 1}, set()),
+    "finish": (transitions.HELD, ENDED, set()),
+    "finish expired": (transitions.EXPIRED, ENDED, set()),
     "guard": (items.HOLD, HELD, set()),
     "expired": (sweeping.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
     "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
@@ -57,7 +57,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "old": (retention.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
     "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
     "waiting for an effect": (noun.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
-    "key": (submitting.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
+    "key": (submission.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
     "dead": (listing.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
     "failed": (listing.page_of({}, ["failed"]), PAGE, {"ix_work_dead"}),
     "waiting for review": (listing.page_of({}, ["pending"]), PAGE, {"ix_work_review"}),
@@ -146,7 +146,7 @@ def test_a_claim_reads_no_more_than_it_takes_where_statistics_are_old(
         _run(postgres_dsn, f'VACUUM ANALYZE "{namespace}".hf_work')
         _run(postgres_dsn, f'ALTER TABLE "{namespace}".hf_work SET (autovacuum_enabled = off)')
         store.work.submit_many([Submission("t", n) for n in range(2_000)])
-        compiled = Dialect(namespace).statement(claiming._claim_of(1))
+        compiled = Dialect(namespace).statement(claims._claim_of(1))
         with psycopg.connect(postgres_dsn) as connection, psycopg.RawCursor(connection) as cursor:
             text = f"EXPLAIN (ANALYZE, TIMING off) {compiled.text}"
             cursor.execute(text.encode(), compiled.values(given))

@@ -134,7 +134,7 @@ def test_a_zombie_writes_nothing(
     place: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither as a worker nor with a bare handle, also when its successor has its name."""
-    monkeypatch.setattr("holdfast.work.finishing.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.work.transitions.RETRY_SECONDS", 0.01)
     said, go_on = str(tmp_path / "said"), str(tmp_path / "go")
     with Fleet(bare=bare, worker=worker, successor=successor) as fleet:
         with holdfast.open(**place, durability="normal") as store:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..arguments import shown
-from ..checkpoints.diffing import same
+from ..checkpoints.diff import same
 from ..codec import Codec
 from ..effects.call_all import Answer
 from ..effects.calls import Calling, Result

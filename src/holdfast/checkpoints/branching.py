@@ -10,12 +10,12 @@ from ..records import Checkpoint
 from ..sessions.access import lock_and_look, require_writable
 from ..sessions.rows import place_of_number
 from . import manifest as manifests
+from .handle import CheckpointOps, require_version
 from .heads import Head
 from .lines import SHIFT, Ref, pieces_of
 from .manifest import Manifest, checkpoint_context
-from .ops import CheckpointOps, require_version
-from .reading import find, naming
-from .writing import Draft, write_after
+from .read import find, naming
+from .write import Draft, write_after
 
 COPY_CHECKPOINT = """
 INSERT INTO hf_checkpoints (

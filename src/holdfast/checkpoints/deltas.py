@@ -11,7 +11,7 @@ from ..kernel.operation import Op
 from . import manifest as manifests
 from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
 from .manifest import Entry, Manifest, checkpoint_context
-from .reading import find, naming, value_of
+from .read import find, naming, value_of
 
 
 @dataclass(slots=True)

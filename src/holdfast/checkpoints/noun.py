@@ -9,9 +9,9 @@ from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import AfterCommit, Op
 from ..records import Pruned, SessionRef
-from .collecting import remove_all
 from .heads import Heads
 from .portable import CheckpointsPortable
+from .removal import remove_all
 from .retention import prune
 
 

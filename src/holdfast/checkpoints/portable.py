@@ -27,10 +27,10 @@ from ..plain import too_large
 from ..records import Kind
 from . import manifest as manifests
 from .branching import OPEN_EPOCH, USE
-from .collecting import KEEP, Needs, read_needs
+from .handle import require_channel
 from .lines import OPEN, PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Piece, Ref, item_context
 from .manifest import checkpoint_context
-from .ops import require_channel
+from .removal import KEEP, Needs, read_needs
 
 ITERATIONS = frozenset({"iteration_start", "iteration_end"})
 # What a packed run has around its items.

@@ -21,11 +21,11 @@ from ..records import Pruned
 from ..sessions.retention import FORKS, LONG
 from ..sessions.rows import READ
 from .archive import archive_line
-from .collecting import prunable, release, remove_versions
 from .deltas import read_delta
 from .lines import SHIFT
 from .manifest import Manifest, checkpoint_context, unpack
-from .reading import ONE, header, resume_row
+from .read import ONE, header, resume_row
+from .removal import prunable, release, remove_versions
 
 SESSIONS_PER_PAGE = 200
 VERSIONS_PER_PASS = 1_000

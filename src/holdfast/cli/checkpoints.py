@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from .. import store
-from ..checkpoints.diffing import printable
+from ..checkpoints.diff import printable
 from ..clock import iso
 from ..effects import Rewound
 from ..errors import NotFound

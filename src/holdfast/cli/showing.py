@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.diffing import brief, printable
+from ..checkpoints.diff import brief, printable
 from ..clock import SystemClock, iso
 from ..codec import to_json
 from ..errors import CorruptRecord

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
-from ..checkpoints.writing import id_of_item
+from ..checkpoints.write import id_of_item
 from ..codec import check
 from ..errors import (
     CommitUnknown,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..checkpoints.reading import EPOCHS, path
+from ..checkpoints.read import EPOCHS, path
 from ..codec import Limits, canonical, check, with_first
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
-from ..checkpoints.ops import require_version
-from ..checkpoints.reading import spans
+from ..checkpoints.handle import require_version
+from ..checkpoints.read import spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow, perform

@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol, Union
 
 import msgspec
 
-from ..checkpoints.diffing import printable
+from ..checkpoints.diff import printable
 from ..codec import Codec, from_json, to_json
 from ..errors import (
     CorruptRecord,

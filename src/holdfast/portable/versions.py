@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..checkpoints.changes import EMPTY_LIST
 from ..checkpoints.lines import RUN_BYTES_MAX, RUN_ITEMS, Ref
 from ..checkpoints.manifest import INLINE_BYTES_MAX, Entry, Inline, Stored, write
-from ..checkpoints.planning import EMPTY_LIST
 from ..checkpoints.portable import CheckpointRecord, ItemsRecord, LineRecord
 from ..codec import Codec
 from ..kernel.portable import Record

@@ -1,10 +1,10 @@
 """Work items: leased to one worker at a time, retried, and ended in one commit."""
 
-from .claiming import Beat
-from .insight import FailedAttempt, LeaseHealth, WorkCount
+from .claims import Beat
 from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .noun import WorkNoun
-from .submitting import topic
+from .reports import FailedAttempt, LeaseHealth, WorkCount
+from .submission import topic
 from .sweeping import Watchdog
 
 __all__ = [

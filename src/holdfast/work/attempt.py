@@ -9,10 +9,9 @@ from ..errors import InvalidArgument, LeaseLost
 from ..kernel.handle import C
 from ..kernel.operation import AfterCommit, Lock, Op, Row, deciding, one, operation
 from ..leases import lease_milliseconds
-from . import claiming, finishing
-from .claiming import Beat
+from . import claims, transitions
+from .claims import Beat
 from .driving import renew_driven
-from .finishing import Completable, Ending, Endings, failing
 from .items import (
     READ,
     Item,
@@ -23,7 +22,8 @@ from .items import (
     require_delay,
     status_of,
 )
-from .submitting import SUBMISSIONS_MAX
+from .submission import SUBMISSIONS_MAX
+from .transitions import Completable, Ending, Endings, failing
 
 PROGRESS = """
 UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
@@ -43,10 +43,10 @@ class ItemOps(Item[C]):
         """Prolong the lease, or raise LeaseLost; the answer says whether to stop."""
         require_held([self])
         seconds = self.lease_seconds if lease_seconds is None else lease_seconds
-        found = yield from claiming.heartbeat({self.number: self.fence}, seconds)
+        found = yield from claims.heartbeat({self.number: self.fence}, seconds)
         row = found.get(self.number)
         if row is None:
-            raise (yield from finishing.lost(self))
+            raise (yield from transitions.lost(self))
         yield AfterCommit(lambda: self._take(row))
         return Beat(
             id=self.id,
@@ -147,7 +147,7 @@ class ItemOps(Item[C]):
             lease_ms=lease_ms,
         )
         if row is None:
-            raise (yield from finishing.lost(self))
+            raise (yield from transitions.lost(self))
         yield from renew_driven([row], lease_ms)
         if self.root_id is not None:
             yield from Endings(self.runtime).record(self, "manual_checkpoint", {"progress": note})
@@ -160,7 +160,7 @@ class ItemOps(Item[C]):
 
     def _ended(self, row: Row | None) -> Op[WorkStatus]:
         if row is None:
-            raise (yield from finishing.lost(self))
+            raise (yield from transitions.lost(self))
         yield AfterCommit(lambda: self._take(row))
         return status_of(row["state"])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoints.writing import record_status
+from ..checkpoints.write import record_status
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.access import Place, lock_and_look, require_open, require_writable

@@ -13,12 +13,12 @@ from ..kernel.operation import Op, Query, Row, rows
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
-from .claiming import heartbeat
-from .finishing import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
+from .claims import heartbeat
 from .items import COLUMNS, HOLD, Item
 from .portable import WorkPortable
 from .retention import prune
 from .sweeping import sweep
+from .transitions import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
 
 LIVE_OF_SESSIONS = f"""
 SELECT {COLUMNS} FROM hf_work

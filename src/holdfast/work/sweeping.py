@@ -11,9 +11,9 @@ from ..kernel.flow import Flow, perform
 from ..kernel.handle import Runtime
 from ..kernel.operation import Op, Row, one, operation, query, rows
 from ..records import Swept
-from .finishing import EXPIRED, Endings, expiring
 from .items import COLUMNS, Item
-from .submitting import ring
+from .submission import ring
+from .transitions import EXPIRED, Endings, expiring
 
 SWEPT_MAX = 1_000
 PROMOTED_PER_PASS = 1_000

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ..arguments import shown
-from ..checkpoints.diffing import printable
+from ..checkpoints.diff import printable
 from ..clock import iso
 from ..errors import (
     CommitUnknown,
@@ -35,8 +35,8 @@ from ..kernel.flow import is_async
 from ..kernel.handle import Async, Sync
 from ..kernel.operation import Row
 from ..leases import Guard, Kept
-from ..work.finishing import Ending
 from ..work.items import Item, error_text
+from ..work.transitions import Ending
 from .items import RunningItem
 
 Handler = Callable[[Any], Any]

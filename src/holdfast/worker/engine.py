@@ -24,8 +24,8 @@ from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, uptime_seconds
 from ..store import Store
 from ..work import topic
-from ..work.claiming import Claim
-from ..work.finishing import Endings
+from ..work.claims import Claim
+from ..work.transitions import Endings
 from .attempts import (
     BACKOFF_SECONDS,
     BACKOFF_SECONDS_MAX,
@@ -35,8 +35,8 @@ from .attempts import (
     Outcome,
     log,
 )
-from .crew import Crew, LoopCrew
 from .gathering import Gathering
+from .pools import Crew, LoopCrew
 from .statements import Statements
 from .upkeep import Upkeep
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kernel.operation import Op, Row, deciding, fresh_id, query
-from ..work.claiming import Claim, in_order, look_for_work, not_ended
-from ..work.finishing import COMPLETE_UNREAD, Ending, Endings
+from ..work.claims import Claim, in_order, look_for_work, not_ended
 from ..work.items import Item
+from ..work.transitions import COMPLETE_UNREAD, Ending, Endings
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..leases import default_holder, lease_milliseconds
 from ..maintenance.retention import require_days
 from ..sessions.rows import BOOT_MARK
 from ..store import AsyncStore, Store, sync_twin
-from ..work.claiming import CLAIM_MAX, require_queues
+from ..work.claims import CLAIM_MAX, require_queues
 from .attempts import Handler, Outcome
 from .engine import Engine, Plan
 

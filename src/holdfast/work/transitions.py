@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..checkpoints.ops import CheckpointOps
-from ..checkpoints.writing import draft, write
+from ..checkpoints.handle import CheckpointOps
+from ..checkpoints.write import draft, write
 from ..codec import Codec
 from ..effects.rows import is_resolved
 from ..errors import (
@@ -32,7 +32,7 @@ from ..leases import Keeper
 from ..sessions.access import LOOK, Place
 from .driving import give_back_driven
 from .items import FINAL, Item, Submission, WorkStatus, context, status_of
-from .submitting import ring, submit_all
+from .submission import ring, submit_all
 
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 300.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.checkpoints.diffing import (
+from holdfast.checkpoints.diff import (
     Diff,
     ItemDiff,
     ListDiff,

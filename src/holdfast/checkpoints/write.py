@@ -20,11 +20,11 @@ from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
 from ..sessions.rows import AT_HEAD
 from . import manifest as manifests
+from .changes import Change, is_simple, make_plan
 from .heads import Head, Heads
 from .lines import SHIFT
 from .manifest import checkpoint_context
-from .planning import Change, is_simple, make_plan
-from .reading import keyed, naming
+from .read import keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
 ADVANCE = access.ADVANCE.format(

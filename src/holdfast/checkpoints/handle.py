@@ -12,12 +12,12 @@ from ..kernel.handle import C
 from ..kernel.operation import Op, deciding, large_query, operation, query, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from ..sessions.handle import SessionHandle
+from .changes import Change, Extend, Grown, SetList, SetValue
 from .deltas import manifest_at, read_delta
-from .diffing import Diff, compare
+from .diff import Diff, compare
 from .heads import Head, Heads
 from .lines import RUN_ITEMS, SHIFT, Ref, list_header
-from .planning import Change, Extend, Grown, SetList, SetValue
-from .reading import (
+from .read import (
     find,
     header,
     listed,
@@ -28,7 +28,7 @@ from .reading import (
     resume_row,
     spans,
 )
-from .writing import draft, id_of_item, write
+from .write import draft, id_of_item, write
 
 HISTORY_MAX = 10_000
 REASON_CHARACTERS_MAX = 1_000
