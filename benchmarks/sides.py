@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import holdfast
-from holdfast.kernel.handle import C, Handle
-from holdfast.kernel.operation import Op, one, operation
+from holdfast.kernel.operation import C, Handle, Op, one, operation
 from holdfast.store import StoreHandle
 from holdfast.testing.nouns import ADD, Counter
 

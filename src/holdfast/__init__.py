@@ -63,8 +63,7 @@ from .errors import (
     WorkFailed,
 )
 from .items import Work, WorkItem
-from .kernel.handle import Async, Sync, Tx
-from .kernel.operation import Op
+from .kernel.operation import Async, Op, Sync, Tx
 from .maintenance import Pruned, Recovered
 from .records import (
     Checkpoint,

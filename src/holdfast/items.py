@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 from .arguments import require_limit, require_text, require_whole
 from .checkpoints.growth import Growth, growth
 from .errors import InvalidArgument
-from .kernel.finding import find_row
 from .kernel.flow import Flow, flow
-from .kernel.handle import C, Handle, Tx
-from .kernel.nouns import SWEPT_PER_PASS
+from .kernel.nouns import SWEPT_PER_PASS, find_row
 from .kernel.operation import (
     AfterCommit,
+    C,
+    Handle,
     Op,
     Row,
+    Tx,
     deciding,
     large_query,
     one,

@@ -23,9 +23,8 @@ from typing import Any
 from .arguments import require_seconds, require_text, shown
 from .clock import uptime_ms
 from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound, StoreBusy
-from .kernel.handle import PerStore, Runtime
 from .kernel.opening import open_driver
-from .kernel.operation import Call, Op, Query, Row, batch, one, operation
+from .kernel.operation import Call, Op, PerStore, Query, Row, Runtime, batch, one, operation
 from .kernel.threads import Flag, Thread
 from .kernel.url import SqliteTarget
 from .records import Lease

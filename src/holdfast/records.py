@@ -46,6 +46,12 @@ class Finding:
     message: str
     advice: str = ""
 
+    @classmethod
+    def of(cls, check: str, message: str, *, problem: str = "", warning: str = "") -> Self:
+        """Return a finding; what to do about a `problem` or a `warning`, if it is one."""
+        level: Literal["ok", "warning", "problem"] = "warning" if warning else "ok"
+        return cls(check, "problem" if problem else level, message, problem or warning)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationState:

@@ -22,14 +22,16 @@ from .effects.tools import by_name
 from .effects.undoing import Compensation, Rewound, leave_behind, undo_after
 from .errors import InvalidArgument, SessionBusy, SessionNotFound
 from .feed import emit, plant_tree
-from .kernel.awaiting import Opening
 from .kernel.flow import Flow, finish, flow, in_thread, perform
-from .kernel.handle import Async, C, Sync
+from .kernel.opening import Opening
 from .kernel.operation import (
+    Async,
+    C,
     Call,
     Lock,
     Op,
     Row,
+    Sync,
     fresh_id,
     one,
     operation,

@@ -21,10 +21,10 @@ from .errors import InvalidArgument, LimitExceeded
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .items import Work
 from .kernel import health
-from .kernel.attempt import Hooks, Services
-from .kernel.awaiting import Opening
-from .kernel.backup import back_up
-from .kernel.fingerprints import CipherKeys
+from .kernel.commit_settlement import MarkOps, parse_commit_id
+from .kernel.driver import Durability, Settings, StoreMode
+from .kernel.execution import Hooks, Services
+from .kernel.files import back_up
 from .kernel.flow import (
     Flow,
     finish,
@@ -35,12 +35,22 @@ from .kernel.flow import (
     run_stream,
     run_stream_async,
 )
-from .kernel.handle import Async, C, Runtime, Sync, Tx
-from .kernel.marks import MarkOps, parse_commit_id
-from .kernel.opening import join, open_async_driver, open_driver
-from .kernel.operation import Call, Command, Composition, Op, large_query, operation, query
-from .kernel.schema import read_now_ms, read_store_id
-from .kernel.settings import Durability, Settings, StoreMode
+from .kernel.opening import Opening, join, open_async_driver, open_driver
+from .kernel.operation import (
+    Async,
+    C,
+    Call,
+    Command,
+    Composition,
+    Op,
+    Runtime,
+    Sync,
+    Tx,
+    large_query,
+    operation,
+    query,
+)
+from .kernel.schema import CipherKeys, read_now_ms, read_store_id
 from .kernel.url import Target, parse
 from .leases import Keeper
 from .maintenance import MaintenanceOps, RecoveryOps
@@ -404,7 +414,7 @@ def current_session(environment: Mapping[str, str] | None = None) -> Identity | 
     id, url = found.get("AGENT_SESSION_ID"), found.get("HOLDFAST_URL")
     if not id or not url:
         return None
-    with health.looking(parse(url, None), _looking()) as driver:
+    with health.read_only_driver(parse(url, None), _looking()) as driver:
         asked = (id, found.get("AGENT_ROOT_SESSION_ID"), url)
         return driver.run(Call(IdentityOps.find, IdentityOps(), asked))
 

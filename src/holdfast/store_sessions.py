@@ -18,8 +18,9 @@ from .checkpoints.read import newest_of_all
 from .checkpoints.write import record_status
 from .errors import InvalidArgument, SessionEnded, SessionNotFound
 from .feed import emit, plant_tree
-from .kernel.handle import C, Handle
 from .kernel.operation import (
+    C,
+    Handle,
     Lock,
     Op,
     Row,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast
-from holdfast.kernel.handle import Handle, Sync
-from holdfast.kernel.operation import Op, large_query, rows
+from holdfast.kernel.operation import Handle, Op, Sync, large_query, rows
 
 
 class Look(Handle[Sync]):

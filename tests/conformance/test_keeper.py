@@ -22,10 +22,9 @@ import pytest
 import holdfast
 from holdfast import VirtualClock, Worker
 from holdfast.errors import LeaseLost, StoreClosed, StoreForked
-from holdfast.kernel.attempt import Hooks, Trace
-from holdfast.kernel.handle import Handle, Sync
+from holdfast.kernel.execution import Hooks, Trace
 from holdfast.kernel.nouns import Noun
-from holdfast.kernel.operation import Op, query, rows
+from holdfast.kernel.operation import Handle, Op, Sync, query, rows
 from holdfast.leases import Guard, Held, Keeper, Kept, uptime_seconds
 from holdfast.records import Lease
 from holdfast.work.items import Item

@@ -7,9 +7,8 @@ import threading
 from typing import Any
 
 import holdfast
-from holdfast.kernel.attempt import Hooks, Point
-from holdfast.kernel.handle import C
-from holdfast.kernel.operation import Op, large_query, rows
+from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.operation import C, Op, large_query, rows
 from holdfast.testing.nouns import Counter
 
 WAIT_SECONDS = 120.0

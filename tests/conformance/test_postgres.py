@@ -19,9 +19,9 @@ import pytest
 import sqlalchemy
 
 import holdfast
-from holdfast.kernel.attempt import Hooks, Trace
+from holdfast.kernel.execution import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
-from holdfast.kernel.postgres.protocol import BACKOFF_SECONDS_MAX, _pause
+from holdfast.kernel.postgres.transactions import BACKOFF_SECONDS_MAX, _pause
 from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Case, Colour, Subject
@@ -215,7 +215,7 @@ def test_a_ring_is_sent_although_the_one_before_it_returned_late(
         listening(there, where)
         seen = signals.count("first")
         with monkeypatch.context() as patch:
-            patch.setattr("holdfast.kernel.postgres.doorbell.os.write", late)
+            patch.setattr("holdfast.kernel.postgres.notify.os.write", late)
             here.runtime.signals.ring("first")
         seen = signals.count("second")
         here.runtime.signals.ring("second")

@@ -26,8 +26,9 @@ import holdfast
 from holdfast import store as store_module
 from holdfast.cli import app as app_module
 from holdfast.kernel import operation
-from holdfast.kernel.health import server, sqlite
+from holdfast.kernel.postgres import health as server
 from holdfast.kernel.schema import formats, newest
+from holdfast.kernel.sqlite import health as sqlite
 from holdfast.records import Finding
 from holdfast.testing.nouns import Counter, Setup
 from tests.faces.writer import SESSION_ID
@@ -622,7 +623,7 @@ def test_doctor_looks_at_the_server(
 
     def one(sql: str, **parameters: object) -> Any:
         row = yield from real(sql, **parameters)
-        return {**(row or {}), **(setting if sql == server.SERVER else {})}
+        return {**(row or {}), **(setting if sql == server.READ_SERVER else {})}
 
     settled = {"connections": 1, "connections_max": 100}
     setting = {**settled, **setting}

@@ -27,8 +27,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import holdfast
-from holdfast.kernel.handle import Handle, Sync
-from holdfast.kernel.operation import Op, query, rows
+from holdfast.kernel.operation import Handle, Op, Sync, query, rows
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, twice
 

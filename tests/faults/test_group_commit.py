@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast.kernel.attempt import Hooks, Trace
+from holdfast.kernel.execution import Hooks, Trace
 from holdfast.kernel.operation import Op, operation, rows
 from holdfast.kernel.sqlite.writer import SideLock
 from holdfast.testing.nouns import Counter

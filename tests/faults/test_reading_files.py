@@ -16,8 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import Op, StoreMoved, StoreReadOnly, StoreUnavailable, Sync
-from holdfast.kernel.handle import Handle
-from holdfast.kernel.operation import query, rows
+from holdfast.kernel.operation import Handle, query, rows
 from holdfast.store import check
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child

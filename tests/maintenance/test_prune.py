@@ -26,8 +26,8 @@ from holdfast.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from holdfast.kernel import archive
-from holdfast.kernel.attempt import Point
+from holdfast.kernel import files
+from holdfast.kernel.execution import Point
 from holdfast.kernel.operation import rows
 from holdfast.maintenance import Pruned, read_archive
 from holdfast.testing.crashes import CrashPoints
@@ -447,7 +447,7 @@ def test_an_archive_that_cannot_be_written_removes_nothing(
             with pytest.raises(error) as raised:
                 store.prune(keep=1, archive=path)
             assert str(raised.value) == message
-        held = archive.Archive(file, "s")
+        held = files.Archive(file, "s")
         with pytest.raises(StoreBusy) as raised:
             store.prune(keep=1, archive=file)
         assert str(raised.value) == f"another process writes to the archive {file}"
@@ -468,13 +468,13 @@ def test_what_is_pinned_after_it_was_archived_stays(
     with open_at(place) as store:
         session = store.session("a")
         talk(session, 10)
-        append = archive.Archive.append
+        append = files.Archive.append
 
-        def pin_then_append(self: archive.Archive, lines: list[str]) -> None:
+        def pin_then_append(self: files.Archive, lines: list[str]) -> None:
             append(self, lines)
             session.pin(3, "just in time")
 
-        monkeypatch.setattr(archive.Archive, "append", pin_then_append)
+        monkeypatch.setattr(files.Archive, "append", pin_then_append)
         result = store.prune(keep=5, archive=file)
         assert (result.archived, result.checkpoints) == (5, 4)
         assert versions(session) == [3, 6, 7, 8, 9, 10]

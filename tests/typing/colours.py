@@ -5,9 +5,13 @@ from typing import Any, assert_type
 
 import holdfast
 from holdfast.kernel.flow import Flow, Give, Stream, flow, invoke, perform, stream, wait
-from holdfast.kernel.handle import Async, C, Handle, Sync, Tx
 from holdfast.kernel.operation import (
+    Async,
+    C,
+    Handle,
     Op,
+    Sync,
+    Tx,
     large_query,
     one,
     operation,

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.flow import Flow, Give, Stream, finish, flow, invoke, perform, stream, wait
-from holdfast.kernel.handle import C
+from holdfast.kernel.operation import C
 from holdfast.testing.nouns import Counter, Setup
 
 

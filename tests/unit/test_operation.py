@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.attempt import Attempt, Services
+from holdfast.kernel.execution import Execution, Services
 from holdfast.kernel.operation import (
     Call,
     Emit,
@@ -65,7 +65,7 @@ def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
 
 
 def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
-    attempt = Attempt(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
+    attempt = Execution(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
     assert attempt.call.name == "ThingOps.name"
     assert attempt.queries == [Query("SELECT :first", {"first": "a"})]
     attempt.reply([[{"x": 1}]])
@@ -78,7 +78,7 @@ def test_a_rerun_receives_the_same_ids() -> None:
     call = Call(ThingOps.name, ThingOps(), ("a",))
     results = []
     for _ in range(2):
-        attempt = Attempt(call, SERVICES)
+        attempt = Execution(call, SERVICES)
         attempt.reply([[]])
         results.append(attempt.result)
     assert results[0] == results[1]
@@ -87,18 +87,18 @@ def test_a_rerun_receives_the_same_ids() -> None:
 
 def test_wrong_arguments_fail_before_anything_is_asked() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'second'"):
-        Attempt(Call(ThingOps.name, ThingOps(), ("a",), {"second": 1}), SERVICES)
+        Execution(Call(ThingOps.name, ThingOps(), ("a",), {"second": 1}), SERVICES)
 
 
 def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
-    attempt = Attempt(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
+    attempt = Execution(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
     asked = []
     while attempt.queries:
         asked.append((attempt.queries[0].sql, attempt.is_lock_immediate))
         attempt.reply([[{}]])
     assert asked == [("LOCK b True", False), ("LOCK c True", False), ("LOCK a False", True)]
     assert [query.parameters["kind"] for query in attempt.closing()] == ["locked"] * 4
-    again = Attempt(attempt.call, SERVICES, lock_first=set(attempt.locked))
+    again = Execution(attempt.call, SERVICES, lock_first=set(attempt.locked))
     asked = []
     while again.queries:
         asked.append((again.queries[0].sql, again.is_lock_immediate))
@@ -115,7 +115,7 @@ def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
             third = yield from batch(Lock("a"))
             return [first, second, third]
 
-    attempt = Attempt(Call(BatchOps.ask, BatchOps()), SERVICES)
+    attempt = Execution(Call(BatchOps.ask, BatchOps()), SERVICES)
     assert [query.sql for query in attempt.queries] == ["LOCK a True", "ONE", "TWO"]
     attempt.reply([[{"r": 0}], [{"r": 1}], []])
     assert [query.sql for query in attempt.queries] == ["THREE"]
@@ -140,7 +140,7 @@ class Deciding:
 
 
 def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None:
-    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
     assert [query.sql for query in attempt.queries] == ["LOCK a True", "GUARD"]
     attempt.reply([[{}], [{"r": 1}]])
     assert [query.sql for query in attempt.queries] == ["LAST"]
@@ -152,7 +152,7 @@ def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None
 
 @pytest.mark.parametrize("guard", [[], [{"r": 1}]])
 def test_without_a_row_of_the_last_the_call_goes_on_and_emits_nothing(guard: list[Any]) -> None:
-    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
     attempt.reply([[{}], guard])
     if guard:
         attempt.reply([[]])
@@ -163,7 +163,7 @@ def test_without_a_row_of_the_last_the_call_goes_on_and_emits_nothing(guard: lis
 
 
 def test_a_refused_decision_is_not_asked_again() -> None:
-    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
     assert [query.sql for query in attempt.whole()] == ["LOCK a True", "GUARD", "LAST"]
     attempt.restart(is_refused=True)
     assert [query.sql for query in attempt.queries] == ["WHY"]
@@ -172,7 +172,7 @@ def test_a_refused_decision_is_not_asked_again() -> None:
 
 
 def test_events_of_a_tree_that_is_gone_are_not_emitted() -> None:
-    attempt = Attempt(Call(Deciding.decide, Deciding()), SERVICES)
+    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
     attempt.whole()
     attempt.reply([[], [{"r": 1}], [{"r": 2}]])
     assert attempt.result == [[], [{"r": 1}], [{"r": 2}]]
@@ -181,7 +181,7 @@ def test_events_of_a_tree_that_is_gone_are_not_emitted() -> None:
 
 def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:
     with pytest.raises(holdfast.HoldfastError, match="without locking it"):
-        Attempt(Call(ThingOps.emit_unlocked, ThingOps()), SERVICES)
+        Execution(Call(ThingOps.emit_unlocked, ThingOps()), SERVICES)
 
 
 def test_the_operations_own_line_is_in_the_traceback_of_a_failed_statement() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast import Submission
-from holdfast.kernel.attempt import Hooks, Trace
-from holdfast.kernel.postgres.exchange import Link
+from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.postgres.pipeline import Link
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 

@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import StoreUnavailable, Submission, Worker
-from holdfast.kernel.attempt import Hooks, Point, Trace
+from holdfast.kernel.execution import Hooks, Point, Trace
 from holdfast.testing.subject import Subject, done
 from holdfast.worker.gathering import Gathering
 from holdfast.worker.pools import Crew, LoopCrew

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.kernel.postgres.doorbell import COALESCE_SECONDS
+from holdfast.kernel.postgres.notify import COALESCE_SECONDS
 from tests.work.working import SECONDS_MAX
 
 
@@ -43,7 +43,7 @@ def test_a_commit_elsewhere_wakes_who_waits_on_a_file(
 ) -> None:
     """Where the system tells of writes, and where it does not."""
     if not is_told:
-        monkeypatch.setattr("holdfast.kernel.sqlite.watching._told_of_writes", lambda path: -1)
+        monkeypatch.setattr("holdfast.kernel.sqlite.watch._told_of_writes", lambda path: -1)
     url = f"sqlite:///{tmp_path}/store.db"
     with holdfast.open(url) as here, holdfast.open(url) as there:
         signals = here.runtime.signals

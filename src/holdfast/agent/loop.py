@@ -13,7 +13,7 @@ from ..effects import Ledger
 from ..effects.tools import Tool
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, perform, run_flow
-from ..kernel.handle import Async, Sync
+from ..kernel.operation import Async, Sync
 from ..maintenance.recovery import RecoveryOps
 from ..session import Session
 from ..store_sessions import StoreSessions

@@ -15,7 +15,7 @@ from typing import Any
 from ..clock import iso
 from ..codec import Cipher, Codec, Limits, from_json, to_json
 from ..errors import CorruptRecord, InvalidArgument
-from ..kernel.archive import require_header
+from ..kernel.files import require_header
 from ..records import Checkpoint
 from .deltas import Delta
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..feed import emit
-from ..kernel.handle import C
-from ..kernel.operation import Lock, Op, Query, Row, batch, rows
+from ..kernel.operation import C, Lock, Op, Query, Row, batch, rows
 from ..records import Checkpoint
 from ..sessions.access import lock_and_look, require_writable
 from ..sessions.rows import place_of_number

@@ -8,8 +8,7 @@ from typing import Any
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.handle import C
-from ..kernel.operation import Op, deciding, large_query, operation, query, rows
+from ..kernel.operation import C, Op, deciding, large_query, operation, query, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from ..sessions.handle import SessionHandle
 from .changes import Change, Extend, Grown, SetList, SetValue

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..kernel.handle import PerStore, Runtime
+from ..kernel.operation import PerStore, Runtime
 from .manifest import Entry
 
 LIST_BYTES_MAX = 16 * 2**20

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernel.flow import Flow
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import AfterCommit, Op
+from ..kernel.operation import AfterCommit, Op, Runtime
 from ..records import Pruned, SessionRef
 from .heads import Heads
 from .portable import CheckpointsPortable

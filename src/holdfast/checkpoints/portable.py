@@ -10,17 +10,23 @@ import msgspec
 
 from ..codec import Codec
 from ..errors import CorruptRecord
-from ..kernel.fields import Count, Name, Positive, Small, Text, Time, Version
 from ..kernel.operation import Op, Row
 from ..kernel.portable import (
     ANY,
     METADATA,
+    Count,
     Export,
     Import,
+    Name,
     Portable,
+    Positive,
     Record,
     Sealed,
     Seen,
+    Small,
+    Text,
+    Time,
+    Version,
     read_each,
 )
 from ..plain import too_large

@@ -13,7 +13,7 @@ from itertools import chain
 
 from ..codec import Codec
 from ..errors import CorruptRecord
-from ..kernel.doors import through_door
+from ..kernel.append_only import through_door
 from ..kernel.operation import Lock, Op, Query, Row, batch, rows
 from ..sessions.rows import ANY
 from . import manifest as manifests

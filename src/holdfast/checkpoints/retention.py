@@ -13,7 +13,7 @@ from itertools import groupby
 from ..codec import Codec
 from ..errors import CorruptRecord, SessionNotFound
 from ..feed import emit
-from ..kernel.archive import Archive
+from ..kernel.files import Archive
 from ..kernel.flow import Flow, invoke, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import Lock, Op, Row, large_query, one, operation, query, rows

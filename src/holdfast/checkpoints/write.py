@@ -11,9 +11,8 @@ from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
 from ..feed.events import SEQUENCE
-from ..kernel.doors import CLOSE, open_door
-from ..kernel.handle import Runtime
-from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, decide, fresh_id, one
+from ..kernel.append_only import CLOSE, open_door
+from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, Runtime, decide, fresh_id, one
 from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, random_id
 from ..sessions import access

@@ -25,6 +25,7 @@ from ..errors import (
     StoreFull,
     StoreUnavailable,
 )
+from ..kernel.commit_settlement import MarkOps, parse_commit_id
 from ..kernel.flow import (
     CancelledAfterwards,
     Flow,
@@ -37,7 +38,6 @@ from ..kernel.flow import (
     perform_to_the_end,
     wait,
 )
-from ..kernel.marks import MarkOps, parse_commit_id
 from ..kernel.operation import Call
 from ..leases import Guard, Keeper, Kept, uptime_seconds
 from ..records import Effect

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
-from ..kernel.handle import C, Handle, Runtime
-from ..kernel.operation import AfterCommit, Op
+from ..kernel.operation import AfterCommit, C, Handle, Op, Runtime
 from ..leases import Kept
 from ..records import EffectStatus
 from .calls import Result, finish

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import SessionNotFound
-from ..kernel.handle import PerStore, Runtime
 from ..kernel.operation import (
     AfterCommit,
     Op,
+    PerStore,
     Query,
     Row,
+    Runtime,
     batch,
     decide,
     deciding,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..kernel.flow import Flow
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Op, rows
+from ..kernel.operation import Op, Runtime, rows
 from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
 from ..words import plural

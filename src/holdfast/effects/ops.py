@@ -9,10 +9,11 @@ from ..arguments import require_limit, require_one_of, require_text, require_who
 from ..checkpoints.handle import require_version
 from ..checkpoints.read import spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
-from ..kernel.finding import find_row
 from ..kernel.flow import Flow, flow, perform
-from ..kernel.handle import C, Handle
+from ..kernel.nouns import find_row
 from ..kernel.operation import (
+    C,
+    Handle,
     Lock,
     Op,
     Row,

@@ -9,9 +9,27 @@ from typing import Annotated, Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..kernel.fields import Count, Fence, Flag, Name, Number, Positive, Small, Text, Time, Version
 from ..kernel.operation import Op, Row, one, rows
-from ..kernel.portable import ANY, Export, Import, Portable, Record, Sealed, Seen, read_each
+from ..kernel.portable import (
+    ANY,
+    Count,
+    Export,
+    Fence,
+    Flag,
+    Import,
+    Name,
+    Number,
+    Portable,
+    Positive,
+    Record,
+    Sealed,
+    Seen,
+    Small,
+    Text,
+    Time,
+    Version,
+    read_each,
+)
 from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import EXISTING_NUMBER
 from ..sessions.rows import ANCESTRY, SET_ANCESTRY

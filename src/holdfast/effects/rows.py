@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..codec import Codec
 from ..errors import LeaseLost, NotFound, RequestMismatch
-from ..kernel.handle import Runtime
-from ..kernel.operation import Lock, Op, Query, Row, batch, one
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, one
 from ..leases import Guard, Keeper
 from ..records import Effect, EffectKind, EffectStatus
 from ..sessions.access import LOOK, MAY_WRITE, Place, require_writable

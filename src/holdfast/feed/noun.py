@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from ..kernel.doors import through_door
-from ..kernel.handle import Runtime
+from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, rows
+from ..kernel.operation import Op, Query, Runtime, rows
 from ..records import Finding, SessionRef
 from ..words import plural
 from .events import EMPTY

@@ -6,9 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..arguments import require_text
-from ..kernel.fields import Count, Name, Time
 from ..kernel.operation import Op, Row
-from ..kernel.portable import ANY, Export, Import, Portable, Record, Sealed, Seen, read_each
+from ..kernel.portable import (
+    ANY,
+    Count,
+    Export,
+    Import,
+    Name,
+    Portable,
+    Record,
+    Sealed,
+    Seen,
+    Time,
+    read_each,
+)
 
 
 class TreeRecord(Record, frozen=True, tag="tree"):

@@ -17,13 +17,15 @@ is: nothing is set on it from outside. A driver
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from .entrance import Entrance
+from ..clock import Clock
+from .execution import Entrance, Hooks, Services
+from .nouns import Noun
 from .operation import Call
-from .settings import StoreMode
 from .signals import Signals
 
 R = TypeVar("R")
@@ -115,3 +117,22 @@ class AsyncDriver(Driver, Protocol):
     async def close(self) -> None:
         """Finish what is under way and let go of the database; a second time does nothing."""
         ...
+
+
+Durability = Literal["full", "normal"]
+StoreMode = Literal["write", "read"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The choices that both drivers share."""
+
+    services: Services
+    nouns: Sequence[Noun]
+    """Everything that the store keeps, each after what it stands on."""
+    clock: Clock
+    is_clock_virtual: bool = False
+    durability: Durability = "full"
+    mode: StoreMode = "write"
+    busy_timeout_seconds: float = 10.0
+    hooks: Hooks = field(default_factory=Hooks)

@@ -22,8 +22,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cas
 
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
-from .handle import Async, Handle, Sync
-from .operation import Call, operation
+from .operation import Async, Call, Handle, Sync, operation
 from .threads import Flag, Thread
 
 P = ParamSpec("P")

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import shown
+from ..errors import InvalidArgument
 from ..records import Effect, Finding, Pruned, SessionRef, Swept
-from .archive import Archive
-from .operation import Op, Query, Row, batch
+from .files import Archive
+from .operation import Op, Query, Row, batch, one, rows
 from .portable import Portable
 
 if TYPE_CHECKING:
     from .flow import Flow
-    from .handle import Runtime
+    from .operation import Runtime
 
 
 SWEPT_PER_PASS = 100
@@ -119,3 +121,29 @@ class Noun:
     def checks(self) -> Mapping[str, Callable[[], Op[list[Finding]]]]:
         """Return what `doctor` looks at, by name; a check changes nothing."""
         return {}
+
+
+SHORT_CHARACTERS_MIN = 8
+NUMBER_DIGITS_MAX = 18
+
+
+def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
+    """Return the row that somebody means, if there is one; `select` names columns and the table.
+
+    The first 8 characters of an id or more are enough if no other id begins with them.
+    """
+    by_id, by_number = f"{select} WHERE id = :id", f"{select} WHERE number = :number"
+    # SQLite compares without regard to case here, so what it finds is looked at again.
+    beginning = rf"{select} WHERE id LIKE :pattern ESCAPE '\' ORDER BY number LIMIT 20"
+    row = yield from one(by_id, id=given)
+    if row is None and given.isascii() and given.isdigit() and len(given) <= NUMBER_DIGITS_MAX:
+        row = yield from one(by_number, number=int(given))
+    if row is None and len(given) >= SHORT_CHARACTERS_MIN:
+        escaped = given.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
+        found = yield from rows(beginning, pattern=f"{escaped}%")
+        found = [each for each in found if each["id"].startswith(given)]
+        if len(found) > 1:
+            ids = ", ".join(each["id"] for each in found[:3])
+            raise InvalidArgument(f"more than one {noun}'s id begins with {shown(given)}: {ids} …")
+        row = found[0] if found else None
+    return row

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Awaitable, Coroutine, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import HoldfastError, InvalidArgument
-from .driver import AsyncDriver, Driver, Runner, SyncDriver
+from .driver import AsyncDriver, Driver, Runner, Settings, SyncDriver
 from .operation import Call
 from .schema import SchemaOps, is_behind
-from .settings import Settings
-from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReadEngine
+from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReader
 from .url import PostgresTarget, SqliteTarget, Target
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
 
 def open_file(
     target: SqliteTarget, settings: Settings, *, migrate: bool
-) -> SqliteEngine | SqliteReadEngine:
+) -> SqliteEngine | SqliteReader:
     """Open an SQLite file of the newest format, for writing or for reading."""
     if settings.mode == "write":
         return open_engine(target, settings, migrate=migrate)
-    engine = SqliteReadEngine(existing(target), settings, target.vfs)
+    engine = SqliteReader(existing(target), settings, target.vfs)
     try:
         bring_up_to_date(engine, None, str(target.path), settings, migrate=False)
     except BaseException:
@@ -103,7 +103,7 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
         return
     current = 0
     if os.path.exists(path):
-        with SqliteReadEngine(path, settings, vfs) as engine:
+        with SqliteReader(path, settings, vfs) as engine:
             current = engine.run(Call(SchemaOps.format, SchemaOps(None, str(path))))
     if current or not migrate:
         is_behind(current, where=str(path), allowed=migrate)
@@ -144,3 +144,43 @@ def require_psycopg() -> None:
     except ImportError as error:
         hint = "PostgreSQL needs psycopg: pip install 'holdfast-agents[postgres]'"
         raise HoldfastError(hint) from error
+
+
+class Closable(Protocol):
+    """What is closed in an event loop."""
+
+    def close(self) -> Awaitable[None]:
+        """Close it."""
+        ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Opening(Coroutine[Any, Any, C]):
+    """What is being opened: `await` it, or open and close it by `async with`."""
+
+    def __init__(self, opening: Coroutine[Any, Any, C]) -> None:
+        self._opening = opening
+
+    def __await__(self) -> Generator[Any, Any, C]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> C:
+        self._opened = await self._opening
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.close()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a task does that runs this."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error inside, as a task does that is cancelled."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """Give up before it has begun."""
+        self._opening.close()

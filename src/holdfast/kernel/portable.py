@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import InvalidArgument
 from .operation import Lock, Op, Query, Row, batch, rows
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..codec import Codec
-    from .handle import Runtime
+    from .operation import Runtime
 
 T = TypeVar("T")
 
@@ -293,3 +294,18 @@ class Portable:
     def finish(self, into: Import) -> Op[None]:
         """Write what follows from all that was added."""
         yield from ()
+
+
+# The end of the year 9999, the last that ISO-8601 can name.
+TIME_MS_MAX = 253_402_300_799_999
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Fence = Annotated[int, Meta(ge=0, le=2**62)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Number = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Small = Annotated[int, Meta(ge=0, lt=2**32)]
+Version = Annotated[int, Meta(ge=1, lt=2**32)]
+Flag = Annotated[int, Meta(ge=0, le=1)]
+Time = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(min_length=1, max_length=1_000)]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from ..arguments import require_text, require_text_or_none
 from ..effects.tools import by_name
 from ..kernel.flow import Flow, flow, perform
-from ..kernel.handle import C, Handle, Runtime
 from ..kernel.nouns import SWEPT_PER_PASS
-from ..kernel.operation import Op, Query, batch, operation
+from ..kernel.operation import C, Handle, Op, Query, Runtime, batch, operation
 from ..leases import default_holder
 from ..records import Effect, Swept
 from ..sessions.rows import BOOT_MARK

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..arguments import require_seconds, require_text, require_whole
-from ..kernel.archive import Archive
+from ..kernel.commit_settlement import MarkOps
+from ..kernel.files import Archive
 from ..kernel.flow import Flow, flow, invoke, perform
-from ..kernel.handle import C, Handle
-from ..kernel.marks import MarkOps
 from ..kernel.nouns import Retention
-from ..kernel.operation import Op, query
+from ..kernel.operation import C, Handle, Op, query
 from ..kernel.schema import read_store_id
 from ..records import Pruned
 

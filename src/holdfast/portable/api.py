@@ -10,10 +10,9 @@ from typing import Any
 from ..arguments import require_path, shown
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
 from ..feed.portable import read_positions
+from ..kernel.files import new_file
 from ..kernel.flow import Flow, flow, invoke
-from ..kernel.handle import C, Handle, Runtime
-from ..kernel.newfile import new_file
-from ..kernel.operation import Call, Lock, Op, operation
+from ..kernel.operation import C, Call, Handle, Lock, Op, Runtime, operation
 from ..records import Exported, Imported
 from ..session import Session
 from ..sessions.portable import find_number

@@ -30,9 +30,8 @@ from ..errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
-from ..kernel.fields import Count
 from ..kernel.nouns import Noun
-from ..kernel.portable import Record
+from ..kernel.portable import Count, Record
 
 VERSION = 1
 HEADER_BYTES_MAX = 4_096

@@ -30,9 +30,8 @@ from ..codec import Limits, from_json
 from ..effects import Ledger
 from ..errors import InvalidArgument, InvalidValue
 from ..feed.portable import TreeRecord
-from ..kernel.handle import Runtime
 from ..kernel.legacy import LegacyFile
-from ..kernel.operation import Row
+from ..kernel.operation import Row, Runtime
 from ..kernel.portable import Record
 from ..records import KINDS, Status
 from ..sessions.portable import SessionRecord

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument
 from ..feed.portable import read_positions
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, large_query, operation, query
+from ..kernel.operation import Op, Runtime, large_query, operation, query
 from ..kernel.portable import Export, Import, Record, Seen
 from ..kernel.schema import read_store_id
 from ..sessions.portable import choose_trees

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
-from ..kernel.handle import Runtime
-from ..kernel.operation import Lock, Op, Query, Row, batch
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Guard, Keeper
 
 LOOK = """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernel.handle import C, Handle, Runtime
-from ..kernel.operation import Lock, Op, rows
+from ..kernel.operation import C, Handle, Lock, Op, Runtime, rows
 from ..leases import Guard, Keeper
 from .access import LOOK, Place, require_fence
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, batch, rows
+from ..kernel.operation import Op, Query, Runtime, batch, rows
 from ..leases import EARLIER_BOOT
 from ..records import SessionRef
 from .portable import SessionsPortable

@@ -9,9 +9,24 @@ from dataclasses import dataclass, field
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument, SessionNotFound
 from ..feed import emit
-from ..kernel.fields import Count, Fence, Name, Positive, Small, Time, Version
 from ..kernel.operation import Op, Row, fresh_id, one, rows
-from ..kernel.portable import METADATA, Export, Import, Portable, Record, Sealed, Seen, read_each
+from ..kernel.portable import (
+    METADATA,
+    Count,
+    Export,
+    Fence,
+    Import,
+    Name,
+    Portable,
+    Positive,
+    Record,
+    Sealed,
+    Seen,
+    Small,
+    Time,
+    Version,
+    read_each,
+)
 from ..records import Status, random_id
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..codec import Codec
 from ..errors import SessionNotFound
-from ..kernel.finding import find_row
+from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, one, rows
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import SessionInfo, SessionRef

@@ -18,8 +18,20 @@ from ..arguments import require_limit, require_one_of, require_text, require_who
 from ..codec import Codec
 from ..errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from ..feed import emit
-from ..kernel.handle import C, Handle
-from ..kernel.operation import Lock, Op, Query, Row, batch, fresh_id, one, operation, query, rows
+from ..kernel.operation import (
+    C,
+    Handle,
+    Lock,
+    Op,
+    Query,
+    Row,
+    batch,
+    fresh_id,
+    one,
+    operation,
+    query,
+    rows,
+)
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import BY_NUMBER
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, batch
+from ..kernel.operation import Op, Query, Runtime, batch
 from ..records import SessionRef
 from .ledger import FORGET_DETAILS
 from .portable import SpendPortable

@@ -6,9 +6,20 @@ from dataclasses import dataclass, field
 
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument
-from ..kernel.fields import Count, Name, Time
 from ..kernel.operation import Op, Row, batch
-from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, Value, read_each
+from ..kernel.portable import (
+    Count,
+    Export,
+    Import,
+    Name,
+    Portable,
+    Record,
+    Sealed,
+    Seen,
+    Time,
+    Value,
+    read_each,
+)
 from ..sessions.portable import first_existing
 from .ledger import SpendState, context, session_recounted, tree_recounted
 

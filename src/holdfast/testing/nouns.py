@@ -12,15 +12,16 @@ from collections.abc import Callable
 from ..arguments import shown
 from ..errors import InvalidArgument, LeaseLost
 from ..feed import emit, event, lock_tree, plant_tree
-from ..kernel.fields import Name, Number
 from ..kernel.flow import Flow, perform
-from ..kernel.handle import C, Handle, Runtime
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import (
     AfterCommit,
+    C,
+    Handle,
     Lock,
     Op,
     Query,
+    Runtime,
     decide,
     deciding,
     fresh_id,
@@ -30,7 +31,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.portable import Export, Import, Portable, Record, Seen, read_each
+from ..kernel.portable import Export, Import, Name, Number, Portable, Record, Seen, read_each
 from ..kernel.schema import Migration
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import Finding, Lease, Pruned, Swept

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidArgument, LeaseLost
-from ..kernel.handle import C
-from ..kernel.operation import AfterCommit, Lock, Op, Row, deciding, one, operation
+from ..kernel.operation import AfterCommit, C, Lock, Op, Row, deciding, one, operation
 from ..leases import lease_milliseconds
 from . import claims, transitions
 from .claims import Beat

@@ -10,7 +10,7 @@ from ..effects.calls import Calling, prepare
 from ..effects.once import ONCE_SECONDS, once_of, tool_of
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..kernel.flow import Flow, flow
-from ..kernel.handle import C
+from ..kernel.operation import C
 from ..records import EffectKind
 from ..sessions.access import Place
 from .attempt import ItemOps

@@ -15,8 +15,7 @@ from ..arguments import (
     require_whole,
 )
 from ..errors import InvalidArgument
-from ..kernel.handle import C, Handle, Runtime
-from ..kernel.operation import Row
+from ..kernel.operation import C, Handle, Row, Runtime
 from ..leases import Guard
 
 WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel.doors import through_door
+from ..kernel.append_only import through_door
 from ..kernel.flow import Flow
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Op, Query, Row, rows
+from ..kernel.operation import Op, Query, Row, Runtime, rows
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of

@@ -7,9 +7,25 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..kernel.fields import Fence, Name, Positive, Small, Text, Time, Version
 from ..kernel.operation import Op
-from ..kernel.portable import ANY, ERROR, Export, Import, Portable, Record, Sealed, Seen, read_each
+from ..kernel.portable import (
+    ANY,
+    ERROR,
+    Export,
+    Fence,
+    Import,
+    Name,
+    Portable,
+    Positive,
+    Record,
+    Sealed,
+    Seen,
+    Small,
+    Text,
+    Time,
+    Version,
+    read_each,
+)
 from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATES, OnCrash, context
 
 ALL_STATES = frozenset(state for states in STATES.values() for state in states)

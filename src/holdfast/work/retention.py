@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from ..effects.retention import OF_OLD_CHAINS, forget_effects
 from ..feed import by_tree, emit
-from ..kernel.doors import through_door
+from ..kernel.append_only import through_door
 from ..kernel.flow import Flow, perform
-from ..kernel.handle import Runtime
 from ..kernel.nouns import Retention
-from ..kernel.operation import Lock, Op, Query, Row, operation, query, rows
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, operation, query, rows
 from ..records import Pruned
 
 ITEMS_PER_PASS = 500

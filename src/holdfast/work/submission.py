@@ -9,13 +9,13 @@ from ..arguments import milliseconds_of, require_text
 from ..codec import Codec
 from ..errors import InvalidArgument, Refused, RequestMismatch, StoreBusy
 from ..feed import emit
-from ..kernel.handle import Runtime
 from ..kernel.operation import (
     AfterCommit,
     Lock,
     Op,
     Query,
     Row,
+    Runtime,
     batch,
     decide,
     fresh_id,

@@ -8,8 +8,7 @@ from typing import Any
 from ..errors import CorruptRecord, StoreBusy
 from ..feed import by_tree
 from ..kernel.flow import Flow, perform
-from ..kernel.handle import Runtime
-from ..kernel.operation import Op, Row, one, operation, query, rows
+from ..kernel.operation import Op, Row, Runtime, one, operation, query, rows
 from ..records import Swept
 from .items import COLUMNS, Item
 from .submission import ring

@@ -26,8 +26,7 @@ from ..errors import (
     Unresolved,
 )
 from ..feed import event
-from ..kernel.handle import Runtime
-from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, decide, one, rows
+from ..kernel.operation import Emit, Lock, Op, Query, Row, Runtime, batch, decide, one, rows
 from ..leases import Keeper
 from ..sessions.access import LOOK, Place
 from .driving import give_back_driven

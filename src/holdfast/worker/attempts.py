@@ -32,8 +32,7 @@ from ..errors import (
     WorkFailed,
 )
 from ..kernel.flow import is_async
-from ..kernel.handle import Async, Sync
-from ..kernel.operation import Row
+from ..kernel.operation import Async, Row, Sync
 from ..leases import Guard, Kept
 from ..work.items import Item, error_text
 from ..work.transitions import Ending

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import WorkCancelled
 from ..items import WorkItem
-from ..kernel.handle import C, Runtime
-from ..kernel.operation import Row
+from ..kernel.operation import C, Row, Runtime
 
 if TYPE_CHECKING:
     from .attempts import Attempt

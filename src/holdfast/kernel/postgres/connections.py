@@ -20,7 +20,7 @@ from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
 from ..url import PostgresTarget, without_values
-from .exchange import Link, Place
+from .pipeline import Link, Place
 
 CONNECTIONS_MAX = 16
 CONNECT_SECONDS_MAX = 10

@@ -15,18 +15,16 @@ from typing import Any, TypeVar
 import psycopg
 
 from ...errors import StoreClosed, StoreForked, StoreReadOnly
-from ..driver import DialectName, Progress, SyncDriver
-from ..entrance import Entrance
+from ..driver import DialectName, Progress, Settings, StoreMode, SyncDriver
+from ..execution import Entrance
 from ..flow import drive, drive_async, finish, in_thread, require_loop
 from ..operation import Call
-from ..settings import Settings, StoreMode
 from ..url import PostgresTarget
 from .connections import Connections, connect_error
-from .copying import copy_rows, vacuum
-from .doorbell import Doorbell
-from .exchange import Place
-from .messages import Connect, Queue, Send, Sleep, Step
-from .protocol import Protocol
+from .copy import copy_rows, vacuum
+from .notify import Notifier
+from .pipeline import Connect, Place, Queue, Send, Sleep, Step
+from .transactions import Protocol
 
 R = TypeVar("R")
 
@@ -41,7 +39,7 @@ class PostgresEngine:
         self.target = target
         self.settings = settings
         self.entrance = Entrance()
-        self.doorbell = Doorbell(target, self.protocol.answer_seconds)
+        self.doorbell = Notifier(target, self.protocol.answer_seconds)
         self.signals = self.doorbell.signals
         self._pid = os.getpid()
         self._closed = False
@@ -54,7 +52,7 @@ class PostgresEngine:
         self.connections.give(first)
 
     def require_usable(self) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, and one that a forked child fork."""
         if os.getpid() != self._pid:
             raise StoreForked(
                 f"process {os.getpid()} inherited a PostgreSQL store by fork; open it again in it"
@@ -85,7 +83,7 @@ class _Common:
         self.signals = engine.signals
 
     def require_own(self, what: str) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, and one that a forked child fork."""
         self.engine.require_usable()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:

@@ -11,14 +11,13 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument
-from ..driver import DialectName, Progress, SyncDriver
-from ..entrance import Entrance
+from ..driver import DialectName, Progress, Settings, StoreMode, SyncDriver
+from ..execution import Entrance
 from ..flow import drive, drive_async
 from ..operation import Call
-from ..settings import Settings, StoreMode
 from ..signals import Signals
-from .messages import Message, Reply, Send, Step
-from .protocol import Protocol
+from .pipeline import Message, Reply, Send, Step
+from .transactions import Protocol
 
 R = TypeVar("R")
 

@@ -25,11 +25,10 @@ from ...errors import (
     StoreFull,
     StoreUnavailable,
 )
-from ..attempt import Attempt
-from ..driver import Progress
+from ..driver import Durability, Progress
+from ..execution import Execution
 from ..operation import Query, Row
 from ..schema import APPLICATION_ID
-from ..settings import Durability
 from ..sql import Dialect, Statement
 
 R = TypeVar("R")
@@ -242,7 +241,7 @@ def fetch(
         raise
 
 
-def read_all(connection: apsw.Connection, attempt: Attempt[R], texts: Dialect, now_ms: int) -> R:
+def read_all(connection: apsw.Connection, attempt: Execution[R], texts: Dialect, now_ms: int) -> R:
     """Run a query to its end in one snapshot; the caller ends the transaction."""
     if attempt.queries:
         connection.execute("BEGIN")

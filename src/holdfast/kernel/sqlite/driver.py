@@ -19,16 +19,15 @@ from typing import Any, TypeVar
 import apsw
 
 from ...errors import StoreBusy, StoreClosed, StoreForked, StoreUnavailable
-from ..attempt import Attempt
-from ..driver import DialectName, Progress, SyncDriver
-from ..entrance import Entrance
+from ..driver import DialectName, Progress, Settings, StoreMode, SyncDriver
+from ..execution import Entrance, Execution
 from ..flow import finish, require_loop
 from ..operation import Call
-from ..settings import Settings, StoreMode
 from ..signals import Signals
 from ..sql import Dialect
 from ..threads import Thread
-from . import inherited
+from . import fork
+from .clock import store_clock
 from .connection import (
     IDLE_READERS_MAX,
     connect,
@@ -38,9 +37,8 @@ from .connection import (
     translate,
     vacuum,
 )
-from .readonly import SqliteReadEngine
-from .time import store_clock
-from .watching import Watch
+from .readonly import SqliteReader
+from .watch import Watch
 from .writer import Job, Writer
 
 R = TypeVar("R")
@@ -62,7 +60,7 @@ class SqliteEngine:
         removed_on_close: Path | None = None,
     ) -> None:
         require_safe_library()
-        inherited.close_inherited()
+        fork.close_inherited()
         self.path = path
         self._texts = Dialect(None)
         self.settings = settings
@@ -79,7 +77,7 @@ class SqliteEngine:
         self._removed_on_close = removed_on_close
         self.writer = Writer(path, settings, self._texts, vfs)
         self._open_writer()
-        inherited.register(self)
+        fork.register(self)
 
     def run(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free at once, else through the queue."""
@@ -87,7 +85,7 @@ class SqliteEngine:
         return self.entrance.run(self._change if call.mode == "write" else self._read, call)
 
     def _change(self, call: Call[R]) -> R:
-        job = Job(call, Attempt(call, self.settings.services))
+        job = Job(call, Execution(call, self.settings.services))
         try:
             if not self._run_inline(job):
                 self._run_queued(job)
@@ -124,7 +122,7 @@ class SqliteEngine:
         return self.entrance.run(self._read, call)
 
     def _read(self, call: Call[R]) -> R:
-        attempt = Attempt(call, self.settings.services)
+        attempt = Execution(call, self.settings.services)
         tries, error = 0, None
         while tries < READ_TRIES_MAX:
             tries += 1
@@ -172,7 +170,7 @@ class SqliteEngine:
             yield connection
 
     def require_usable(self) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, and one that a forked child fork."""
         if os.getpid() != self._pid:
             raise StoreForked(
                 f"process {os.getpid()} inherited {self.path} by fork; open the store again in it",
@@ -215,12 +213,12 @@ class SqliteEngine:
         with contextlib.suppress(OSError):
             self.writer.side_lock.close()
         at_rest = [*self._idle_readers]
-        if inherited.is_held(self.writer.mutex):
+        if fork.is_held(self.writer.mutex):
             at_rest += self.writer.at_rest()
         watch = self._watch
-        if watch is not None and watch.lent and inherited.is_held(watch.looking):
+        if watch is not None and watch.lent and fork.is_held(watch.looking):
             at_rest.append(watch.lent)
-        inherited.keep(self, at_rest)
+        fork.keep(self, at_rest)
 
     def _open_writer(self) -> None:
         try:
@@ -242,7 +240,7 @@ class SqliteEngine:
                 self.writer.close()
         finally:
             side_lock.close()
-            inherited.forget(self)
+            fork.forget(self)
         if self._removed_on_close is not None:
             shutil.rmtree(self._removed_on_close, ignore_errors=True)
 
@@ -342,7 +340,7 @@ class SqliteEngine:
                 jobs.append(job)
         return jobs, False
 
-    def _read_once(self, attempt: Attempt[Any]) -> Exception | None:
+    def _read_once(self, attempt: Execution[Any]) -> Exception | None:
         try:
             with self._reader() as connection:
                 read_all(connection, attempt, self._texts, self.writer.clock.now_ms())
@@ -421,14 +419,14 @@ class _Common:
     dialect: DialectName = "sqlite"
     is_joined = False
 
-    def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
+    def __init__(self, engine: SqliteEngine | SqliteReader) -> None:
         self.engine = engine
         self.mode: StoreMode = engine.settings.mode
         self.entrance = engine.entrance
         self.signals = engine.signals
 
     def require_own(self, what: str) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, and one that a forked child fork."""
         self.engine.require_usable()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
@@ -459,7 +457,7 @@ class SqliteDriver(_Common):
 class AsyncSqliteDriver(_Common):
     """The async face of an engine: writes go to the writer thread, small reads run inline."""
 
-    def __init__(self, engine: SqliteEngine | SqliteReadEngine) -> None:
+    def __init__(self, engine: SqliteEngine | SqliteReader) -> None:
         super().__init__(engine)
         self._loop = asyncio.get_running_loop()
         self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
@@ -476,7 +474,7 @@ class AsyncSqliteDriver(_Common):
         if call.mode == "read_large":
             return await self._loop.run_in_executor(self._readers, self.engine.read, call)
         settings = self.engine.settings
-        job = _AsyncJob(call, Attempt(call, settings.services), self._loop)
+        job = _AsyncJob(call, Execution(call, settings.services), self._loop)
         job.wake = self._wake
         job.deadline = self._loop.time() + settings.busy_timeout_seconds
         self.engine.enqueue(job)
@@ -526,7 +524,7 @@ class _AsyncJob(Job):
 
     __slots__ = ("_done", "_loop", "deadline", "is_done")
 
-    def __init__(self, call: Call[Any], attempt: Attempt[Any], loop: asyncio.AbstractEventLoop):
+    def __init__(self, call: Call[Any], attempt: Execution[Any], loop: asyncio.AbstractEventLoop):
         super().__init__(call, attempt)
         self._loop = loop
         self._done = loop.create_future()

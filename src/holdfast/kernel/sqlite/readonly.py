@@ -29,14 +29,13 @@ from ...errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from ..attempt import Attempt
-from ..driver import Progress
-from ..entrance import Entrance
+from ..driver import Progress, Settings
+from ..execution import Entrance, Execution
 from ..operation import Call
-from ..settings import Settings
 from ..signals import Signals
 from ..sql import Dialect
-from . import inherited
+from . import fork
+from .clock import seen_clock
 from .connection import (
     BUSY_MS,
     IDLE_READERS_MAX,
@@ -47,8 +46,7 @@ from .connection import (
     require_store,
     translate,
 )
-from .time import seen_clock
-from .watching import Watch
+from .watch import Watch
 
 R = TypeVar("R")
 
@@ -142,7 +140,7 @@ class View:
         return [each and each[:2] for each in found[:3]] if self.is_shared else found
 
 
-class SqliteReadEngine:
+class SqliteReader:
     """One file that is only read; of any format, damaged perhaps, or not ours."""
 
     def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
@@ -160,9 +158,9 @@ class SqliteReadEngine:
         self._pid = os.getpid()
         self._is_closed = False
         require_place(path, vfs)
-        inherited.close_inherited()
+        fork.close_inherited()
         self._verified(lambda connection: None)
-        inherited.register(self)
+        fork.register(self)
 
     def run(self, call: Call[R]) -> R:
         """Run a query in one snapshot; refuse a call that writes."""
@@ -178,7 +176,7 @@ class SqliteReadEngine:
     def _read(self, call: Call[R]) -> R:
         if call.mode == "write":
             raise StoreReadOnly(operation=call.name)
-        attempt = Attempt(call, self.settings.services)
+        attempt = Execution(call, self.settings.services)
         tries = 0
 
         def read(connection: apsw.Connection) -> None:
@@ -212,7 +210,7 @@ class SqliteReadEngine:
         raise StoreReadOnly(operation="vacuum")
 
     def require_usable(self) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, and one that a forked child fork."""
         if os.getpid() != self._pid:
             raise StoreForked(
                 f"process {os.getpid()} inherited {self.path} by fork; open the store again in it"
@@ -231,7 +229,7 @@ class SqliteReadEngine:
             self._watch = None
         while self._idle:
             self._idle.pop().connection.close()
-        inherited.forget(self)
+        fork.forget(self)
 
     def resting_locks(self) -> list[Any]:
         """Return the locks under which no connection but a reader's is in use."""
@@ -240,11 +238,11 @@ class SqliteReadEngine:
     def abandon(self) -> None:
         """In a forked child: keep SQLite from touching the file."""
         watch, at_rest = self._watch, [*self._idle]
-        if watch is not None and watch.lent is not None and inherited.is_held(watch.looking):
+        if watch is not None and watch.lent is not None and fork.is_held(watch.looking):
             at_rest.append(watch.lent)
-        inherited.keep(self, [view.connection for view in at_rest])
+        fork.keep(self, [view.connection for view in at_rest])
 
-    def __enter__(self) -> SqliteReadEngine:
+    def __enter__(self) -> SqliteReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -315,9 +313,9 @@ class SqliteReadEngine:
         return view
 
     def _ask(self, connection: apsw.Connection, call: Call[R]) -> R:
-        return self._run(connection, Attempt(call, self.settings.services))
+        return self._run(connection, Execution(call, self.settings.services))
 
-    def _run(self, connection: apsw.Connection, attempt: Attempt[R]) -> R:
+    def _run(self, connection: apsw.Connection, attempt: Execution[R]) -> R:
         try:
             return read_all(connection, attempt, self._texts, self._clock.now_ms())
         finally:

@@ -27,10 +27,10 @@ from ...errors import (
     StoreMoved,
     StoreUnavailable,
 )
-from ..attempt import Attempt, Boundary, Point
-from ..marks import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is_there
+from ..commit_settlement import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is_there
+from ..driver import Settings
+from ..execution import Boundary, Execution, Point
 from ..operation import Call, Query, Row
-from ..settings import Settings
 from ..sql import Dialect
 from ..threads import Thread
 from .connection import connect, fetch, lock_error, prepare_file, translate
@@ -94,7 +94,7 @@ class Job:
 
     __slots__ = ("_gate", "attempt", "attempts", "call", "deliver", "error", "wake")
 
-    def __init__(self, call: Call[Any], attempt: Attempt[Any]) -> None:
+    def __init__(self, call: Call[Any], attempt: Execution[Any]) -> None:
         self.call = call
         self.attempt = attempt
         self.error: BaseException | None = None

@@ -20,8 +20,7 @@ from ..signals import Signals
 from ..threads import Flag, Thread
 from ..url import PostgresTarget
 from .connections import connect
-from .exchange import Link, Place
-from .messages import Message
+from .pipeline import Link, Message, Place
 
 COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
@@ -30,7 +29,7 @@ TOPIC_BYTES_MAX = 4_000
 PIPE_BYTES = 65_536
 
 
-class Doorbell:
+class Notifier:
     """A thread that forwards rings to other processes and theirs to us; started when needed."""
 
     def __init__(self, target: PostgresTarget, limit_seconds: float) -> None:

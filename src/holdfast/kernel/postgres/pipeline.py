@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -25,9 +26,9 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, PGnotify, TransactionStat
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
+from ..execution import Boundary
 from ..flow import in_thread
 from ..operation import Row
-from .messages import Message, Reply
 
 R = TypeVar("R")
 _Key: TypeAlias = "tuple[str, tuple[int, ...]]"
@@ -296,3 +297,58 @@ async def _ready(
 def _settle(ready: asyncio.Future[int], state: int) -> None:
     if not ready.done():
         ready.set_result(state)
+
+
+@dataclass(slots=True)
+class Message:
+    """One statement on its way: its text in the server's dialect and its values in order."""
+
+    text: str
+    values: Sequence[object] = ()
+    boundary: Boundary = "statement"
+    is_unread: bool = False
+    """Set where nobody looks at the rows that come back."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the server answered to one message."""
+
+    rows: list[Row]
+    row_count: int
+
+
+@dataclass(slots=True)
+class Connect:
+    """Make a connection in a place that was taken for it."""
+
+    place: Any
+    timeout_seconds: float
+
+
+@dataclass(slots=True)
+class Queue:
+    """Wait until one's turn comes, or the seconds have passed."""
+
+    turn: Any
+    seconds: float
+
+
+@dataclass(slots=True)
+class Send:
+    """Send a batch in one round trip; the answer is one `Reply` per message."""
+
+    connection: Any
+    messages: Sequence[Message]
+    is_commit: bool = False
+    """Whether the outcome must be known: it is waited for, also by a caller that was cancelled."""
+
+
+@dataclass(slots=True)
+class Sleep:
+    """Wait before the next try."""
+
+    seconds: float
+
+
+Step: TypeAlias = Connect | Queue | Send | Sleep

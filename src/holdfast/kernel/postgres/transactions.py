@@ -25,15 +25,14 @@ from ...errors import (
     StoreError,
     StoreReadOnly,
 )
-from ..attempt import Attempt, Point
-from ..marks import FORGET, MARK, MARK_IF_DONE, WRITER_KEPT_MS, MarkOps, commit_id
+from ..commit_settlement import FORGET, MARK, MARK_IF_DONE, WRITER_KEPT_MS, MarkOps, commit_id
+from ..driver import Settings
+from ..execution import Execution, Point
 from ..operation import Call, Decide, Op, Query, Row, query
-from ..settings import Settings
 from ..sql import Dialect
 from .connections import CONNECTIONS_MAX, Connections
-from .exchange import Link, Place
-from .messages import Connect, Message, Queue, Reply, Send, Sleep, Step
-from .problems import is_connection_lost, is_read_only, translate
+from .errors import is_connection_lost, is_read_only, translate
+from .pipeline import Connect, Link, Message, Place, Queue, Reply, Send, Sleep, Step
 
 R = TypeVar("R")
 Run: TypeAlias = Generator[Step, Any, R]
@@ -104,7 +103,7 @@ class Protocol:
         lock_first: set[str] = set()
         while True:
             tries += 1
-            attempt = Attempt(call, self.settings.services, lock_first)
+            attempt = Execution(call, self.settings.services, lock_first)
             try:
                 yield from self._once(attempt, runs, deadline)
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
@@ -132,7 +131,7 @@ class Protocol:
     def join(self, connection: Any, call: Call[R]) -> Run[R]:
         """Run a call inside somebody else's transaction, in a savepoint; hooks are not run."""
         self._require_allowed(call)
-        attempt = Attempt(call, self.settings.services)
+        attempt = Execution(call, self.settings.services)
         release = Message("RELEASE SAVEPOINT holdfast")
         shown = yield Send(connection, [Message("SHOW transaction_isolation")])
         isolation = shown[0].rows[0]["transaction_isolation"]
@@ -158,8 +157,8 @@ class Protocol:
 
     def _once(
         self,
-        attempt: Attempt[R],
-        runs: Callable[[Link, Attempt[R]], Run[None]],
+        attempt: Execution[R],
+        runs: Callable[[Link, Execution[R]], Run[None]],
         deadline: float,
     ) -> Run[None]:
         """Run the attempt on one connection, which is given back whatever happens."""
@@ -222,7 +221,7 @@ class Protocol:
                 return
         self._lending.discard(connection, is_server_away=is_lost)
 
-    def _write(self, connection: Link, attempt: Attempt[R]) -> Run[None]:
+    def _write(self, connection: Link, attempt: Execution[R]) -> Run[None]:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
         if not attempt.queries and not attempt.emits:
             return
@@ -258,7 +257,7 @@ class Protocol:
         connection.writer_id = writer_id
 
     def _commit(
-        self, connection: Link, messages: Sequence[Message], attempt: Attempt[R]
+        self, connection: Link, messages: Sequence[Message], attempt: Execution[R]
     ) -> Run[list[Reply]]:
         try:
             return (yield from self._send(connection, messages, attempt, is_commit=True))
@@ -268,14 +267,14 @@ class Protocol:
                 raise
             raise CommitLost(connection.writer_id, connection.batch, error) from error
 
-    def _may_conclude(self, attempt: Attempt[R]) -> bool:
+    def _may_conclude(self, attempt: Execution[R]) -> bool:
         """Whether all of a call can go out at once, with its COMMIT."""
         decide = attempt.decide
         if decide is None or not attempt.call.decides or attempt.emits:
             return False
         return len({event.root_id for event in decide.emits}) < 2
 
-    def _conclude(self, connection: Link, attempt: Attempt[R]) -> Run[bool]:
+    def _conclude(self, connection: Link, attempt: Execution[R]) -> Run[bool]:
         """Run a call that begins with a `Decide` in one round trip; False: nothing was written.
 
         The mark is part of the statement that decides, so that it says of a COMMIT without an
@@ -313,7 +312,7 @@ class Protocol:
         }
         return Query(_with_done(last.sql, None if events is None else events.sql), parameters)
 
-    def _answer_again(self, attempt: Attempt[R], decide: Decide, lost: CommitLost) -> Run[None]:
+    def _answer_again(self, attempt: Execution[R], decide: Decide, lost: CommitLost) -> Run[None]:
         """Give a call whose COMMIT was settled the answers that were lost with it."""
         answers: list[list[Row]] = [[{}] for _ in attempt.queries]
         if decide.again is not None:
@@ -333,12 +332,12 @@ class Protocol:
             )
         self._conclude_with(attempt, answers)
 
-    def _conclude_with(self, attempt: Attempt[R], answers: list[list[Row]]) -> None:
+    def _conclude_with(self, attempt: Execution[R], answers: list[list[Row]]) -> None:
         attempt.reply(answers)
         if attempt.queries:
             raise HoldfastError(f"{attempt.call.name} asks for more than it has decided about")
 
-    def _read(self, connection: Link, attempt: Attempt[R]) -> Run[None]:
+    def _read(self, connection: Link, attempt: Execution[R]) -> Run[None]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
         if not attempt.queries:
             return
@@ -364,7 +363,7 @@ class Protocol:
         yield from self._send(connection, [Message("COMMIT", boundary="commit")], attempt)
 
     def _ask(
-        self, connection: Link, opening: Sequence[Message], attempt: Attempt[Any]
+        self, connection: Link, opening: Sequence[Message], attempt: Execution[Any]
     ) -> Run[list[Reply]]:
         """Send what the attempt asks, behind what opens the transaction; return its answers."""
         messages = [self.message(query) for query in attempt.queries]
@@ -375,7 +374,7 @@ class Protocol:
         self,
         connection: Link,
         messages: Sequence[Message],
-        attempt: Attempt[Any],
+        attempt: Execution[Any],
         *,
         is_commit: bool = False,
     ) -> Run[list[Reply]]:
@@ -435,7 +434,7 @@ class Protocol:
         return [Message(f"SELECT {calls}", list(settings.values()))]
 
     def _reconnect(
-        self, error: psycopg.Error, deadline: float, attempt: Attempt[Any], tries: int
+        self, error: psycopg.Error, deadline: float, attempt: Execution[Any], tries: int
     ) -> Run[None]:
         """Wait before the next try; raise what another connection would not help against."""
         left_seconds = deadline - time.monotonic()

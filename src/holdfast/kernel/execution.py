@@ -6,9 +6,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Generic, Literal, TypeVar
 
-from ..errors import HoldfastError
+from ..errors import HoldfastError, StoreReentered
 from .operation import (
     AfterCommit,
     Batch,
@@ -23,6 +24,7 @@ from .operation import (
 )
 
 R = TypeVar("R")
+T = TypeVar("T")
 log = logging.getLogger("holdfast.kernel")
 
 Boundary = Literal["begin", "statement", "commit"]
@@ -55,7 +57,7 @@ class Hooks:
     probe: Callable[[Point], None] | None = None
     trace: Callable[[Trace], None] | None = None
 
-    def tell(self, attempt: Attempt[Any], attempts: int, error: BaseException | None) -> None:
+    def tell(self, attempt: Execution[Any], attempts: int, error: BaseException | None) -> None:
         """Call `trace` with what a call cost."""
         if self.trace is not None:
             name = None if error is None else type(error).__name__
@@ -78,7 +80,7 @@ class Services:
 HELD: list[Row] = [{}]
 
 
-class Attempt(Generic[R]):
+class Execution(Generic[R]):
     """Runs a call's generator as far as its next queries; the first are reached at construction.
 
     So arguments are validated and values encoded on the caller's thread, before any lock is held.
@@ -268,3 +270,39 @@ class Attempt(Generic[R]):
             self.call.ids.append(self._services.new_id())
         self._id_count += 1
         return self.call.ids[self._id_count - 1]
+
+
+class Entrance:
+    """Knows which threads are inside a call."""
+
+    def __init__(self) -> None:
+        self._inside: dict[int, Any] = {}
+
+    def run(self, function: Callable[[T], R], argument: T) -> R:
+        """Call a function while this thread counts as inside. Raises StoreReentered if it is."""
+        thread, inside = get_ident(), self._inside
+        if thread in inside:
+            raise _error()
+        # Python looks for signals neither between the test and the entry nor before its removal.
+        try:
+            inside[thread] = argument
+            return function(argument)
+        finally:
+            inside.pop(thread, None)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call."""
+        return get_ident() in self._inside
+
+    def require_outside(self) -> None:
+        """Raise StoreReentered on a thread that is inside a call."""
+        if self.is_inside:
+            raise _error()
+
+
+def _error() -> StoreReentered:
+    return StoreReentered(
+        "this thread is inside a call of this store; a function of store.run uses its tx, a hook, "
+        "a signal handler or __del__ leaves the call to another moment; nothing was done"
+    )

@@ -37,7 +37,7 @@ ON CONFLICT (id) DO UPDATE SET
         WHEN hf_writers.updated_at < :now THEN :now ELSE hf_writers.updated_at + 1 END
 RETURNING batch
 """
-WRITERS = """
+COUNT_WRITERS = """
 SELECT count(*) AS writers,
     coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
 FROM hf_writers

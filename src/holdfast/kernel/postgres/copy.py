@@ -10,11 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from ..driver import Progress
+from ..driver import Progress, Settings
 from ..opening import open_engine
-from ..settings import Settings
 from ..url import PostgresTarget, SqliteTarget
-from .problems import translate
+from .errors import translate
 
 TABLES = """
 SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, 'hf_') ORDER BY 1
