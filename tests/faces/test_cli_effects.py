@@ -144,12 +144,13 @@ def test_a_rewind_says_what_it_undid_and_what_not(place: dict[str, Any], quick: 
     sys.modules.pop("mytools", None)
     assert Path("cancelled.txt").read_text() == "12 "
     lines = text.splitlines()
-    undone, left = lines.index("Undone:"), lines.index("Not undone; equal calls get their results:")
+    undone = lines.index("Undone:")
+    left = lines.index("Not undone; identical calls get their results:")
     assert lines[undone + 1 : left] == ["  1 book"]
     assert lines[left + 1] == "  2 mail: it cannot be undone"
     assert lines[left + 2].startswith("  3 book: its stored arguments lack their secrets")
     assert lines[left + 3] == "In doubt:"
-    assert lines[left + 4].startswith("  4 note: it was under way")
+    assert lines[left + 4].startswith("  4 note: it was running")
 
 
 def test_what_is_in_doubt_is_listed_first(effects: dict[str, str], quick: Run) -> None:

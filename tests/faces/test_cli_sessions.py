@@ -317,7 +317,7 @@ def test_prune_archives_vacuums_and_tells(filled: Any, quick: Run, tmp_path: Pat
     told = lines(quick("prune", "--keep", "10", "--archive", file, "--vacuum", "--yes"))
     assert told == [
         "Removed 2 checkpoints of 1 session.", f"Archived 2 in {file}.",
-        "Gave the free space back.",
+        "Returned the free space.",
     ]  # fmt: skip
     assert len(file.read_text().splitlines()) == 3
     assert data(quick("prune", "--keep", "10", "--archive", file, "--yes", "--json")) == {
@@ -341,7 +341,7 @@ def test_prune_says_what_is_damaged(filled: Any, quick: Run) -> None:
     result = quick("prune", "--keep=2", "--yes")
     assert (result.returncode, result.stderr) == (7, "")
     assert result.stdout == (
-        "Session long-session was left alone: a record of it is damaged.\n"
+        "Session long-session was left alone: one of its records is damaged.\n"
         "Removed 2 checkpoints of 1 session.\n"
     )
 

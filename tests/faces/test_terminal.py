@@ -147,7 +147,7 @@ def test_an_empty_listing_says_so(place: dict[str, Any], capfd: pytest.CaptureFi
         "sessions list": "No sessions.",
         "work list": "No work items.",
         "effects list": "No effects.",
-        "spend list": "No attempts at models.",
+        "spend list": "No model calls.",
         "spend sums": "Nothing was spent.",
     }.items():
         assert app_module.run([*command.split(), *options]) == 0

@@ -16,38 +16,44 @@ from .. import __version__
 from ..errors import HoldfastError
 from . import (
     INTERRUPTED,
-    backup,
     checkpoints,
     demo,
     discard_output,
-    doctor,
     effects,
-    migrate,
-    moving,
     output,
-    prune,
     sessions,
     spend,
+    store,
+    transfer,
     work,
+    worker,
+    worktop,
 )
-from .groups import Commands
+from .command import Commands, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 app = Commands(
-    name="holdfast",
-    help="Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
-    rich_markup_mode=None,
+    "Durable state for AI agents: look after a store on SQLite or PostgreSQL.", name="holdfast"
 )
-for command in (migrate.migrate, doctor.doctor, backup.backup, demo.demo, prune.prune):
-    app.command()(command)
-app.command("import")(moving.import_file)
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(effects.app, name="effects")
-app.add_typer(spend.app, name="spend")
-app.add_typer(work.app, name="work")
+for function in (store.migrate, store.doctor, demo.demo):
+    app.command()(function)
+app.command(mode="read")(store.backup)
+app.command(mode="write")(store.prune)
+app.command("import", mode="create")(transfer.import_file)
+checkpoints.app.command("export")(transfer.export_sessions)
+checkpoints.app.command("import", mode="create")(transfer.import_export)
+work.app.command("run")(worker.run)
+work.app.command("top", mode="read")(worktop.top)
+for name, group in {
+    "sessions": sessions.app,
+    "checkpoints": checkpoints.app,
+    "effects": effects.app,
+    "spend": spend.app,
+    "work": work.app,
+}.items():
+    app.add_typer(group, name=name)
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,9 +74,7 @@ def _holdfast(
         typer.Option("--debug", help="Show where an error comes from, as HOLDFAST_DEBUG=1 does."),
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(2)
+    show_help(context)
 
 
 def run(arguments: Sequence[str]) -> int:

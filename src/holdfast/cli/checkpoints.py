@@ -2,258 +2,220 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, cast
 
 import typer
 
-from .. import store
 from ..checkpoints.diff import printable
 from ..clock import iso
 from ..effects import Rewound
 from ..errors import NotFound
 from ..records import KINDS, Effect, Kind
-from .completion import one_of
-from .groups import confirm, group
-from .moving import export_sessions, import_export
-from .options import AsJson, Limit, Namespace, SessionId, Tools, Url, Version, Yes, named_tools
-from .output import console, print_json, with_place
-from .showing import checkpoint_data, effect_data, say, show_fields, show_json, show_table, when
+from ..store import Store
+from . import output
+from .command import (
+    Answer,
+    Commands,
+    Limit,
+    SessionId,
+    Tools,
+    Version,
+    Yes,
+    argument,
+    confirm,
+    flag,
+    named_tools,
+    option,
+    page,
+)
 
-app = group("Look at checkpoints, compare them, fork or rewind to one.")
-app.command("export")(export_sessions)
-app.command("import")(import_export)
+app = Commands("Look at checkpoints, compare them, fork or rewind to one.")
+STYLES = {"+": "green", "-": "red", "~": "yellow", " ": "dim"}
 
 
-@app.command("list")
+@app.command("list", mode="read")
 def list_checkpoints(
+    store: Store,
     session: SessionId,
-    url: Url = None,
-    namespace: Namespace = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--kind",
-            metavar="KIND",
-            help="Only those of a kind.",
-            autocompletion=one_of(KINDS),
-        ),
-    ] = None,
-    before: Annotated[
-        int | None, typer.Option("--before", metavar="VERSION", help="Continue below this version.")
-    ] = None,
-    after: Annotated[
-        int, typer.Option("--after", metavar="VERSION", help="Continue above this version.")
-    ] = 0,
-    oldest_first: Annotated[
-        bool, typer.Option("--oldest-first", help="Begin with the oldest.")
-    ] = False,
+    kind: Annotated[str | None, option("KIND", "Only those of this kind.", offers=KINDS)] = None,
+    before: Annotated[int | None, option("VERSION", "Continue below this version.")] = None,
+    after: Annotated[int, option("VERSION", "Continue above this version.")] = 0,
+    oldest_first: Annotated[bool, flag("--oldest-first", "Begin with the oldest.")] = False,
     limit: Limit = 100,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """List a session's checkpoints, the newest first unless told otherwise."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        wanted = cast("Kind | None", kind)
-        found = opened.find_session(session).history(
-            kind=wanted, before=before, after=after, limit=limit, oldest_first=oldest_first
-        )
-    last = found[-1].version if len(found) == limit else None
-    way = "after" if oldest_first else "before"
-    if as_json:
-        print_json({"checkpoints": list(map(checkpoint_data, found)), f"next_{way}": last})
-        return
-    headings = ("version", "epoch", "kind", "created", "data")
-    lines = (
-        (each.version, each.epoch, each.kind, when(each.created_at), each.data) for each in found
+    found = store.find_session(session).history(
+        kind=cast("Kind | None", kind),
+        before=before,
+        after=after,
+        limit=limit,
+        oldest_first=oldest_first,
     )
-    show_table(headings, lines, drop=("epoch",), empty="No checkpoints.")
-    if last is not None and (oldest_first or last > 1):
-        say(f"\nThere may be more: --{way} {last}")
+    columns = {name: name for name in ("version", "epoch", "kind")}
+    columns |= {"created": "created_at", "data": "data"}
+    return page(
+        "checkpoints", found, output.data, columns, limit=limit, position="version",
+        more="after" if oldest_first else "before", drop=("epoch",), empty="No checkpoints.",
+    )  # fmt: skip
 
 
-@app.command()
+@app.command(mode="read")
 def show(
+    store: Store,
     session: SessionId,
-    version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="Without one, the latest.")
-    ] = None,
-    url: Url = None,
-    namespace: Namespace = None,
-    last: Annotated[
-        int | None, typer.Option("--last", metavar="N", help="Only the last items of each list.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    version: Annotated[int | None, argument("[VERSION]", "Without one, the latest.")] = None,
+    last: Annotated[int | None, option("N", "Only the last items of each list.")] = None,
+) -> Answer:
     """Show one checkpoint with its channels."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        found = opened.find_session(session)
-        loaded = found.latest(last=last) if version is None else found.at(version, last=last)
+    found = store.find_session(session)
+    loaded = found.latest(last=last) if version is None else found.at(version, last=last)
     if loaded is None:
         raise NotFound(f"session {found.id} has no checkpoint yet", id=found.id)
-    fields = checkpoint_data(loaded)
-    if as_json:
-        print_json(fields)
-        return
-    channels: dict[str, Any] = fields.pop("channels")
-    left_out: dict[str, int] = fields.pop("left_out")
-    show_fields(fields)
-    out = console()
-    for name, value in channels.items():
-        hidden = f" (without its first {left_out[name]})" if name in left_out else ""
-        out.print(f"\n{name}{hidden}:", style="bold", markup=False)
-        show_json(value)
+    data = output.data(loaded)
+
+    def shown() -> Iterator[Any]:
+        yield output.fields({k: v for k, v in data.items() if k not in {"channels", "left_out"}})
+        for name, value in loaded.channels.items():
+            hidden = loaded.left_out.get(name)
+            yield output.heading(f"{name} (without its first {hidden})" if hidden else name)
+            yield output.json_lines(value)
+
+    return Answer(data, shown)
 
 
-@app.command()
+@app.command(mode="read")
 def diff(
+    store: Store,
     session: SessionId,
-    before: Annotated[int, typer.Argument(metavar="BEFORE", help="The version to compare.")],
-    after: Annotated[int, typer.Argument(metavar="AFTER", help="The version to compare with.")],
-    url: Url = None,
-    namespace: Namespace = None,
-    as_json: AsJson = False,
-) -> None:
+    before: Annotated[int, argument("BEFORE", "The version to compare.")],
+    after: Annotated[int, argument("AFTER", "The version to compare with.")],
+) -> Answer:
     """Compare the channels of two checkpoints."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        found = opened.find_session(session).diff(before, after)
-    if as_json:
-        print_json({"before": before, "after": after, **found.to_dict()})
-        return
-    if not found.channels:
-        say(f"Versions {before} and {after} have the same channels.")
-    styles = {"+": "green", "-": "red", "~": "yellow", " ": "dim"}
-    out = console()
-    for line in found.lines():
-        out.print(line, style=styles.get(line[0], "bold"), markup=False)
+    found = store.find_session(session).diff(before, after)
+
+    def shown() -> Iterator[Any]:
+        from rich.text import Text
+
+        if not found.channels:
+            yield f"Versions {before} and {after} have the same channels."
+        for line in found.lines():
+            yield Text(line, style=STYLES.get(line[0], "bold"))
+
+    return Answer({"before": before, "after": after, **found.to_dict()}, shown)
 
 
-@app.command()
+@app.command(mode="write")
 def fork(
+    store: Store,
     session: SessionId,
     version: Version,
-    url: Url = None,
-    namespace: Namespace = None,
-    id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The id of the new session.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The name of the new session.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    id: Annotated[str | None, option("ID", "The id of the new session.")] = None,
+    name: Annotated[str | None, option("NAME", "The name of the new session.")] = None,
+) -> Answer:
     """Start a session that shares the history up to a checkpoint."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        origin = opened.find_session(session)
-        forked = origin.fork(version, id=id, name=name)
-    if as_json:
-        print_json({"session_id": forked.id, "origin": origin.id, "version": version})
-    else:
-        say(f"Session {forked.id} continues from version {version} of {origin.id}.")
+    origin = store.find_session(session)
+    forked = origin.fork(version, id=id, name=name)
+    return Answer(
+        {"session_id": forked.id, "origin": origin.id, "version": version},
+        f"Session {forked.id} continues from version {version} of {origin.id}.",
+    )
 
 
-@app.command()
+@app.command(mode="write")
 def rewind(
+    store: Store,
     session: SessionId,
     version: Version,
     tools: Tools = None,
     reopen: Annotated[
-        bool, typer.Option("--reopen", help="Also if the session has ended: it is active again.")
+        bool, flag("--reopen", "Also if the session has ended: it is active again.")
     ] = False,
-    url: Url = None,
-    namespace: Namespace = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Rewind a session to an older checkpoint. Later checkpoints are kept, off its path.
 
     Effects since then are undone with the tools that are named; the others stand, and can be
     undone later by a rewind to the same version with their tools.
     """
     known = named_tools(tools)
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        if not yes:
-            lasting = [e for e in found.standing(version) if e.is_irreversible]
-            _show_effects(
-                f"Done since version {version}, and cannot be undone",
-                [(e, f"at {iso(e.issued_at)}") for e in lasting if e.status == "completed"],
-                err=True,
-            )
-        confirm(f"Rewind session {found.id} to version {version}?", yes=yes)
-        if reopen:
-            found.at(version, last=1)  # A version that does not exist must not reopen it.
-            found = opened.session(found.id, reopen=True)
-        written = found.rewind(version, tools=known)
-    if as_json:
-        print_json(_rewound_data(written))
-        return
-    say(
-        f"Session {found.id} continues from version {version}, in epoch {written.epoch}; "
-        f"its newest version is {written.version}."
-    )
-    _show_effects("Undone", [(effect, "") for effect in written.undone])
-    cannot = [(effect, "it cannot be undone") for effect in written.irreversible]
-    _show_effects("Not undone; equal calls get their results", [*cannot, *written.not_undone])
-    doubt = with_place("it was under way; `holdfast effects show` says what to do", url, namespace)
-    _show_effects("In doubt", [(effect, doubt) for effect in written.in_flight])
-    _show_effects(
-        "Given up; equal calls get their failure",
-        [(effect, "nobody knows whether it happened") for effect in written.given_up],
-    )
+    found = store.find_session(session)
+    if not yes:
+        lasting = [
+            (effect, f"at {iso(effect.issued_at)}")
+            for effect in found.standing(version)
+            if effect.is_irreversible and effect.status == "completed"
+        ]
+        told = _listed(f"Done since version {version}, and cannot be undone", lasting)
+        typer.echo(told, err=True, nl=bool(told))
+    confirm(f"Rewind session {found.id} to version {version}?", yes=yes)
+    if reopen:
+        found.at(version, last=1)  # A version that does not exist must not reopen it.
+        found = store.session(found.id, reopen=True)
+    written = found.rewind(version, tools=known)
+
+    def shown() -> Iterator[str]:
+        yield (
+            f"Session {found.id} continues from version {version}, in epoch {written.epoch}; "
+            f"its newest version is {written.version}."
+        )
+        doubt = "it was running; `holdfast effects show` says what to do"
+        groups = {
+            "Undone": [(effect, "") for effect in written.undone],
+            "Not undone; identical calls get their results": [
+                *((effect, "it cannot be undone") for effect in written.irreversible),
+                *written.not_undone,
+            ],
+            "In doubt": [(effect, doubt) for effect in written.in_flight],
+            "Given up; identical calls get their failure": [
+                (effect, "its outcome is unknown") for effect in written.given_up
+            ],
+        }
+        yield from (_listed(name, effects) for name, effects in groups.items() if effects)
+
+    return Answer(_rewound_data(written), shown)
 
 
-def _show_effects(
-    heading: str, effects: Sequence[tuple[Effect, str]], *, err: bool = False
-) -> None:
-    if effects:
-        typer.echo(f"{heading}:", err=err)
-    for effect, why in effects:
-        about = f"{effect.tool}: {why}" if why else effect.tool
-        typer.echo(f"  {effect.number} {printable(about)}", err=err)
+def _listed(heading: str, effects: Sequence[tuple[Effect, str]]) -> str:
+    lines = [
+        f"  {effect.number} {printable(f'{effect.tool}: {why}' if why else effect.tool)}"
+        for effect, why in effects
+    ]
+    return "\n".join([f"{heading}:", *lines]) if lines else ""
 
 
 def _rewound_data(rewound: Rewound) -> dict[str, Any]:
-    fields = checkpoint_data(rewound)
+    fields = output.data(rewound)
     for name in ("undone", "irreversible", "in_flight", "given_up"):
-        fields[name] = list(map(effect_data, getattr(rewound, name)))
+        fields[name] = list(map(output.data, getattr(rewound, name)))
     fields["not_undone"] = [
-        {**effect_data(effect), "why": why} for effect, why in rewound.not_undone
+        output.data(effect) | {"why": why} for effect, why in rewound.not_undone
     ]
     return fields
 
 
-@app.command()
+@app.command(mode="write")
 def pin(
+    store: Store,
     session: SessionId,
     version: Version,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it is kept.")],
-    url: Url = None,
-    namespace: Namespace = None,
-    as_json: AsJson = False,
-) -> None:
+    reason: Annotated[str, option("TEXT", "Why it is kept.")],
+) -> Answer:
     """Keep a checkpoint from being pruned."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        found.pin(version, reason)
-    if as_json:
-        print_json({"session_id": found.id, "version": version, "reason": reason})
-    else:
-        say(f"Version {version} of session {found.id} is pinned.")
+    found = store.find_session(session)
+    found.pin(version, reason)
+    return Answer(
+        {"session_id": found.id, "version": version, "reason": reason},
+        f"Version {version} of session {found.id} is pinned.",
+    )
 
 
-@app.command()
-def unpin(
-    session: SessionId,
-    version: Version,
-    url: Url = None,
-    namespace: Namespace = None,
-    as_json: AsJson = False,
-) -> None:
+@app.command(mode="write")
+def unpin(store: Store, session: SessionId, version: Version) -> Answer:
     """Let a checkpoint be pruned again."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        found.unpin(version)
-    if as_json:
-        print_json({"session_id": found.id, "version": version})
-    else:
-        say(f"Version {version} of session {found.id} is not pinned.")
+    found = store.find_session(session)
+    found.unpin(version)
+    return Answer(
+        {"session_id": found.id, "version": version},
+        f"Version {version} of session {found.id} is not pinned.",
+    )

@@ -1,4 +1,4 @@
-"""What people and scripts see: text and tables in colour, or JSON."""
+"""What people and scripts see: sentences, tables and values on a terminal, or JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,27 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ..checkpoints.diff import brief, printable
+from ..clock import SystemClock, iso
+from ..codec import to_json
+from ..words import ago
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+# What the columns of a table show: an attribute, or what a function returns.
+Columns = Mapping[str, str | Callable[[Any], object]]
+
+# Between two columns.
+GAP = 2
+WIDTH_MIN = 8
+# The time of a sortable id: what comes later in the same millisecond is told apart by more.
+SHORT_ID_MIN = 13
 
 # Output that goes to a file or a pipe is not wrapped, so that it can be searched line by line.
 WIDTH_UNWRAPPED = 10_000
@@ -86,3 +101,126 @@ def wrapped(text: str, width: int, indent: int = 0) -> str:
                 filled = f"{filled} {word}" if filled else word
         lines.append(filled)
     return f"\n{' ' * indent}".join(lines)
+
+
+def show(part: str | RenderableType) -> None:
+    """Print a part of an answer: sentences wrapped at words with commands whole, or the rest."""
+    from rich.text import Text
+
+    out = console()
+    if isinstance(part, str):
+        part = Text(wrapped(part, out.width))
+    out.print(part, soft_wrap=isinstance(part, Text))
+
+
+def data(record: Any) -> dict[str, Any]:
+    """Return a record as JSON data with ISO times."""
+    return with_iso_times(asdict(record))
+
+
+def with_iso_times(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with their times as text."""
+    return {
+        name: iso(value) if name.endswith("_at") and value is not None else value
+        for name, value in fields.items()
+    }
+
+
+def when(at_ms: int | None) -> str | None:
+    """Return a time for a table: "12 s ago" for people, ISO for files and pipes."""
+    if at_ms is None:
+        return None
+    return ago(at_ms, SystemClock().now_ms()) if console().is_terminal else iso(at_ms)
+
+
+def text_of(value: object) -> str:
+    """Return a value as it is shown in a table."""
+    if value is None:
+        return "-"
+    return printable(value) if isinstance(value, str) else brief(value)
+
+
+def table(
+    rows: Iterable[Any],
+    columns: Columns,
+    *,
+    drop: Sequence[str] = (),
+    shorten: str = "",
+    empty: str = "",
+) -> str | RenderableType:
+    """Return records as a table, a line each, or `empty` if there are none.
+
+    In a narrow terminal the columns in
+    `drop` are left out, in this order; then the ids in the column `shorten` are cut to what tells
+    them apart; then the widest column is cut. Stored text can neither style the table nor command
+    the terminal.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    found = list(rows)
+    if empty and not found:
+        return empty
+    cells = {
+        name: [text_of(_cell(row, source)) for row in found] for name, source in columns.items()
+    }
+    widths = {name: max(map(cell_len, (name, *column))) for name, column in cells.items()}
+    spare = console().width - sum(widths.values()) - GAP * (len(widths) - 1)
+    for name in drop:
+        if spare < 0:
+            spare += widths.pop(name) + GAP
+    if spare < 0 and shorten in widths:
+        cells[shorten] = _short_ids(cells[shorten])
+        spare += widths[shorten]
+        widths[shorten] = max(map(cell_len, (shorten, *cells[shorten])))
+        spare -= widths[shorten]
+    if spare < 0:
+        widest = max(widths, key=widths.__getitem__)
+        widths[widest] = max(WIDTH_MIN, widths[widest] + spare)
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, most in widths.items():
+        made.add_column(name, no_wrap=True, overflow="ellipsis", max_width=most)
+    for line in zip(*(cells[name] for name in widths), strict=True):
+        made.add_row(*map(Text, line))
+    return made
+
+
+def _cell(row: Any, source: str | Callable[[Any], object]) -> object:
+    if callable(source):
+        return source(row)
+    value = getattr(row, source)
+    return when(value) if source.endswith("_at") else value
+
+
+def _short_ids(ids: Sequence[str]) -> list[str]:
+    """Return as much of each id as tells it from the others, and as commands take it."""
+    length = SHORT_ID_MIN
+    while len({id[:length] for id in ids}) < len(set(ids)):
+        length += 1
+    return [id[:length] for id in ids]
+
+
+def fields(values: Mapping[str, object]) -> RenderableType:
+    """Return names with their values, one a line."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    made = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
+    for name, value in values.items():
+        made.add_row(name.replace("_", " "), Text(text_of(value)))
+    return made
+
+
+def heading(text: str) -> RenderableType:
+    """Return a line above what follows."""
+    from rich.text import Text
+
+    return Text(f"\n{text}:", style="bold")
+
+
+def json_lines(value: object) -> RenderableType:
+    """Return a value as JSON to read, which cannot command the terminal either."""
+    from rich.text import Text
+
+    return Text("\n".join(map(printable, to_json(value, indent=2).splitlines())))

@@ -2,104 +2,92 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
-from .. import store
 from ..records import STATUSES, SessionInfo, Status
-from .completion import one_of, session_ids
-from .groups import confirm, group
-from .options import AsJson, Limit, Namespace, SessionId, Url, Yes
-from .output import console, print_json
-from .showing import say, session_data, show_fields, show_table, when
+from ..store import Store
+from . import output
+from .command import (
+    Answer,
+    Commands,
+    Limit,
+    SessionId,
+    Yes,
+    confirm,
+    flag,
+    option,
+    page,
+    session_ids,
+)
 from .spend import cost
 
-app = group("Look at sessions, and end, cancel or delete them.")
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+app = Commands("Look at sessions, and end, cancel or delete them.")
+ENDS = ("completed", "failed", "cancelled")
 
 
-@app.command("list")
+def _data(info: SessionInfo) -> dict[str, Any]:
+    return output.data(info) | {"activity": info.activity}
+
+
+@app.command("list", mode="read")
 def list_sessions(
-    url: Url = None,
-    namespace: Namespace = None,
+    store: Store,
     status: Annotated[
-        str | None,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help="Only those of a status.",
-            autocompletion=one_of(STATUSES),
-        ),
+        str | None, option("STATUS", "Only those of this status.", offers=STATUSES)
     ] = None,
-    agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Only those of an agent.")
-    ] = None,
+    agent: Annotated[str | None, option("NAME", "Only those of this agent.")] = None,
     root: Annotated[
-        str | None,
-        typer.Option(
-            "--root",
-            metavar="SESSION",
-            help="Only those of a tree.",
-            autocompletion=session_ids,
-        ),
+        str | None, option("SESSION", "Only those of this tree.", offers=session_ids)
     ] = None,
-    after: Annotated[
-        int, typer.Option("--after", metavar="NUMBER", help="Continue after this number.")
-    ] = 0,
+    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
     limit: Limit = 100,
-    as_json: AsJson = False,
-) -> None:
-    """List sessions in the order of their creation. It reads no channel."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        root_id = None if root is None else opened.find_session(root).root_id
-        wanted = cast("Status | None", status)
-        found = opened.sessions(status=wanted, agent=agent, root=root_id, after=after, limit=limit)
-    next_after = found[-1].number if len(found) == limit else None
-    if as_json:
-        print_json({"sessions": list(map(session_data, found)), "next_after": next_after})
-        return
-    headings = ("number", "id", "name", "agent", "status", "version", "updated")
+) -> Answer:
+    """List sessions in the order of their creation, without reading their channels."""
+    root_id = None if root is None else store.find_session(root).root_id
+    wanted = cast("Status | None", status)
+    found = store.sessions(status=wanted, agent=agent, root=root_id, after=after, limit=limit)
+    columns = {
+        "number": "number",
+        "id": "id",
+        "name": "name",
+        "agent": "agent",
+        "status": "activity",
+        "version": "version",
+        "updated": "updated_at",
+    }
     dropped = ("version", "agent")
-    show_table(headings, map(_line, found), drop=dropped, shorten="id", empty="No sessions.")
-    if next_after is not None:
-        say(f"\nThere may be more: --after {next_after}")
+    return page(
+        "sessions", found, _data, columns, limit=limit,
+        drop=dropped, shorten="id", empty="No sessions.",
+    )  # fmt: skip
 
 
-def _line(info: SessionInfo) -> tuple[object, ...]:
-    updated = when(info.updated_at)
-    return (info.number, info.id, info.name, info.agent, info.activity, info.version, updated)
-
-
-@app.command()
-def show(
-    session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
-) -> None:
+@app.command(mode="read")
+def show(store: Store, session: SessionId) -> Answer:
     """Show one session, its counts, its resume point and what it cost."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        found = opened.find_session(session)
-        fields: dict[str, Any] = session_data(found.info())
-        point = found.resume_point()
-        fields["checkpoints"] = found.counts()
-        fields["resume_iteration"] = point.iteration
-        fields["resume_version"] = point.checkpoint.version if point.checkpoint else None
-        fields |= cost(found.spent())
-        fields["children"] = [child.id for child in found.children()]
-    if as_json:
-        print_json(fields)
-    else:
-        show_fields(fields)
+    found = store.find_session(session)
+    point = found.resume_point()
+    data = _data(found.info()) | {
+        "checkpoints": found.counts(),
+        "resume_iteration": point.iteration,
+        "resume_version": point.checkpoint.version if point.checkpoint else None,
+        **cost(found.spent()),
+        "children": [child.id for child in found.children()],
+    }
+    return Answer(data, lambda: [output.fields(data)])
 
 
-@app.command()
-def tree(
-    session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
-) -> None:
+@app.command(mode="read")
+def tree(store: Store, session: SessionId) -> Answer:
     """Show a session and everything below it."""
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        members = opened.find_session(session).tree()
-    if as_json:
-        print_json(list(map(session_data, members)))
-        return
+    members = store.find_session(session).tree()
+    return Answer(list(map(_data, members)), lambda: [_tree(members)])
+
+
+def _tree(members: list[SessionInfo]) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
@@ -109,91 +97,57 @@ def tree(
         label = Text(f"{member.id}{name}  {member.activity}, version {member.version}")
         above = branches.get(member.parent_id)
         branches[member.id] = Tree(label) if above is None else above.add(label)
-    console().print(branches[members[0].id])
+    return branches[members[0].id]
 
 
-@app.command()
+@app.command(mode="write")
 def end(
+    store: Store,
     session: SessionId,
-    url: Url = None,
-    namespace: Namespace = None,
     status: Annotated[
-        str,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help="completed, failed or cancelled.",
-            autocompletion=one_of(("completed", "failed", "cancelled")),
-        ),
+        str, option("STATUS", "completed, failed or cancelled.", offers=ENDS)
     ] = "completed",
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """End a session. Its lease must be free; `holdfast sessions reopen` makes it active again."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        found.end(cast("Status", status))
-    if as_json:
-        print_json({"session_id": found.id, "status": status})
-    else:
-        say(f"Session {found.id} is {status}.")
+    found = store.find_session(session)
+    found.end(cast("Status", status))
+    return _is_now(found.id, status)
 
 
-@app.command()
-def reopen(
-    session: SessionId, url: Url = None, namespace: Namespace = None, as_json: AsJson = False
-) -> None:
+@app.command(mode="write")
+def reopen(store: Store, session: SessionId) -> Answer:
     """Make a session that has ended active again."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.session(opened.find_session(session).id, reopen=True)
-        status = found.info().status
-    if as_json:
-        print_json({"session_id": found.id, "status": status})
-    else:
-        say(f"Session {found.id} is {status}.")
+    found = store.session(store.find_session(session).id, reopen=True)
+    return _is_now(found.id, found.info().status)
 
 
-@app.command()
-def cancel(
-    session: SessionId,
-    url: Url = None,
-    namespace: Namespace = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def _is_now(id: str, status: str) -> Answer:
+    return Answer({"session_id": id, "status": status}, f"Session {id} is {status}.")
+
+
+@app.command(mode="write")
+def cancel(store: Store, session: SessionId, yes: Yes = False) -> Answer:
     """Cancel a session and everything below it. Whoever drives one of them can write no more."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        confirm(f"Cancel session {found.id} and everything below it?", yes=yes)
-        cancelled = found.cancel()
-    _tell("cancelled", cancelled, as_json=as_json)
+    found = store.find_session(session)
+    confirm(f"Cancel session {found.id} and everything below it?", yes=yes)
+    return _listed("cancelled", found.cancel())
 
 
-@app.command()
+@app.command(mode="write")
 def delete(
+    store: Store,
     session: SessionId,
-    url: Url = None,
-    namespace: Namespace = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if it is driven, or active below.")
-    ] = False,
+    force: Annotated[bool, flag("--force", "Also if it is driven, or active below.")] = False,
     yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Delete a session and everything below it."""
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        found = opened.find_session(session)
-        count = len(found.tree())
-        below = f" and {count - 1} below it" if count > 1 else ""
-        confirm(f"Delete session {found.id}{below}, with all checkpoints?", yes=yes)
-        deleted = found.delete(force=force)
-    _tell("deleted", deleted, as_json=as_json)
+    found = store.find_session(session)
+    count = len(found.tree())
+    below = f" and {count - 1} below it" if count > 1 else ""
+    confirm(f"Delete session {found.id}{below}, with all checkpoints?", yes=yes)
+    return _listed("deleted", found.delete(force=force))
 
 
-def _tell(what: str, ids: list[str], *, as_json: bool) -> None:
-    if as_json:
-        print_json({what: ids})
-        return
-    for id in ids:
-        say(f"{what} {id}")
-    if not ids:
-        say(f"Nothing was {what}: the sessions had ended.")
+def _listed(what: str, ids: list[str]) -> Answer:
+    text = "\n".join(f"{what} {id}" for id in ids)
+    return Answer({what: ids}, text or f"Nothing was {what}: the sessions had ended.")

@@ -7,77 +7,59 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
-from .. import store
+from .. import store as stores
 from ..arguments import shown
 from ..errors import InvalidArgument
 from ..kernel.flow import is_async
 from ..worker import Handler, Worker
 from . import INTERRUPTED
-from .options import AsJson, Namespace, Url, cause, imported, named_tools
-from .output import print_json
-from .showing import say
+from .command import (
+    Answer,
+    Namespace,
+    Tools,
+    Url,
+    argument,
+    cause,
+    flag,
+    imported,
+    named_tools,
+    option,
+)
 
 
 def run(
     handlers: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:HANDLERS", help="A dict of type to function, or a function giving it."
-        ),
+        str, argument("MODULE:HANDLERS", "A dict of type to function, or a function returning it.")
     ],
     url: Url = None,
     namespace: Namespace = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", help="How many items run at once.")
-    ] = 4,
+    concurrency: Annotated[int, option("N", "How many items run at once.")] = 4,
     queues: Annotated[
         list[str] | None,
-        typer.Option(
-            "--queues",
-            metavar="QUEUE,...",
-            help="Which queues to serve.",
-            show_default="those of the handlers' types",
-        ),
+        option("QUEUE,...", "Which queues to serve.", show_default="those of the handlers' types"),
     ] = None,
     lease_seconds: Annotated[
         float,
-        typer.Option(
-            "--lease", metavar="SECONDS", help="When a dead worker's items are taken over."
-        ),
+        option("SECONDS", "Lease length: how long until a dead worker's items retry.", "--lease"),
     ] = 30,
     poll_seconds: Annotated[
-        float, typer.Option("--poll", metavar="SECONDS", help="How often to look, unless told.")
+        float, option("SECONDS", "How often to look without a notification.", "--poll")
     ] = 1,
-    sweep_seconds: Annotated[
-        float, typer.Option("--sweep", metavar="SECONDS", help="How often to sweep.")
-    ] = 10,
-    prefetch: Annotated[
-        int, typer.Option("--prefetch", metavar="N", help="How many more to take in advance.")
-    ] = 0,
+    sweep_seconds: Annotated[float, option("SECONDS", "How often to sweep.", "--sweep")] = 10,
+    prefetch: Annotated[int, option("N", "How many more to claim in advance.")] = 0,
     drain_seconds: Annotated[
-        float, typer.Option("--drain", metavar="SECONDS", help="How long to finish at SIGTERM.")
+        float, option("SECONDS", "How long running items may take to finish at SIGTERM.", "--drain")
     ] = 30,
-    instance: Annotated[
-        str | None,
-        typer.Option("--instance", metavar="NAME", help="A name that only this process has."),
-    ] = None,
-    tools: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tools", metavar="MODULE:NAME", help="Tools to verify what a dead process left."
-        ),
-    ] = None,
+    instance: Annotated[str | None, option("NAME", "A name that only this process has.")] = None,
+    tools: Tools = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when nothing is ready and nothing runs.")
+        bool, flag("--until-empty", "End when nothing is ready and nothing runs.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Run the handlers of a module until a signal comes.
 
-    SIGTERM or Ctrl-C takes nothing more and lets what runs finish; a second one gives everything
-    back at once. No retry is spent by either.
+    SIGTERM or Ctrl-C stops claiming and lets running items finish; a second one returns
+    everything at once. Neither counts as a retry. --tools verify what a dead process left.
     """
     found = load(handlers)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -92,50 +74,39 @@ def run(
         "instance": instance,
         "tools": named_tools(tools),
     }
-    if any(map(is_async, found.values())):
-        worker = asyncio.run(_run_async(found, url, namespace, until_empty, options))
-    else:
-        worker = _run(found, url, namespace, until_empty, options)
-    _tell(worker, as_json)
-    if worker.is_stopped_at_once:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _tell(worker: Worker[Any], as_json: bool) -> None:
+    place = {"url": url, "namespace": namespace, "migrate": False}
+    serve = _serve_async if any(map(is_async, found.values())) else _serve
+    worker = serve(place, found, until_empty, options)
     ended = {outcome: worker.counts[outcome] for outcome in sorted(worker.counts)}
-    if as_json:
-        print_json({"holder": worker.holder, "ended": ended})
-    else:
-        counted = ", ".join(f"{count:,} {outcome}" for outcome, count in ended.items())
-        say(f"Stopped: {counted or 'nothing was run'}.")
+    counted = ", ".join(f"{count:,} {outcome}" for outcome, count in ended.items())
+    return Answer(
+        {"holder": worker.holder, "ended": ended},
+        f"Stopped: {counted or 'nothing was run'}.",
+        INTERRUPTED if worker.is_stopped_at_once else 0,
+    )
 
 
-def _run(
-    handlers: Mapping[str, Handler],
-    url: str | None,
-    namespace: str | None,
-    until_empty: bool,
-    options: dict[str, Any],
+def _serve(
+    place: Any, handlers: Mapping[str, Handler], until_empty: bool, options: dict[str, Any]
 ) -> Worker[Any]:
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        worker = Worker(opened, handlers, **options)
+    with stores.open(**place) as store:
+        worker = Worker(store, handlers, **options)
         _announce(worker, handlers)
         worker.run(until_empty=until_empty)
     return worker
 
 
-async def _run_async(
-    handlers: Mapping[str, Handler],
-    url: str | None,
-    namespace: str | None,
-    until_empty: bool,
-    options: dict[str, Any],
+def _serve_async(
+    place: Any, handlers: Mapping[str, Handler], until_empty: bool, options: dict[str, Any]
 ) -> Worker[Any]:
-    async with await store.aopen(url, namespace=namespace, migrate=False) as opened:
-        worker = Worker(opened, handlers, **options)
-        _announce(worker, handlers)
-        await worker.run(until_empty=until_empty)
-    return worker
+    async def serve() -> Worker[Any]:
+        async with stores.aopen(**place) as store:
+            worker = Worker(store, handlers, **options)
+            _announce(worker, handlers)
+            await worker.run(until_empty=until_empty)
+        return worker
+
+    return asyncio.run(serve())
 
 
 def _announce(worker: Worker[Any], handlers: Mapping[str, Handler]) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
-
-from .. import store
 from ..clock import iso
-from ..errors import HoldfastError, InvalidArgument, StoreError
+from ..errors import InvalidArgument, StoreError
+from ..store import Store
 from ..work import WORK_STATUSES
-from .options import AsJson, Namespace, Url
-from .output import console, print_json
-from .showing import item_data, text_of
+from .command import Answer, AsJson, flag, option
+from .output import console, text_of
+from .work import item_data
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -28,62 +26,52 @@ LIVE_STATUSES = ("pending", "in_progress")
 
 
 def top(
-    url: Url = None,
-    namespace: Namespace = None,
-    every_seconds: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="How often to look.")
-    ] = 1,
+    store: Store,
+    every_seconds: Annotated[float, option("SECONDS", "How often to look.", "--every")] = 1,
     finished: Annotated[
-        bool, typer.Option("--finished", help="Count finished items too, which reads them all.")
+        bool, flag("--finished", "Count finished items too, which reads them all.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, flag("--once", "Look once, and end.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Show what is waiting and running, and the state of leases, live. Ctrl-C ends it."""
     if every_seconds < EVERY_SECONDS_MIN:
         raise InvalidArgument(
             f"--every must be {EVERY_SECONDS_MIN:g} or more, not {every_seconds:g}"
         )
-    with store.open(url, namespace=namespace, mode="read") as opened:
-        if as_json:
-            print_json(look(opened, finished=finished))
-        elif once or not sys.stdout.isatty():
-            console().print(_picture(look(opened, finished=finished)))
-        else:
-            _live(opened, every_seconds, finished=finished)
+    if not as_json and not once and sys.stdout.isatty():
+        _live(store, every_seconds, finished=finished)
+    seen = look(store, finished=finished)
+    return Answer(seen, lambda: [_picture(seen)])
 
 
-def look(opened: store.Store, *, finished: bool) -> dict[str, Any]:
+def look(store: Store, *, finished: bool) -> dict[str, Any]:
     """Return the counts by type, the leases, and some of the items that run."""
-    running = opened.work.list(status="in_progress", limit=RUNNING_MAX)
+    running = store.work.list(status="in_progress", limit=RUNNING_MAX)
     return {
-        "at": iso(opened.now_ms()),
+        "at": iso(store.now_ms()),
         "statuses": WORK_STATUSES if finished else LIVE_STATUSES,
-        "counts": [asdict(count) for count in opened.work.counts(finished=finished)],
-        "leases": asdict(opened.work.health()),
+        "counts": [asdict(count) for count in store.work.counts(finished=finished)],
+        "leases": asdict(store.work.health()),
         "running": [{name: item_data(item).get(name) for name in SHOWN} for item in running],
     }
 
 
-def _live(opened: store.Store, every_seconds: float, *, finished: bool) -> None:
+def _live(store: Store, every_seconds: float, *, finished: bool) -> NoReturn:
     from rich.live import Live
     from rich.text import Text
 
-    shown: RenderableType = _picture(look(opened, finished=finished))
+    shown: RenderableType = _picture(look(store, finished=finished))
     with Live(shown, console=console(), auto_refresh=False, screen=True) as live:
         while True:
             live.update(shown, refresh=True)
             time.sleep(every_seconds)
             try:
-                shown = _picture(look(opened, finished=finished))
+                shown = _picture(look(store, finished=finished))
             except StoreError as error:
-                if not _passes(error):
+                if error.exit_code != StoreError.exit_code:
                     raise
                 shown = Text(f"{error}\n\nLooking again …", style="red")
-
-
-def _passes(error: HoldfastError) -> bool:
-    return error.exit_code == StoreError.exit_code
 
 
 def _picture(seen: dict[str, Any]) -> Group:

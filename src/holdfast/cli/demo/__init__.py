@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
-import typer
-
 from ...errors import InvalidArgument
-from ..options import AsJson
-from ..output import print_json
+from ..command import Answer, AsJson, option
 
 if TYPE_CHECKING:
     from ...store import Store
@@ -30,18 +27,11 @@ TRIPS_MAX = 20
 def demo(
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--directory",
-            metavar="PATH",
-            help=f"Leave {FILE} here.",
-            show_default="the working directory",
-        ),
+        option("PATH", f"Leave {FILE} here.", show_default="the working directory"),
     ] = None,
-    trips: Annotated[
-        int, typer.Option("--trips", metavar="N", min=1, max=TRIPS_MAX, help="How many to plan.")
-    ] = 1,
+    trips: Annotated[int, option("N", "How many to plan.", min=1, max=TRIPS_MAX)] = 1,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Kill an agent five times while it pays for a trip, and show that it pays once.
 
     It needs no network and no model, and leaves its store for you to look at.
@@ -55,21 +45,16 @@ def demo(
     timeline = Timeline(is_silent=as_json)
     pairs, commands = _play(url, trips, timeline)
     problems = [problem for _, durable in pairs for problem in durable.problems()]
-    if as_json:
-        print_json(
-            {
-                "url": url,
-                "trips": [asdict(durable) for _, durable in pairs],
-                "plain": [asdict(plain) for plain, _ in pairs],
-                "problems": problems,
-                "try_next": [command for _, command in commands],
-            }
-        )
-    else:
-        timeline.conclude(pairs, problems)
-        timeline.suggest(path, commands)
-    if problems:
-        raise typer.Exit(1)
+    data = {
+        "url": url,
+        "trips": [asdict(durable) for _, durable in pairs],
+        "plain": [asdict(plain) for plain, _ in pairs],
+        "problems": problems,
+        "try_next": [command for _, command in commands],
+    }
+    timeline.conclude(pairs, problems)
+    timeline.suggest(path, commands)
+    return Answer(data, lambda: (), exit_code=1 if problems else 0)
 
 
 def _play(

@@ -1,0 +1,300 @@
+"""What the commands share: options, opening the store, showing the answer, errors, questions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from .. import store
+from ..effects import Tool
+from ..errors import HoldfastError, InvalidArgument, SessionEnded
+from .output import Columns, print_json, show, table, with_place
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+F = TypeVar("F", bound=Callable[..., Any])
+Mode = Literal["read", "write", "create"]
+Offers = Iterable[tuple[str, str]]
+
+OFFERED_MAX = 1_000
+OPEN: dict[Mode, dict[str, Any]] = {
+    "read": {"mode": "read"},
+    "write": {"migrate": False},
+    "create": {},
+}
+
+
+def option(metavar: str, help: str, *names: str, offers: Any = None, **more: Any) -> Any:
+    """Return an option that takes a value; the shell completes it from `offers`."""
+    complete = (lambda: list(offers)) if isinstance(offers, Sequence) else offers
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
+
+
+def argument(metavar: str, help: str, offers: Any = None) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=offers)
+
+
+def flag(name: str, help: str, *short: str) -> Any:
+    """Return an option that takes no value."""
+    return typer.Option(name, *short, help=help)
+
+
+def _completion(read: Callable[[store.Store], Offers]) -> Callable[[typer.Context], Offers]:
+    """Return a completion from the store that the line names; nothing where it cannot be read."""
+
+    def complete(ctx: typer.Context) -> Offers:
+        url, namespace = ctx.params.get("url"), ctx.params.get("namespace")
+        try:
+            with store.open(url, namespace=namespace, mode="read") as opened:
+                return list(read(opened))
+        except HoldfastError:
+            return []
+
+    return complete
+
+
+def numbered(read: Callable[[store.Store], Iterable[tuple[int, str, str]]]) -> Any:
+    """Return a completion of numbers, and of ids once one has been begun."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> Offers:
+        rows = _completion(lambda opened: [(f"{n} {id}", about) for n, id, about in read(opened)])
+        for both, about in rows(ctx):
+            number, _, id = both.partition(" ")
+            yield number, about
+            if incomplete:
+                yield id, about
+
+    return complete
+
+
+session_ids = _completion(
+    lambda opened: [
+        (each.id, each.name or each.status) for each in opened.sessions(limit=OFFERED_MAX)
+    ]
+)
+
+Url = Annotated[
+    str | None,
+    option(
+        "URL",
+        "sqlite:///file.db or postgresql://user@host/database.",
+        show_default="$HOLDFAST_URL, else sqlite:///holdfast.db",
+    ),
+]
+Namespace = Annotated[str | None, option("NAME", "PostgreSQL schema, or prefix of the file.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON, for scripts; errors too, on stderr.")]
+Yes = Annotated[bool, flag("--yes", "Do not ask first.", "-y")]
+SessionId = Annotated[
+    str,
+    argument(
+        "SESSION", "The session's id, or at least 8 unique first characters of it.", session_ids
+    ),
+]
+OfSession = Annotated[
+    str | None, option("SESSION", "Only those of this session.", offers=session_ids)
+]
+Version = Annotated[int, argument("VERSION", "The number of a checkpoint.")]
+Limit = Annotated[int, option("N", "Show at most this many.")]
+Tools = Annotated[
+    list[str] | None,
+    option(
+        "MODULE:NAME",
+        "A tool, a list of tools, or a module of tools to import.",
+        show_default=False,
+    ),
+]
+SHARED: dict[str, tuple[Any, object]] = {
+    "url": (Url, None),
+    "namespace": (Namespace, None),
+    "as_json": (AsJson, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command returns: data for --json, and text or what is to be printed for people."""
+
+    data: object
+    shown: str | Callable[[], Iterable[str | RenderableType]]
+    exit_code: int = 0
+
+
+def page(
+    name: str,
+    found: Sequence[Any],
+    to_data: Callable[[Any], dict[str, Any]],
+    columns: Columns,
+    *,
+    limit: int,
+    more: str = "after",
+    position: str = "number",
+    **options: Any,
+) -> Answer:
+    """Return a page of a list; a full one says where the next begins."""
+    last = getattr(found[-1], position) if len(found) == limit else None
+
+    def shown() -> Iterator[str | RenderableType]:
+        yield table(found, columns, **options)
+        if last is not None:
+            yield f"\nThere may be more: --{more} {last}"
+
+    return Answer({name: list(map(to_data, found)), f"next_{more}": last}, shown)
+
+
+class Command(TyperCommand):
+    """Shows a command's answer; its messages name options and repeat the store that was given."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line's parts, arguments as plain as `SESSION` or `[SESSION]...`."""
+        parameters: list[Any] = list(self.params)
+        arguments = [each for each in parameters if each.param_type_name == "argument"]
+        return ["[OPTIONS]", *(each.metavar or each.human_readable_name for each in arguments)]
+
+    def invoke(self, ctx: Any) -> None:
+        """Run the command and show its answer."""
+        place = ctx.params.get("url"), ctx.params.get("namespace")
+        try:
+            answer = super().invoke(ctx)
+        except HoldfastError as error:
+            error.args = (with_place(in_options(error, self.params), *place),)
+            raise
+        if ctx.params["as_json"]:
+            print_json(answer.data)
+        else:
+            parts = [answer.shown] if isinstance(answer.shown, str) else answer.shown()
+            for part in parts:
+                show(with_place(part, *place) if isinstance(part, str) else part)
+        if answer.exit_code:
+            raise typer.Exit(answer.exit_code)
+
+
+def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
+    """Return the message of an error with options where it names arguments of Python."""
+    text = str(error)
+    for parameter in parameters:
+        name, shown = parameter.name.rstrip("_"), max(parameter.opts, key=len)
+        if not shown.startswith("-"):
+            shown = (parameter.metavar or name.upper()).strip("[].")
+        if isinstance(error, InvalidArgument):
+            text = re.sub(rf"^{name}(?=( '[^']*')? must\b)", shown, text)
+        text = re.sub(rf"\b{name}=True\b", shown, text)
+    if isinstance(error, SessionEnded):
+        command = f"`holdfast sessions reopen {error.fields['session_id']}` makes it active again"
+        text = text.replace("open it with reopen=True to go on", command)
+    return text
+
+
+class Commands(typer.Typer):
+    """A set of commands that shows its help if none is named."""
+
+    def __init__(self, help: str, **options: Any) -> None:
+        super().__init__(help=help, rich_markup_mode=None, **options)
+        if not options:
+            self.callback(invoke_without_command=True)(show_help)
+
+    def command(
+        self, name: str | None = None, *, mode: Mode | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        """Return a decorator that adds a command.
+
+        With a mode, the function gets the open store first. The shared options are added to its
+        own; it gets those that it declares.
+        """
+
+        def add(function: F) -> F:
+            add_command = super(Commands, self).command(name, cls=Command, **options)
+            add_command(_with_shared_options(function, mode))
+            return function
+
+        return add
+
+
+def _with_shared_options(function: Callable[..., Any], mode: Mode | None) -> Callable[..., Any]:
+    hints = get_type_hints(function, include_extras=True)
+    declared = list(inspect.signature(function).parameters.values())[1 if mode else 0 :]
+    own = {each.name: each.replace(annotation=hints[each.name]) for each in declared}
+    shared = {
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in SHARED.items()
+        if (mode or name == "as_json") and name not in own
+    }
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        arguments = {name: given[name] for name in own}
+        if mode is None:
+            return function(**arguments)
+        with store.open(given["url"], namespace=given["namespace"], **OPEN[mode]) as opened:
+            return function(opened, **arguments)
+
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (own | shared).values()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def show_help(context: typer.Context) -> None:
+    """Show the help of a group that was called without a command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only if a person says so, on stderr; without a terminal --yes is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidArgument(f"{question} This is not a terminal; pass --yes")
+    if not typer.confirm(question, err=True):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
+
+
+def named_tools(names: list[str] | None) -> list[Tool[..., Any]]:
+    """Import the tools that --tools names."""
+    return [tool for name in names or [] for tool in _tools_of(name)]
+
+
+def _tools_of(name: str) -> list[Tool[..., Any]]:
+    try:
+        found = imported(name)
+    except Exception as error:
+        raise InvalidArgument(
+            f"--tools {name}: {cause(error)}; name a tool as MODULE:NAME, importable from here"
+        ) from error
+    values = found if isinstance(found, list | tuple) else [found]
+    if isinstance(found, type(sys)):
+        values = list(vars(found).values())
+    tools = [value for value in values if isinstance(value, Tool)]
+    if not tools:
+        raise InvalidArgument(f"--tools {name}: there is no tool; @holdfast.tool makes one")
+    return tools
+
+
+def imported(name: str) -> Any:
+    """Import what the command line names, from the working directory too; it may raise anything."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return pkgutil.resolve_name(name)
+
+
+def cause(error: Exception) -> str:
+    """Return the type and message of an error in user code."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,193 @@
+"""Commands for a whole store: `migrate`, `doctor`, `backup` and `prune`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from .. import store as stores
+from ..clock import iso
+from ..errors import CorruptRecord, NotFound
+from ..maintenance import Pruned
+from ..records import StoreInfo
+from ..store import Store
+from ..words import plural
+from . import output
+from .command import Answer, Namespace, Url, Yes, argument, confirm, flag, option
+
+LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def migrate(
+    url: Url = None,
+    namespace: Namespace = None,
+    status: Annotated[bool, flag("--status", "Show the migrations and change nothing.")] = False,
+) -> Answer:
+    """Create a store, or bring it to the newest format."""
+    before = set[int]()
+    if not status:
+        with contextlib.suppress(NotFound):
+            before = _applied(stores.inspect(url, namespace=namespace))
+        stores.open(url, namespace=namespace).close()
+    info = stores.inspect(url, namespace=namespace)
+    done = set[int]() if status else _applied(info) - before
+    data = {
+        "store": info.where,
+        "store_id": info.store_id,
+        "dialect": info.dialect,
+        "format": info.format,
+        "newest": info.newest,
+        "applied_now": sorted(done),
+        "migrations": [output.data(migration) for migration in info.migrations],
+    }
+    return Answer(data, lambda: _status(info) if status else _migrated(info, done))
+
+
+def _applied(info: StoreInfo) -> set[int]:
+    return {each.version for each in info.migrations if each.applied_at is not None}
+
+
+def _migrated(info: StoreInfo, done: set[int]) -> Iterator[str]:
+    for migration in info.migrations:
+        if migration.version in done:
+            yield f"applied {migration.version:04} {migration.name}"
+    state = "now has" if done else "already has"
+    yield f"{info.where} {state} format {info.format}, the newest."
+
+
+def _status(info: StoreInfo) -> Iterator[Any]:
+    def applied(migration: Any) -> str:
+        if migration.applied_at is None:
+            return "pending"
+        newer = " by a newer Holdfast" if migration.version > info.newest else ""
+        return iso(migration.applied_at) + newer
+
+    yield info.where
+    columns: output.Columns = {
+        "version": lambda each: f"{each.version:04}",
+        "name": "name",
+        "applied at": applied,
+    }
+    yield output.table(info.migrations, columns)
+
+
+def doctor(
+    url: Url = None,
+    namespace: Namespace = None,
+    full: Annotated[
+        bool, flag("--full", "SQLite: also compare every index with its table.")
+    ] = False,
+) -> Answer:
+    """Examine a store. The exit code is 1 if there is a problem; nothing is changed."""
+    findings = stores.check(url, namespace=namespace, full=full)
+
+    def shown() -> Iterator[Any]:
+        from rich.text import Text
+
+        level_width, check_width = (
+            max(len(getattr(finding, name)) for finding in findings) + 2
+            for name in ("level", "check")
+        )
+        width, indent = output.console().width, level_width + check_width
+        for finding in findings:
+            advice = output.with_place(finding.advice or "", url, namespace)
+            message = output.wrapped(f"{finding.message} {advice}", width, indent)
+            line = Text(finding.level.ljust(level_width), style=LEVEL_STYLES[finding.level])
+            yield line.append(finding.check.ljust(check_width) + message, style="default")
+        if counts["problem"] or counts["warning"]:
+            problems, warnings = (plural(counts[level], level) for level in ("problem", "warning"))
+            yield f"\n{problems}, {warnings}."
+        else:
+            yield Text("\nEverything is well.", style="green")
+
+    counts = Counter[str](finding.level for finding in findings)
+    return Answer(list(map(asdict, findings)), shown, exit_code=1 if counts["problem"] else 0)
+
+
+def backup(
+    store: Store,
+    path: Annotated[Path, argument("PATH", "The new SQLite file; it must not exist yet.")],
+) -> Answer:
+    """Copy a live store. The copy is a consistent snapshot and a store itself."""
+    from rich.filesize import decimal
+    from rich.progress import Progress
+
+    errors = output.console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("Copying", total=None)
+        store.backup(path, lambda done, total: progress.update(task, completed=done, total=total))
+    target = path.resolve()
+    count = target.stat().st_size
+    return Answer(
+        {"path": str(target), "bytes": count}, f"Backed up to {target} ({decimal(count)})."
+    )
+
+
+def prune(
+    store: Store,
+    session: Annotated[str | None, option("SESSION", "Only those of this session.")] = None,
+    keep: Annotated[int, option("N", "How many checkpoints of each session to keep.")] = 100,
+    work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    archive: Annotated[
+        Path | None, option("FILE", "Keep what is removed here, as JSON lines.")
+    ] = None,
+    vacuum: Annotated[
+        bool, flag("--vacuum", "Return free space to the system; on SQLite writers wait.")
+    ] = False,
+    yes: Yes = False,
+) -> Answer:
+    """Remove old checkpoints, except those that are needed.
+
+    The newest of each session, the resume point, pinned and attested versions, fork points and
+    approval points stay. A prune that is interrupted has lost nothing; run it again.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    errors = output.console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    gone = "They are archived." if archive is not None else "They cannot be brought back."
+    only = None if session is None else store.find_session(session).id
+    whose = "each session" if only is None else f"session {only}"
+    confirm(f"Remove all but {plural(keep, 'checkpoint')} of {whose}? {gone}", yes=yes)
+    is_quiet = not errors.is_terminal
+    with Progress(*columns, console=errors, transient=True, disable=is_quiet) as shown:
+        task = shown.add_task("Pruning", total=None)
+
+        def progress(count: int) -> None:
+            shown.update(task, description=f"Pruning: {plural(count, 'checkpoint')} removed")
+
+        pruned = store.prune(
+            session=only,
+            keep=keep,
+            work_days=work_days,
+            archive=archive,
+            vacuum=vacuum,
+            progress=progress,
+        )
+    counts = asdict(pruned)
+    others = counts.pop("others")
+    code = CorruptRecord.exit_code if pruned.damaged else 0
+    return Answer({**counts, **others}, "\n".join(_pruned(pruned, archive)), code)
+
+
+def _pruned(pruned: Pruned, archive: Path | None) -> Iterator[str]:
+    for id in pruned.damaged:
+        yield f"Session {id} was left alone: one of its records is damaged."
+    removed = plural(pruned.checkpoints, "checkpoint")
+    yield f"Removed {removed} of {plural(pruned.sessions, 'session')}."
+    if archive is not None:
+        yield f"Archived {pruned.archived:,} in {archive.resolve()}."
+    if pruned.lines:
+        yield f"Removed {pruned.lines:,} lists and values that nothing used."
+    if pruned.items:
+        yield f"Removed {plural(pruned.items, 'finished work item')}."
+    if pruned.effects:
+        yield f"Removed {plural(pruned.effects, 'effect')} that no call can ask for again."
+    for name, count in pruned.others.items():
+        yield f"Removed {plural(count, name)}."
+    if pruned.is_vacuumed:
+        yield "Returned the free space."

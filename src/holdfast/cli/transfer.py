@@ -1,0 +1,89 @@
+"""`holdfast checkpoints export` and `import`, and `holdfast import`, also of older formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from .. import store as stores
+from ..records import Imported
+from ..store import Store
+from ..words import plural
+from .command import Answer, Namespace, Url, argument, flag
+
+File = Annotated[Path, argument("FILE", "The file to read.")]
+AllowPlaintext = Annotated[
+    bool, flag("--allow-plaintext", "Also if it is not encrypted and the store has a key.")
+]
+StoreKeys = Annotated[
+    bool,
+    flag(
+        "--store-keys",
+        "Also import keys that apply beyond its sessions; only from a source you trust.",
+    ),
+]
+
+
+def export_sessions(
+    file: Annotated[Path, argument("FILE", "The new file; it must not exist yet.")],
+    sessions: Annotated[
+        list[str] | None, argument("[SESSION]...", "Which sessions; without one, all.")
+    ] = None,
+    move: Annotated[bool, flag("--move", "Then cancel them here, with their work.")] = False,
+    url: Url = None,
+    namespace: Namespace = None,
+) -> Answer:
+    """Write sessions to one file. Each brings its tree, and the trees it was forked from."""
+    mode: Any = "write" if move else "read"
+    with stores.open(url, namespace=namespace, mode=mode, migrate=False) as store:
+        found = [store.find_session(session) for session in sessions or ()]
+        exported = store.export(file, found or None, move=move)
+
+    def shown() -> Iterator[str]:
+        from rich.filesize import decimal
+
+        yield (
+            f"Exported {plural(exported.sessions, 'session')} with "
+            f"{plural(exported.checkpoints, 'checkpoint')} to "
+            f"{exported.path} ({decimal(exported.bytes)})."
+        )
+        if move:
+            trees = plural(len(exported.moved), "tree")
+            yield f"Cancelled {trees} here; the work goes on where you import the file."
+
+    return Answer(exported.to_dict(), shown)
+
+
+def import_export(
+    store: Store, file: File, allow_plaintext: AllowPlaintext = False, store_keys: StoreKeys = False
+) -> Answer:
+    """Read an exported file. All of it or nothing; a session that exists is refused."""
+    keys = {"allow_plaintext": allow_plaintext, "store_keys": store_keys}
+    return _imported(store.import_sessions(file, **keys))
+
+
+def import_file(
+    store: Store,
+    file: File,
+    legacy: Annotated[
+        bool, flag("--legacy", "The file is an SQLite database of an older format.")
+    ] = False,
+    allow_plaintext: AllowPlaintext = False,
+    store_keys: StoreKeys = False,
+) -> Answer:
+    """Read an exported file, or adopt an older database. All of it or nothing."""
+    if legacy:
+        return _imported(store.import_legacy(file))
+    return import_export(store, file, allow_plaintext, store_keys)
+
+
+def _imported(imported: Imported) -> Answer:
+    def shown() -> Iterator[Any]:
+        from rich.text import Text
+
+        yield from (Text(f"Note: {note}", style="yellow") for note in imported.notes)
+        sessions = plural(imported.sessions, "session")
+        yield f"Imported {sessions} with {plural(imported.checkpoints, 'checkpoint')}."
+
+    return Answer(imported.to_dict(), shown)
