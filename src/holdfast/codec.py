@@ -36,7 +36,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import msgspec
 from xxhash import xxh3_128
 
-from . import plain
+from . import validation
 from .errors import CorruptRecord, InvalidArgument, InvalidValue, StoreError
 
 _MAGIC: Final = 0xC1
@@ -161,13 +161,13 @@ class Codec:
     def check_each(self, values: Sequence[object], name: str, start: int) -> None:
         """Refuse what is not plain data, or too deep, as `encode_each` does."""
         for index, value in enumerate(values, start):
-            plain.measure(value, (name, index), sys.maxsize, self.limits.depth)
+            validation.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
     def compose(self, value: object, *, name: str) -> bytes:
         """Return a value of our own making as a body; a Raw in it is a body that was checked."""
         body = _encoder.encode(value)
         if len(body) > self.limits.value_bytes:
-            raise plain.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+            raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         return body
 
     def encode_unchecked(self, value: object) -> bytes | None:
@@ -198,7 +198,7 @@ class Codec:
         CorruptRecord or LimitExceeded if it is larger, deeper or written in another way.
         """
         if len(body) > self.limits.value_bytes:
-            raise plain.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+            raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         value = _decode(body)
         if _encode(value, self.limits, name) != body:
             raise CorruptRecord(f"{name} is not written as this Holdfast writes it")
@@ -221,7 +221,9 @@ class Codec:
     def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
         """Return a body as a record that opens only unchanged and in the same context."""
         if len(body) > self.limits.record_bytes:
-            raise plain.too_large("record", len(body), self.limits.record_bytes, "record_bytes")
+            raise validation.too_large(
+                "record", len(body), self.limits.record_bytes, "record_bytes"
+            )
         flags = _ENCRYPTED if self._cipher else 0
         if self._zstd and len(body) >= _COMPRESS_BYTES_MIN:
             compressed = self._zstd.compressor(len(body)).compress(body)
@@ -325,13 +327,13 @@ def from_json(text: str | bytes, limits: Limits = DEFAULT_LIMITS, *, name: str =
     value are refused; too much depth, size or digits is LimitExceeded.
     """
     if len(text) > limits.record_bytes:
-        raise plain.too_large(
+        raise validation.too_large(
             f"the JSON text of {name}", len(text), limits.record_bytes, "record_bytes"
         )
     try:
         value = _json_decoder.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
-        raise plain.too_deep(name, limits.depth) from None
+        raise validation.too_deep(name, limits.depth) from None
     except ValueError as error:
         problem = f"{name} is not JSON text: {error}."
         raise InvalidValue(problem, path=name) from None
@@ -344,30 +346,32 @@ def to_json(value: object, *, indent: int | None = None, name: str = "value") ->
 
     The size is not limited, and the depth is 512, so that answers may hold several values.
     """
-    plain.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
+    validation.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
     separators = (",", ":") if indent is None else (",", ": ")
     try:
         text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
         text.encode()
     except ValueError:
-        plain.refuse_scalars(value, name, sys.get_int_max_str_digits() or _DIGITS_MAX)
+        validation.refuse_scalars(value, name, sys.get_int_max_str_digits() or _DIGITS_MAX)
         raise
     return text
 
 
-def _encode(value: object, limits: Limits, path: plain.ValuePath) -> bytes:
-    room = plain.measure(value, path, limits.value_bytes, limits.depth)
+def _encode(value: object, limits: Limits, path: validation.ValuePath) -> bytes:
+    room = validation.measure(value, path, limits.value_bytes, limits.depth)
     if room < 0:
-        raise plain.too_large(
-            plain.show(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
+        raise validation.too_large(
+            validation.show(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
         )
     try:
         body = _encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
-        plain.refuse_scalars(value, path, limits.digits)
+        validation.refuse_scalars(value, path, limits.digits)
         body = _messagepack(value)
     if len(body) > limits.value_bytes:
-        raise plain.too_large(plain.show(path), len(body), limits.value_bytes, "value_bytes")
+        raise validation.too_large(
+            validation.show(path), len(body), limits.value_bytes, "value_bytes"
+        )
     return body
 
 
@@ -418,7 +422,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
     # What has more levels, or integers beyond 64 bits, is walked; so is what we did not write.
     try:
         value = _any_decoder.decode(body)
-        plain.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
+        validation.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
     except (*_UNREADABLE, InvalidArgument) as error:
         raise CorruptRecord(f"The record is not plain data: {error}") from error
     return value
@@ -427,7 +431,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
 @cache
 def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
     """Accepts seven levels of plain data and nothing else, faster than accepting anything."""
-    finite = msgspec.Meta(ge=-plain.FLOAT_MAX, le=plain.FLOAT_MAX)
+    finite = msgspec.Meta(ge=-validation.FLOAT_MAX, le=validation.FLOAT_MAX)
     scalar: Any = None | bool | int | Annotated[float, finite] | str
     kind = scalar
     for _ in range(7):
@@ -444,7 +448,7 @@ _UNENCODABLE: Final = (OverflowError, TypeError, ValueError, RecursionError)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def _normal(value: object, path: plain.ValuePath) -> object:
+def _normal(value: object, path: validation.ValuePath) -> object:
     if isinstance(value, str):
         return _composed(value)
     if isinstance(value, list):
@@ -454,8 +458,8 @@ def _normal(value: object, path: plain.ValuePath) -> object:
     pairs = sorted((_composed(key), key) for key in value)
     normal = {key: _normal(value[original], (path, original)) for key, original in pairs}
     if len(normal) < len(value):
-        problem = f"{plain.show(path)} has two keys that are one in Unicode normal form C."
-        raise InvalidValue(problem, path=plain.show(path))
+        problem = f"{validation.show(path)} has two keys that are one in Unicode normal form C."
+        raise InvalidValue(problem, path=validation.show(path))
     return normal
 
 
@@ -467,7 +471,7 @@ def _json_object(pairs: list[tuple[str, object]]) -> object:
     value: dict[str, object] = {}
     for key, item in pairs:
         if key in value:
-            return plain.Repeated(key)
+            return validation.Repeated(key)
         value[key] = item
     return value
 

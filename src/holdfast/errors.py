@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar, Final
 
-# What commands a terminal, turns the direction of text, or cannot be written as UTF-8. Lines stay.
+# Terminal controls, direction marks and surrogates; line breaks are kept.
 _COMMANDING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def escaped(text: str) -> str:
-    """Return text in which nothing commands a terminal: such characters stand escaped."""
+    """Return text with terminal controls escaped."""
     return _COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -75,18 +75,19 @@ class CheckpointNotFound(NotFound, KeyError):
         return str(self.args[0])
 
 
-class SessionEnded(HoldfastError):
+class Conflict(HoldfastError):
+    """The state of the store does not allow this; every error of status 409 is one."""
+
+    http_status = 409
+    exit_code = 4
+
+
+class SessionEnded(Conflict):
     """The session has ended; open it with reopen=True to go on."""
 
-    http_status = 409
-    exit_code = 4
 
-
-class SessionBusy(HoldfastError):
+class SessionBusy(Conflict):
     """Another process drives this session; only its driver may write while the lease lives."""
-
-    http_status = 409
-    exit_code = 4
 
 
 class Forbidden(HoldfastError):
@@ -96,81 +97,48 @@ class Forbidden(HoldfastError):
     exit_code = 6
 
 
-class VersionConflict(HoldfastError):
-    """Another writer came first; read the current version and decide again."""
-
-    http_status = 409
-    exit_code = 4
+class VersionConflict(Conflict):
+    """Another writer was first; read the current version and decide again."""
 
 
-class TypeConflict(HoldfastError):
+class TypeConflict(Conflict):
     """The stored value has another type than this operation needs; nothing was changed."""
 
-    http_status = 409
-    exit_code = 4
 
-
-class Refused(HoldfastError):
+class Refused(Conflict):
     """The database refused the change because it breaks a rule of its schema."""
 
-    http_status = 409
-    exit_code = 4
+
+class LeaseLost(Conflict):
+    """The lease is lost to another holder; stop this attempt. Nothing was written."""
 
 
-class LeaseLost(HoldfastError):
-    """Another holder has this lease now; stop this attempt, nothing was written."""
-
-    http_status = 409
-    exit_code = 4
-
-
-class LeaseHeld(HoldfastError):
+class LeaseHeld(Conflict):
     """Another holder has this lease and it has not expired."""
 
-    http_status = 409
-    exit_code = 4
 
-
-class RequestMismatch(HoldfastError):
+class RequestMismatch(Conflict):
     """This key or call id belongs to another request; nothing was run."""
 
-    http_status = 409
-    exit_code = 4
+
+class InProgress(Conflict):
+    """Another caller is running this effect; nothing was run here."""
 
 
-class InProgress(HoldfastError):
-    """Another caller is doing this effect and has not finished; nothing was run here."""
-
-    http_status = 409
-    exit_code = 4
+class Unresolved(Conflict):
+    """The outcome of this effect is unknown; decide with store.resolve(effect_id, …)."""
 
 
-class Unresolved(HoldfastError):
-    """Nobody can tell whether this effect happened; decide with store.resolve(effect_id, …)."""
-
-    http_status = 409
-    exit_code = 4
+class EffectFailed(Conflict):
+    """This effect failed before, and identical calls get its failure."""
 
 
-class EffectFailed(HoldfastError):
-    """This effect failed before, and its failure is what an equal call gets."""
-
-    http_status = 409
-    exit_code = 4
+class NotDone(Conflict):
+    """A tool raises this when it is certain that nothing happened."""
 
 
-class NotDone(HoldfastError):
-    """A tool raises this to say for certain: nothing happened."""
-
-    http_status = 409
-    exit_code = 4
-
-
-class WorkFailed(HoldfastError):
-    """A handler raises this to end its attempt: for good, or with retry=True to be tried again."""
-
-    http_status = 409
-    exit_code = 4
+class WorkFailed(Conflict):
+    """A handler raises this to fail its attempt; `retry` and `delay_seconds` say what follows."""
 
     def __init__(
         self,
@@ -183,11 +151,8 @@ class WorkFailed(HoldfastError):
         super().__init__(message, retry=retry, delay_seconds=delay_seconds, **fields)
 
 
-class WorkCancelled(HoldfastError):
+class WorkCancelled(Conflict):
     """This work item was cancelled; its handler should stop."""
-
-    http_status = 409
-    exit_code = 4
 
 
 class CorruptRecord(HoldfastError):
@@ -293,22 +258,16 @@ class BudgetExceeded(HoldfastError):
     exit_code = 4
 
 
-class LoopDetected(HoldfastError):
-    """The model made the same call again and again, also after it was told; the agent stopped."""
-
-    http_status = 409
-    exit_code = 4
+class LoopDetected(Conflict):
+    """The model repeated the same call after it was warned; the agent stopped."""
 
 
-class ApprovalNeeded(HoldfastError):
+class ApprovalNeeded(Conflict):
     """A tool call waits for a person's decision; it was not made."""
-
-    http_status = 409
-    exit_code = 4
 
 
 class ModelFailed(HoldfastError):
-    """The model gave no answer, also after retries; every attempt is in the ledger of spend."""
+    """The model did not answer, retries included; every attempt is recorded in spend."""
 
     http_status = 502
     exit_code = 5

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.cli import app as app_module
 from holdfast.cli.output import with_place, wrapped
-from holdfast.words import ago, plural
+from holdfast.formatting import ago, plural
 
 COMMAND = [sys.executable, "-m", "holdfast"]
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

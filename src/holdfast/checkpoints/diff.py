@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from .. import plain
+from .. import validation
 
 CHARACTERS_SHOWN = 120
 ITEMS_SHOWN = 50
@@ -212,10 +212,10 @@ def _lines(channel: ChannelDiff, items_max: int) -> Iterator[str]:
 
 
 def _value_line(channel: str, value: ValueDiff) -> str:
-    path: plain.ValuePath = channel
+    path: validation.ValuePath = channel
     for key in value.path:
         path = (path, key)
-    where = printable(plain.show(path))
+    where = printable(validation.show(path))
     match value.change:
         case "added":
             return f"+ {where}: {brief(value.after)}"

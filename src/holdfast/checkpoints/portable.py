@@ -29,8 +29,8 @@ from ..kernel.portable import (
     Version,
     read_each,
 )
-from ..plain import too_large
 from ..records import Kind
+from ..validation import too_large
 from . import manifest as manifests
 from .branching import OPEN_EPOCH, USE
 from .handle import require_channel

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ..checkpoints.diff import brief, printable
 from ..clock import SystemClock, iso
 from ..codec import to_json
-from ..words import ago
+from ..formatting import ago
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from .. import store as stores
 from ..clock import iso
 from ..errors import CorruptRecord, NotFound
+from ..formatting import plural
 from ..maintenance import Pruned
 from ..records import StoreInfo
 from ..store import Store
-from ..words import plural
 from . import output
 from .command import Answer, Namespace, Url, Yes, argument, confirm, flag, option
 

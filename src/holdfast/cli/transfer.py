@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .. import store as stores
+from ..formatting import plural
 from ..records import Imported
 from ..store import Store
-from ..words import plural
 from .command import Answer, Namespace, Url, argument, flag
 
 File = Annotated[Path, argument("FILE", "The file to read.")]

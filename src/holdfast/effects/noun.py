@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..formatting import plural
 from ..kernel.flow import Flow
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Runtime, rows
 from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
-from ..words import plural
 from .ledger import Ledger
 from .portable import EffectsPortable
 from .recovery import recover

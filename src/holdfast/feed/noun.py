@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from ..formatting import plural
 from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, Runtime, rows
 from ..records import Finding, SessionRef
-from ..words import plural
 from .events import EMPTY
 from .portable import FeedPortable
 

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from ..errors import CorruptStore, HoldfastError, NotAStore, NotFound
+from ..formatting import plural
 from ..records import Finding, MigrationState, StoreInfo
-from ..words import plural
 from .append_only import check_doors
 from .commit_settlement import COUNT_WRITERS, WRITER_KEPT_MS
 from .driver import Runner, Settings

@@ -10,13 +10,13 @@ from typing import Any
 from ..arguments import require_path, shown
 from ..errors import CorruptRecord, InvalidArgument, Refused, SessionBusy
 from ..feed.portable import read_positions
+from ..formatting import plural
 from ..kernel.files import new_file
 from ..kernel.flow import Flow, flow, invoke
 from ..kernel.operation import C, Call, Handle, Lock, Op, Runtime, operation
 from ..records import Exported, Imported
 from ..session import Session
 from ..sessions.portable import find_number
-from ..words import plural
 from .file import ExportFile, ExportWriter, Format, Source
 from .legacy import LegacyDatabase
 from .transfer import Exporter, Importer, check

@@ -40,9 +40,9 @@ from ..spend.portable import SpendRecord
 from ..work.items import FINAL
 from ..work.portable import ItemRecord
 from .ancestry import Ancestry
+from .builder import SessionBuilder
 from .file import Format
-from .ledgers import LegacyLedger
-from .versions import SessionBuilder
+from .legacy_ledger import LegacyLedger
 
 COORDINATOR = {
     "sessions": {

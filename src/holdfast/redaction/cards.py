@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .editing import Edit
+from .edit import Edit
 
 _DIGITS: Final = bytes(48 if 48 <= i <= 57 else 32 for i in range(256))
 _CARD_DIGITS_MIN: Final = 13

@@ -7,7 +7,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import Final
 
-from .editing import PLACEHOLDER, Edit, replace_all
+from .edit import PLACEHOLDER, Edit, replace_all
 from .names import kind_of
 from .tokens import WORD_BYTES
 

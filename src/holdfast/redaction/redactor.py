@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from ..errors import InvalidArgument
 from .cards import is_card, without_cards
-from .editing import hidden, replace_all
+from .edit import hidden, replace_all
 from .named import without_named
 from .names import kind_of
 from .tokens import without_tokens

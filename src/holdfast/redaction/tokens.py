@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .editing import Edit, replace_all
+from .edit import Edit, replace_all
 
 # An anchor is a text that every token of its kind has; the pattern of the rest follows it, and
 # `back` characters of the token stand before it.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...words import plural
+from ...formatting import plural
 from ..output import console
 from .trip import destination
 

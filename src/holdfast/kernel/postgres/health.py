@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...clock import SystemClock
+from ...formatting import plural
 from ...records import Finding
-from ...words import plural
 from ..driver import Runner
 from ..operation import Call, Op, Query, Row, one, query
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import apsw
 
+from ...formatting import plural, size
 from ...records import Finding
-from ...words import plural, size
 from .connection import NETWORK_FILE_SYSTEMS, file_system, files_of, is_safe_version
 from .readonly import SqliteReader
 
