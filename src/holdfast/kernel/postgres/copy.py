@@ -20,7 +20,6 @@ SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename,
 """
 
 
-# In the order of their creation, so that a row comes after the row it refers to.
 SQLITE_TABLES = """
 SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid
 """
@@ -74,6 +73,8 @@ def copy_rows(
     engine = open_engine(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
     try:
         with Snapshot(target.dsn, target.schema) as snapshot, engine.bulk() as connection:
+            # Rows come in no order, a child before its parent too; COMMIT checks the references.
+            connection.execute("PRAGMA defer_foreign_keys = ON")
             tables = [str(row[0]) for row in connection.execute(SQLITE_TABLES).fetchall()]
             total, done = sum(map(snapshot.count, tables)), 0
             for table in tables:
