@@ -27,24 +27,22 @@ from .kernel.operation import (
 )
 from .records import Swept
 from .session import Session
-from .work import claims, reports, transitions
-from .work.attempt import require_held, require_list
+from .work import WorkNoun, claims, reports, transitions
 from .work.claims import Beat
-from .work.driving import drive
-from .work.effects import ItemEffects
+from .work.handle import ItemOps, require_held, require_list
 from .work.items import (
     LEASE_SECONDS,
-    READ,
+    READ_ITEM,
+    SELECT_ITEMS,
     Item,
     OnCrash,
     Submission,
     WorkStatus,
 )
-from .work.listing import DEAD, SELECT, before_of, page_of, statuses_of
+from .work.noun import PROMOTED_PER_PASS, SWEPT_MAX, promote
 from .work.reports import FailedAttempt, LeaseHealth, WorkCount
 from .work.submission import submit_all
-from .work.sweeping import PROMOTED_PER_PASS, SWEPT_MAX, Watchdog, sweep
-from .work.transitions import IDLE, Ending, Endings
+from .work.transitions import Transition
 
 # Inside Work, `list` is a method.
 Counts: TypeAlias = list[WorkCount]
@@ -57,7 +55,7 @@ ITEMS_PER_PAGE_MAX = 1_000
 GROWTH_MAX = 1_000
 
 
-class WorkItem(ItemEffects[C]):
+class WorkItem(ItemOps[C]):
     """A work item; the handle that a claim gave may write under its lease."""
 
     @property
@@ -77,19 +75,18 @@ class WorkItem(ItemEffects[C]):
         SessionBusy while somebody else drives the session.
         """
         require_held([self])
-        fence = yield from drive(self)
+        fence = yield from claims.drive(self)
         yield AfterCommit(lambda: self._take({"driving_fence": fence}))
         return self._session(fence)
 
     def _session(self, fence: int | None) -> Session[C]:
-        assert self.session_id is not None
-        assert self.session_number is not None
-        assert self.root_id is not None
-        place = (self.session_id, self.session_number, self.root_id)
+        place = self._place()
+        assert place is not None
+        where = (place.session_id, place.number, place.root_id)
         if not self.is_held:
-            return Session(self.runtime, *place)
+            return Session(self.runtime, *where)
         return Session(
-            self.runtime, *place, fence=fence, guard=self._guard(), holder=self.holder, item=self
+            self.runtime, *where, fence=fence, guard=self._guard(), holder=self.holder, item=self
         )
 
 
@@ -167,18 +164,7 @@ class Work(Handle[C]):
         if seconds is None:
             seconds = max((item.lease_seconds for item in items), default=LEASE_SECONDS)
         found = yield from claims.heartbeat({i.number: i.fence for i in items}, seconds)
-        beats = []
-        for item in items:
-            row = found.get(item.number, {})
-            beats.append(
-                Beat(
-                    id=item.id,
-                    is_lost=not row,
-                    cancel_requested=bool(row.get("cancel_requested")),
-                    lease_expires_at=row.get("lease_expires_at"),
-                )
-            )
-        return beats
+        return [claims.beat(item, found.get(item.number)) for item in items]
 
     @operation
     def complete_many(self, outputs: Sequence[tuple[Item[Any], Any]]) -> Op[Flags]:
@@ -189,16 +175,12 @@ class Work(Handle[C]):
         if not all(isinstance(each, tuple | list) and len(each) == 2 for each in outputs):
             raise InvalidArgument("outputs must be pairs of a claimed work item and its output")
         require_held([item for item, _ in outputs])
+        encode = self.runtime.codec.encode
         ended = [
-            (
-                item,
-                Ending(
-                    "completed", "completed", output=self.runtime.codec.encode(out, name="output")
-                ),
-            )
-            for item, out in outputs
+            (item, Transition("completed", "completed", encode(output, name="output")))
+            for item, output in outputs
         ]
-        found = yield from Endings(self.runtime).finish(ended)
+        found = yield from transitions.finish(ended)
         return [row is not None for row in found]
 
     @flow
@@ -208,13 +190,13 @@ class Work(Handle[C]):
         Any number of processes may sweep at once.
         """
         require_limit(limit, SWEPT_MAX)
-        return (yield from sweep(self.runtime, limit))
+        return (yield from WorkNoun().sweep(self.runtime, limit))
 
     @operation
     def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:
         """Make items ready whose time has come; return how many."""
         require_limit(limit, PROMOTED_PER_PASS)
-        return (yield from Watchdog.promote(Watchdog(self.runtime), limit))[0]
+        return (yield from promote(self.runtime, limit))[0]
 
     @operation
     def cancel(self, id: str) -> Op[WorkStatus]:
@@ -223,14 +205,14 @@ class Work(Handle[C]):
         A worker that runs it hears of it with its next heartbeat; if it dies, the item is
         cancelled rather than run again. A finished item stays as it is.
         """
-        return (yield from Endings(self.runtime).cancel((yield from self._found(id))))
+        return (yield from transitions.cancel((yield from self._found(id))))
 
     @operation
     def retry(self, id: str) -> Op[WorkItem[C]]:
         """Make a pending item ready now that waits for its time or for review."""
         item = yield from self._found(id)
-        ending = Ending("pending", "retried by hand")
-        [row] = yield from Endings(self.runtime).finish([(item, ending)], IDLE)
+        change = Transition("pending", "retried by hand")
+        [row] = yield from transitions.finish([(item, change)], transitions.FINISH_IDLE)
         if row is None:
             now = yield from self._found(id)
             raise InvalidArgument(
@@ -289,15 +271,15 @@ class Work(Handle[C]):
         limit: int = 100,
     ) -> Op[Items[C]]:
         """Return items, the newest first; `before` is the `number` of the last one seen."""
-        statuses = () if status is None else statuses_of(status)
+        statuses = () if status is None else reports.statuses_of(status)
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
         wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_text(name.removesuffix("_id"), value)
-        page = page_of(given, statuses)
-        bounds = {"before": before_of(before), "limit": limit}
+        page = reports.page_of(given, statuses)
+        bounds = {"before": reports.before_of(before), "limit": limit}
         found = yield from rows(page, **given, **bounds)
         return [WorkItem(self.runtime, row) for row in found]
 
@@ -305,7 +287,7 @@ class Work(Handle[C]):
     def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Items[C]]:
         """Return failed items that nobody has redriven, the newest first."""
         require_limit(limit, ITEMS_PER_PAGE_MAX)
-        found = yield from rows(DEAD, before=before_of(before), limit=limit)
+        found = yield from rows(reports.LIST_DEAD, before=reports.before_of(before), limit=limit)
         return [WorkItem(self.runtime, row) for row in found]
 
     @large_query
@@ -330,7 +312,7 @@ class Work(Handle[C]):
 
         8 characters or more are enough if no other id begins with them.
         """
-        row = yield from find_row("work item", SELECT, require_text("id", id))
+        row = yield from find_row("work item", SELECT_ITEMS, require_text("id", id))
         if row is None:
             raise transitions.not_found(id)
         return WorkItem(self.runtime, row)
@@ -344,13 +326,13 @@ class Work(Handle[C]):
     @query
     def why(self, id: str) -> Op[str]:
         """Say in a sentence why an item runs or does not."""
-        row = yield from one(reports.LOOK, id=require_text("id", id))
+        row = yield from one(reports.READ_ITEM_NOW, id=require_text("id", id))
         if row is None:
             raise transitions.not_found(id)
         return (yield from reports.why(WorkItem(self.runtime, row), row["now"]))
 
     def _found_row(self, id: str) -> Op[Row]:
-        row = yield from one(READ, id=require_text("id", id))
+        row = yield from one(READ_ITEM, id=require_text("id", id))
         if row is None:
             raise transitions.not_found(id)
         return row

@@ -18,9 +18,9 @@ from holdfast.checkpoints import Heads
 from holdfast.kernel.operation import Call, rows
 from holdfast.testing.crashes import CrashPoints
 from holdfast.work.claims import Claim
-from holdfast.work.retention import Removal
-from holdfast.work.transitions import Ending, Endings
-from holdfast.worker.statements import Statements
+from holdfast.work.noun import remove_finished
+from holdfast.work.transitions import Transition
+from holdfast.work.transitions import turn as complete_and_claim
 from tests.checkpoints.colours import sql
 from tests.checkpoints.looking import Look
 from tests.crash.children import boundaries, run
@@ -178,7 +178,7 @@ def prune(desk: Desk) -> None:
         {"number": item.number, "root_id": item.root_id, "session_id": item.session_id}
         for item in desk.items
     ]
-    store.runtime.driver.run(Call(Removal.remove, Removal(store.runtime), (found,)))
+    store.runtime.driver.run(Call(remove_finished, store.runtime, (found,)))
 
 
 def more_to_do(desk: Desk) -> None:
@@ -189,11 +189,10 @@ def more_to_do(desk: Desk) -> None:
 def turn(desk: Desk) -> None:
     """Complete two items and claim the next, as a worker does."""
     store = desk.store
-    statements = Statements(Endings(store.runtime))
-    ending = Ending("completed", "completed", output=store.runtime.codec.encode({"ok": True}))
-    ended = [(item, ending) for item in desk.items[:2]]
-    claim = Claim("w", 5, [desk.name], 86_400)
-    store.runtime.driver.run(Call(Statements.turn, statements, (ended, claim)))
+    change = Transition("completed", "completed", store.runtime.codec.encode({"ok": True}))
+    ended = [(item, change) for item in desk.items[:2]]
+    claim = Claim("w", 5, [desk.name], 86_400_000)
+    store.runtime.driver.run(Call(complete_and_claim, None, (ended, claim)))
 
 
 STEPS: dict[str, Step] = {

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast import Submission
 from holdfast.kernel.sql import Dialect
-from holdfast.work import claims, items, listing, noun, retention, submission, sweeping, transitions
+from holdfast.work import claims, items, noun, reports, submission, transitions
 from tests.checkpoints.looking import Look
 
 SCHEMA = f"t_plans_{uuid.uuid4().hex[:12]}"
@@ -48,21 +48,21 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "claim of two queues": (claims._claim_of(2), CLAIMED, {"ix_work_ready"}),
     "ready queues": (claims.READY_QUEUES, {"limit": 5}, {"ix_work_ready"}),
     "heartbeat": (claims.HEARTBEAT, {"held": json.dumps({1: 1}), "lease_ms": 1}, set()),
-    "finish": (transitions.HELD, ENDED, set()),
-    "finish expired": (transitions.EXPIRED, ENDED, set()),
-    "guard": (items.HOLD, HELD, set()),
-    "expired": (sweeping.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
-    "promote": (sweeping.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
-    "next due": (sweeping.NEXT_DUE, {}, {"ix_work_scheduled"}),
-    "old": (retention.OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
+    "finish": (transitions.FINISH_HELD, ENDED, set()),
+    "finish expired": (transitions.FINISH_EXPIRED, ENDED, set()),
+    "guard": (items.LOCK_HELD, HELD, set()),
+    "expired": (noun.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
+    "promote": (noun.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
+    "next due": (noun.NEXT_DUE, {}, {"ix_work_scheduled"}),
+    "old": (noun.FIND_OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
     "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
-    "waiting for an effect": (noun.AWAITING, {"effect_id": "e"}, {"ix_work_review"}),
-    "key": (submission.LIVING, {"queue": "a", "key": "k"}, {"ux_work_key"}),
-    "dead": (listing.DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
-    "failed": (listing.page_of({}, ["failed"]), PAGE, {"ix_work_dead"}),
-    "waiting for review": (listing.page_of({}, ["pending"]), PAGE, {"ix_work_review"}),
-    "held by": (listing.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
-    "of a type": (listing.page_of({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
+    "waiting for an effect": (noun.WAITING_FOR_EFFECT, {"effect_id": "e"}, {"ix_work_review"}),
+    "key": (submission.LIVE_WITH_KEY, {"queue": "a", "key": "k"}, {"ux_work_key"}),
+    "dead": (reports.LIST_DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
+    "failed": (reports.page_of({}, ["failed"]), PAGE, {"ix_work_dead"}),
+    "waiting for review": (reports.page_of({}, ["pending"]), PAGE, {"ix_work_review"}),
+    "held by": (reports.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
+    "of a type": (reports.page_of({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
 }
 
 

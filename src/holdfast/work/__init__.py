@@ -5,7 +5,6 @@ from .items import WORK_STATUSES, OnCrash, Submission, WorkStatus
 from .noun import WorkNoun
 from .reports import FailedAttempt, LeaseHealth, WorkCount
 from .submission import topic
-from .sweeping import Watchdog
 
 __all__ = [
     "WORK_STATUSES",
@@ -14,7 +13,6 @@ __all__ = [
     "LeaseHealth",
     "OnCrash",
     "Submission",
-    "Watchdog",
     "WorkCount",
     "WorkNoun",
     "WorkStatus",

@@ -1,18 +1,24 @@
-"""Claiming what is ready and keeping it: no tree is locked and no event written."""
+"""Claims, heartbeats, and the sessions that attempts drive: the leases of items.
+
+A claim and a heartbeat lock no tree and write no event.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..arguments import require_limit, require_text, shown
+from ..checkpoints.write import record_status
 from ..errors import InvalidArgument
-from ..kernel.operation import Op, Query, Row, batch, decide, fresh_id, one, rows
+from ..kernel.operation import Decide, FreshId, Op, Query, Row, batch, one, query, rows
 from ..leases import lease_milliseconds
-from .driving import renew_driven
-from .items import COLUMNS
+from ..sessions.access import lock_and_look, require_open, require_writable
+from ..sessions.rows import GIVE_BACK_DRIVEN, LEASE_TO_ITEM, RENEW
+from .items import ITEM_COLUMNS, SELECT_ITEMS, Item
 
 CLAIM_MAX = 1_000
 QUEUES_MAX = 50
@@ -34,9 +40,9 @@ WHERE number IN (
     WITH next AS MATERIALIZED ({{ready}}) SELECT number FROM next
     /*pg )) */
 )
-RETURNING {COLUMNS}
+RETURNING {ITEM_COLUMNS}
 """  # noqa: S608
-CLAIMED = f"SELECT {COLUMNS} FROM hf_work WHERE state = 'in_progress' AND claim_id = :claim_id"  # noqa: S608
+READ_CLAIMED = f"{SELECT_ITEMS} WHERE state = 'in_progress' AND claim_id = :claim_id"
 READY = """
 SELECT number, priority FROM hf_work WHERE state = 'pending' AND queue = :queue{index}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
@@ -61,7 +67,7 @@ SELECT first.queue FROM (
 ORDER BY first.priority DESC, first.number LIMIT :limit
 """
 IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
-LOOK_FOR_WORK = """
+LOOK_FOR_READY = """
 SELECT {ready} AS is_ready, :now AS now,
     (SELECT min(available_at) FROM hf_work WHERE state = 'scheduled') AS due_at
 """
@@ -69,7 +75,7 @@ NOT_ENDED = """
 SELECT number FROM hf_work
 WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
-# Rows are locked by number, as everybody does who locks several: so no two wait for each other.
+# Rows are locked by number, as everybody does who locks several, so that no two deadlock.
 HEARTBEAT = """
 UPDATE hf_work SET
     heartbeat_at = :now,
@@ -88,11 +94,18 @@ WHERE number IN (
 )
 RETURNING number, lease_expires_at, heartbeat_at, cancel_requested, session_number, driving_fence
 """
+READ_DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
+LEASE_SESSION = LEASE_TO_ITEM.format(
+    expires_at="SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number"
+)
+SET_DRIVING = "UPDATE hf_work SET driving_fence = :fence WHERE number = :number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What a heartbeat brought back: the lease's new end, or that it is lost, and cancellation."""
+    """The answer to a heartbeat: when the lease expires now, whether it is lost, and whether the
+    item's holder is asked to stop.
+    """
 
     id: str
     is_lost: bool
@@ -107,25 +120,21 @@ class Claim:
     holder: str
     limit: int
     queues: Sequence[str]
-    lease_seconds: float
+    lease_ms: int
 
     def take(self) -> Op[list[Row]]:
         """Lease the items: on PostgreSQL in one round trip, if the call begins with it."""
-        claim_id = yield from fresh_id()
-        again = Query(CLAIMED, {"claim_id": claim_id})
-        [taken] = yield from decide(self.query(claim_id), again=again)
+        claim_id = yield FreshId()
+        again = Query(READ_CLAIMED, {"claim_id": claim_id})
+        [taken] = yield Decide([self.query(claim_id)], again=again)
         return in_order(taken)
 
     def query(self, claim_id: str) -> Query:
         """Return the statement that leases them: the highest priority first, then the oldest."""
-        given: dict[str, object] = {
-            "holder": self.holder,
-            "limit": self.limit,
-            "lease_ms": lease_milliseconds(self.lease_seconds),
-            "claim_id": claim_id,
-        }
-        named = {f"queue{index}": name for index, name in enumerate(self.queues)}
-        return Query(_claim_of(len(self.queues)), given | named)
+        given: dict[str, object] = {f"queue{i}": name for i, name in enumerate(self.queues)}
+        given |= {"holder": self.holder, "limit": self.limit}
+        given |= {"lease_ms": self.lease_ms, "claim_id": claim_id}
+        return Query(_claim_of(len(self.queues)), given)
 
 
 def claim(
@@ -134,20 +143,18 @@ def claim(
     """Lease up to `limit` items to a holder: the highest priority first, then the oldest."""
     require_text("holder", holder)
     require_limit(limit, CLAIM_MAX)
-    lease_milliseconds(lease_seconds)
+    lease_ms = lease_milliseconds(lease_seconds)
     if queues is None:
         # A queue whose best item is not among the best of `limit` queues cannot be served now.
         found = yield from rows(READY_QUEUES, limit=min(limit, QUEUES_MAX))
         names = [row["queue"] for row in found]
     else:
         names = require_queues(queues)
-    if not names:
-        return []
-    return (yield from Claim(holder, limit, names, lease_seconds).take())
+    return (yield from Claim(holder, limit, names, lease_ms).take()) if names else []
 
 
 def in_order(taken: Sequence[Row]) -> list[Row]:
-    """Return what was claimed in the order in which it is to be done."""
+    """Return claimed items in the order in which they are to be run."""
     return sorted(taken, key=lambda row: (-row["priority"], row["number"]))
 
 
@@ -161,7 +168,7 @@ def require_queues(queues: Sequence[str] | str) -> list[str]:
 
 @functools.cache
 def _claim_of(count: int) -> str:
-    """Return the statement that claims from so many queues at once."""
+    """Return the statement that claims from this many queues at once."""
     ready = READY.format(index=0)
     if count > 1:
         parts = (f"SELECT * FROM ({READY.format(index=i)}) AS q{i}" for i in range(count))  # noqa: S608
@@ -172,19 +179,8 @@ def _claim_of(count: int) -> str:
     return CLAIM.format(ready=ready)
 
 
-def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-    """Prolong leases, given as number and fence; those missing from the answer are lost."""
-    lease_ms = lease_milliseconds(lease_seconds)
-    if len(held) > HELD_MAX:
-        raise InvalidArgument(f"at most {HELD_MAX} leases are renewed at once, not {len(held)}")
-    if not held:
-        return {}
-    found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
-    yield from renew_driven(found, lease_ms)
-    return {row["number"]: row for row in found}
-
-
-def look_for_work(queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
+@query
+def look_for_ready(_: object, queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
     """Return whether something is ready, and in how many seconds something is due."""
     named = {f"queue{index}": name for index, name in enumerate(queues)}
     found = yield from one(_look_at(len(queues)), **named)
@@ -196,10 +192,80 @@ def look_for_work(queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
 @functools.cache
 def _look_at(count: int) -> str:
     ready = " OR ".join(IS_READY.format(index=index) for index in range(count))
-    return LOOK_FOR_WORK.format(ready=ready)
+    return LOOK_FOR_READY.format(ready=ready)
 
 
-def not_ended(numbers: Iterable[int]) -> Op[set[int]]:
+@query
+def not_ended(_: object, numbers: Iterable[int]) -> Op[set[int]]:
     """Return those of some items that have not ended and wait for no person."""
     found = yield from batch(*(Query(NOT_ENDED, {"number": number}) for number in numbers))
     return {row["number"] for answer in found for row in answer}
+
+
+def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
+    """Prolong leases, given as number and fence; those missing from the answer are lost."""
+    lease_ms = lease_milliseconds(lease_seconds)
+    if len(held) > HELD_MAX:
+        raise InvalidArgument(f"at most {HELD_MAX} leases are renewed at once, not {len(held)}")
+    if not held:
+        return {}
+    found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
+    yield from renew_sessions(found, lease_ms)
+    return {row["number"]: row for row in found}
+
+
+def beat(item: Item[Any], row: Row | None) -> Beat:
+    """Return the answer to the heartbeat of an item; without a row its lease is lost."""
+    return Beat(
+        id=item.id,
+        is_lost=row is None,
+        cancel_requested=row is not None and bool(row["cancel_requested"]),
+        lease_expires_at=None if row is None else row["lease_expires_at"],
+    )
+
+
+def drive(item: Item[Any]) -> Op[int]:
+    """Lease the item's session to its attempt, and return the lease's fence.
+
+    A waiting session turns active. Raises SessionBusy while somebody else drives it.
+    """
+    place = item._place(guard=item._guard())
+    if place is None:
+        raise InvalidArgument(f"work item {item.id} has no session to drive")
+    found = yield from lock_and_look(item.runtime, place)
+    session = require_open(place, found)
+    held = yield from one(READ_DRIVING, number=item.number)
+    if held is not None and held["driving_fence"] == session["fence"] and session["holder"]:
+        return int(session["fence"])
+    require_writable(item.runtime, place, found)
+    holder = f"work item {item.id}, fence {item.fence}"
+    taken = yield from one(
+        LEASE_SESSION, number=place.number, item_number=item.number, holder=holder
+    )
+    assert taken is not None
+    fence = int(taken["fence"])
+    yield from rows(SET_DRIVING, number=item.number, fence=fence)
+    if session["status"] == "waiting":
+        yield from record_status(item.runtime, replace(place, fence=fence), "waiting", "active")
+    return fence
+
+
+def renew_sessions(items: Iterable[Row], lease_ms: int) -> Op[None]:
+    """Renew the leases of the sessions that the attempts of these items drive."""
+    yield from _each_driven(RENEW, items, lease_ms=lease_ms)
+
+
+def release_sessions(items: Iterable[Row]) -> Op[None]:
+    """Release the sessions that ended attempts drove, and fence what they still write."""
+    yield from _each_driven(GIVE_BACK_DRIVEN, items)
+
+
+def _each_driven(statement: str, items: Iterable[Row], **given: int) -> Op[None]:
+    """Run a statement for every session that is driven, in the order of their numbers."""
+    driven = {(row["session_number"], row["driving_fence"]) for row in items}
+    queries = [
+        Query(statement, {"number": number, "fence": fence, **given})
+        for number, fence in sorted(pair for pair in driven if None not in pair)
+    ]
+    if queries:
+        yield from batch(*queries)

@@ -17,6 +17,7 @@ from ..arguments import (
 from ..errors import InvalidArgument
 from ..kernel.operation import C, Handle, Row, Runtime
 from ..leases import Guard
+from ..sessions.access import Place
 
 WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled"]
 OnCrash = Literal["retry", "fail", "review"]
@@ -38,13 +39,15 @@ RETRIES_MAX = 1_000
 DELAY_SECONDS_MAX = 10 * 366 * 24 * 3600
 ERROR_CHARACTERS_MAX = 10_000
 
-COLUMNS = """number, id, session_number, session_id, root_id, type, queue, state, priority, key,
+ITEM_COLUMNS = """
+    number, id, session_number, session_id, root_id, type, queue, state, priority, key,
     on_crash, holder, last_holder, fence, driving_fence, waits_for_effect, lease_acquired_at,
     lease_expires_at, heartbeat_at, cancel_requested, retry_count, max_retries, attempts, failures,
     rescues, releases, redriven_from, first_id, input, output, error, progress, available_at,
     created_at, started_at, completed_at, updated_at"""
-READ = f"SELECT {COLUMNS} FROM hf_work WHERE id = :id"  # noqa: S608
-HOLD = """
+SELECT_ITEMS = f"SELECT {ITEM_COLUMNS} FROM hf_work"  # noqa: S608
+READ_ITEM = f"{SELECT_ITEMS} WHERE id = :id"
+LOCK_HELD = """
 SELECT fence FROM hf_work WHERE number = :number AND fence = :fence AND state = 'in_progress'
 /*pg FOR NO KEY UPDATE */
 """
@@ -195,6 +198,12 @@ class Item(Handle[C]):
     def _guard(self) -> Guard:
         """Return the lease without which nothing is written for this item."""
         return Guard("work item", self.id, self.number, self.fence)
+
+    def _place(self, fence: int | None = None, guard: Guard | None = None) -> Place | None:
+        """Return the item's session as something to write to, if it has one."""
+        if self.session_id is None or self.session_number is None or self.root_id is None:
+            return None
+        return Place(self.session_id, self.session_number, self.root_id, fence, guard)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"

@@ -1,49 +1,86 @@
-"""Work items in the life of a store: they follow their sessions, and the effects they wait for."""
+"""Work items in the life of a store: swept, pruned, and bound to their sessions and effects."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..effects.retention import OF_OLD_CHAINS, forget_effects
+from ..errors import CorruptRecord, StoreBusy
+from ..feed import by_tree, emit
 from ..kernel.append_only import through_door
-from ..kernel.flow import Flow
+from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Op, Query, Row, Runtime, rows
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, one, operation, query, rows
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import numbers_of
+from . import transitions
 from .claims import heartbeat
-from .items import COLUMNS, HOLD, Item
+from .items import LOCK_HELD, SELECT_ITEMS, Item
 from .portable import WorkPortable
-from .retention import prune
-from .sweeping import sweep
-from .transitions import HELD, IDLE, LIVE, RESOLVED, Ending, Endings
+from .submission import ring
+from .transitions import Transition
 
-LIVE_OF_SESSIONS = f"""
-SELECT {COLUMNS} FROM hf_work
-WHERE session_number IN (
+SWEPT_MAX = 1_000
+PROMOTED_PER_PASS = 1_000
+REMOVED_PER_PASS = 500
+
+OF_SESSIONS = """session_number IN (
         SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-    )
+    )"""
+LIVE_OF_SESSIONS = f"""
+{SELECT_ITEMS} WHERE {OF_SESSIONS}
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
 ORDER BY number /*pg FOR NO KEY UPDATE */
-"""  # noqa: S608
-RUNNING_OF_SESSIONS = """
-SELECT session_number FROM hf_work
-WHERE session_number IN (
-        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-    )
-    AND state = 'in_progress' AND lease_expires_at > :now
 """
-AWAITING = f"""
-SELECT {COLUMNS} FROM hf_work WHERE state = 'review' AND waits_for_effect = :effect_id
-ORDER BY number
+RUNNING_OF_SESSIONS = f"""
+SELECT session_number FROM hf_work
+WHERE {OF_SESSIONS} AND state = 'in_progress' AND lease_expires_at > :now
 """  # noqa: S608
-FENCE = f"""
+WAITING_FOR_EFFECT = f"""
+{SELECT_ITEMS} WHERE state = 'review' AND waits_for_effect = :effect_id
+ORDER BY number
+"""
+FENCE_ITEMS = f"""
 UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
+FIND_EXPIRED = f"""
+{SELECT_ITEMS} WHERE state = 'in_progress' AND lease_expires_at <= :now
+ORDER BY number LIMIT :limit
+"""
+PROMOTE = """
+UPDATE hf_work SET state = 'pending', updated_at = :now
+WHERE number IN (
+    /*pg SELECT unnest(ARRAY( */
+    WITH due AS MATERIALIZED (
+        SELECT number FROM hf_work WHERE state = 'scheduled' AND available_at <= :now
+        ORDER BY available_at, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
+    )
+    SELECT number FROM due
+    /*pg )) */
+)
+RETURNING queue
+"""
+NEXT_DUE = """
+SELECT available_at, :now AS now FROM hf_work WHERE state = 'scheduled'
+ORDER BY available_at, number LIMIT 1
+"""
+FIND_OLD = """
+SELECT number, root_id, session_id FROM hf_work
+WHERE completed_at IS NOT NULL AND completed_at < :now - :age_ms
+ORDER BY completed_at, number LIMIT :limit
+"""
+REMOVE_FINISHED = """
+DELETE FROM hf_work WHERE number = :number AND completed_at IS NOT NULL RETURNING number
+"""
 REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
+EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS}
+    AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
+    AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6))"""  # noqa: S608
 
 
 class WorkNoun(Noun):
@@ -51,27 +88,27 @@ class WorkNoun(Noun):
 
     portable = WorkPortable()
     name = "work item"
-    guard = HOLD
-    fencing = FENCE
+    guard = LOCK_HELD
+    fencing = FENCE_ITEMS
     leased = "hf_work WHERE state = 'in_progress'"
     leased_to = "worker"
     advice = "A running worker requeues them, and so does `holdfast work sweep`."
     any_record = "SELECT 1 AS found FROM hf_work LIMIT 1"
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-        """Prolong the leases of running items."""
+        """Renew the leases of running items."""
         return (yield from heartbeat(held, lease_seconds))
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
-        """An item that runs keeps its session."""
+        """A running item keeps its session."""
         found = yield from rows(RUNNING_OF_SESSIONS, numbers=numbers_of(sessions))
         return {row["session_number"]: "has an item that runs now" for row in found}
 
     def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Cancel the items of sessions; whoever runs one is fenced."""
+        """Cancel the items of sessions, and fence their holders."""
         found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of(sessions))
-        ending = Ending("cancelled", "session cancelled", fences=1)
-        yield from _end(runtime, found, ending, LIVE)
+        change = Transition("cancelled", "session cancelled", fences=1)
+        yield from _finish(runtime, found, change, transitions.FINISH_LIVE)
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Remove the items of sessions."""
@@ -79,30 +116,110 @@ class WorkNoun(Noun):
         yield from through_door(f"work of {sessions[0].number}", *removals)
 
     def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
-        """Fence whoever runs an item of a session, and make it ready again; no retry is spent.
+        """Fence the holders of a session's items, and make these ready again; no retry is spent.
 
         The item `keeping`, which rewinds its own session, runs on.
         """
         found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of([session]))
         running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
-        ending = Ending("pending", "session rewound", fences=1, releases=1)
-        yield from _end(runtime, running, ending, HELD)
+        change = Transition("pending", "session rewound", fences=1, releases=1)
+        yield from _finish(runtime, running, change, transitions.FINISH_HELD)
 
     def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
         """Make items ready that waited for an effect to be resolved."""
-        found = yield from rows(AWAITING, effect_id=effect_id)
-        yield from _end(runtime, found, RESOLVED, IDLE)
+        found = yield from rows(WAITING_FOR_EFFECT, effect_id=effect_id)
+        yield from _finish(runtime, found, transitions.RESOLVED, transitions.FINISH_IDLE)
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
-        """Requeue or end items whose lease ran out, and promote what is due."""
-        return (yield from sweep(runtime, limit))
+        """Requeue or end items whose lease expired, one tree at a time; then promote due ones."""
+        found = yield from perform(find_expired, runtime, limit)
+        counts: Counter[str] = Counter()
+        for rows_of_tree in by_tree(found):
+            counts.update((yield from _sweep_tree(runtime, rows_of_tree)))
+        promoted, due_ms = yield from perform(promote, runtime, PROMOTED_PER_PASS)
+        return Swept(
+            requeued=counts["scheduled"] + counts["pending"],
+            failed=counts["failed"],
+            cancelled=counts["cancelled"],
+            parked=counts["review"],
+            promoted=promoted,
+            has_more=len(found) == limit or promoted == PROMOTED_PER_PASS,
+            next_due_ms=due_ms,
+        )
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove finished items that are old, and then effects that only they could ask for."""
-        return (yield from prune(runtime, retention)) if retention.session is None else Pruned()
+        if retention.session is not None:
+            return Pruned()
+        count = 0
+        while found := (yield from perform(find_old, runtime, retention.work_ms)):
+            removed = 0
+            for rows_of_tree in by_tree(found):
+                removed += yield from perform(remove_finished, runtime, rows_of_tree)
+            if not removed:
+                break
+            count += removed
+        forgotten = yield from forget_effects(runtime.codec, retention, EFFECTS_OF_NO_ITEM)
+        return Pruned(items=count) + forgotten
 
 
-def _end(runtime: Runtime, found: Sequence[Row], ending: Ending, statement: str) -> Op[None]:
+def _finish(runtime: Runtime, found: Sequence[Row], change: Transition, statement: str) -> Op[None]:
     if found:
-        ended = [(Item[Any](runtime, row), ending) for row in found]
-        yield from Endings(runtime).finish(ended, statement)
+        ended = [(Item[Any](runtime, row), change) for row in found]
+        yield from transitions.finish(ended, statement)
+
+
+@query
+def find_expired(_: Runtime, limit: int) -> Op[list[Row]]:
+    """Return items whose lease expired."""
+    return (yield from rows(FIND_EXPIRED, limit=limit))
+
+
+@operation
+def finish_expired(runtime: Runtime, found: Sequence[Row], is_recorded: bool) -> Op[list[str]]:
+    """End the attempts of items of one tree whose lease is still expired; return their states."""
+    items: list[Item[Any]] = [Item(runtime, row) for row in found]
+    ended = [(item, transitions.expired(item, is_recorded=is_recorded)) for item in items]
+    answers = yield from transitions.finish(ended, transitions.FINISH_EXPIRED)
+    return [answer["state"] for answer in answers if answer is not None]
+
+
+def _sweep_tree(runtime: Runtime, found: Sequence[Row]) -> Flow[list[str]]:
+    try:
+        return (yield from perform(finish_expired, runtime, found, True))
+    except StoreBusy:
+        # The tree is locked for long; the others need not wait for it.
+        return []
+    except CorruptRecord:
+        # A session whose newest record is damaged cannot take another; its items still end.
+        return (yield from perform(finish_expired, runtime, found, False))
+
+
+@operation
+def promote(runtime: Runtime, limit: int) -> Op[tuple[int, int | None]]:
+    """Make due items ready; return how many, and the milliseconds until the next is due."""
+    found = yield from rows(PROMOTE, limit=limit)
+    yield from ring(runtime.signals, {row["queue"] for row in found})
+    upcoming = yield from one(NEXT_DUE)
+    due_ms = None if upcoming is None else max(0, upcoming["available_at"] - upcoming["now"])
+    return len(found), due_ms
+
+
+@query
+def find_old(_: Runtime, age_ms: int) -> Op[list[Row]]:
+    """Return finished items that retention may remove, the oldest first."""
+    return (yield from rows(FIND_OLD, age_ms=age_ms, limit=REMOVED_PER_PASS))
+
+
+@operation
+def remove_finished(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
+    """Remove finished items of one tree, or of none, and tell its feed."""
+    root_id, session_id = found[0]["root_id"], found[0]["session_id"]
+    if root_id is not None:
+        yield Lock(root_id)
+    numbers = [row["number"] for row in found]
+    removals = (Query(REMOVE_FINISHED, {"number": number}) for number in numbers)
+    count = sum(map(len, (yield from through_door(f"work {numbers[0]}", *removals))))
+    if count and root_id is not None:
+        yield from emit(runtime.codec, root_id, session_id, "work_pruned", {"count": count})
+    return count

@@ -108,7 +108,7 @@ class ItemRecord(Record, frozen=True, kw_only=True, tag="item"):
                 changes["error"] = into.codec.encode(UNFINISHED)
         changes["session_number"] = yield from into.number(self.session_number)
         problem = f"{self.label}, its key or what it is redriven from is here already"
-        into.later(ADD, self.row(into.codec, **changes), problem)
+        into.later(ADD_IMPORTED, self.row(into.codec, **changes), problem)
 
 
 class AttemptRecord(Record, frozen=True, tag="attempt"):
@@ -153,17 +153,17 @@ class _Work:
     failed: set[tuple[str, int]] = field(default_factory=set)
 
 
-ITEMS = f"""
+EXPORT_ITEMS = f"""
 SELECT number, {ItemRecord.selected()} FROM hf_work
 WHERE session_number = :session_number AND number > :number ORDER BY number LIMIT :limit
 """  # noqa: S608
-ATTEMPTS = """
+EXPORT_ATTEMPTS = """
 SELECT a.work_number, w.id AS item_id, a.attempt, a.holder, a.fence, a.reason, a.ended_at, a.error
 FROM hf_work w JOIN hf_attempts a ON a.work_number = w.number
 WHERE w.session_number = :session_number AND (a.work_number, a.attempt) > (:work_number, :attempt)
 ORDER BY a.work_number, a.attempt LIMIT :limit
 """
-ADD = f"""
+ADD_IMPORTED = f"""
 INSERT INTO hf_work {ItemRecord.inserted()} ON CONFLICT DO NOTHING RETURNING id
 """
 ADD_ATTEMPT = """
@@ -182,6 +182,6 @@ class WorkPortable(Portable):
     def export(self, out: Export) -> Op[None]:
         """Write the items of sessions, then their attempts."""
         owners = [{"session_number": number} for number in out.sessions]
-        yield from read_each(ITEMS, owners, ItemRecord.to(out))
+        yield from read_each(EXPORT_ITEMS, owners, ItemRecord.to(out))
         attempts = AttemptRecord.to(out)
-        yield from read_each(ATTEMPTS, owners, attempts, ["work_number", "attempt"])
+        yield from read_each(EXPORT_ATTEMPTS, owners, attempts, ["work_number", "attempt"])

@@ -1,33 +1,49 @@
-"""What people ask of the queue: how much, how old, who holds what, and why an item waits."""
+"""Lists of items, counts by type and status, the health of leases, and why an item waits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import require_one_of, require_whole
 from ..clock import iso
 from ..codec import Codec
 from ..kernel.operation import Op, Row, one, rows
-from .items import COLUMNS, Item, WorkStatus, context, require_delay, status_of
+from ..sessions.rows import ANY
+from .items import (
+    ITEM_COLUMNS,
+    SELECT_ITEMS,
+    STATES,
+    WORK_STATUSES,
+    Item,
+    WorkStatus,
+    context,
+    require_delay,
+    status_of,
+)
 
 STALE_SECONDS = 120
 AHEAD_MAX = 1_000
 
-# Each of these states has its partial index; what is finished is counted along the table.
-COUNT_LIVE = " UNION ALL ".join(
-    f"""
-    SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
-        min(created_at) AS oldest, :now AS now
-    FROM hf_work WHERE state = '{state}' GROUP BY type, state
-    """  # noqa: S608
-    for state in ("pending", "scheduled", "in_progress", "review")
-)
-COUNT_ALL = """
+LIST_ITEMS = f"{SELECT_ITEMS} WHERE number < :before"
+LIST_DEAD = f"""
+{SELECT_ITEMS} d WHERE state = 'failed' AND number < :before
+    AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
+ORDER BY number DESC LIMIT :limit
+"""  # noqa: S608
+COUNT_ITEMS = """
 SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
     min(created_at) AS oldest, :now AS now
-FROM hf_work GROUP BY type, state
+FROM hf_work {condition} GROUP BY type, state
 """
-HEALTH = """
+COUNT_ALL = COUNT_ITEMS.format(condition="")
+# Each of these states has its partial index; finished items are counted along the table.
+COUNT_LIVE = " UNION ALL ".join(
+    COUNT_ITEMS.format(condition=f"WHERE state = '{state}'")
+    for state in ("pending", "scheduled", "in_progress", "review")
+)
+LEASE_HEALTH = """
 SELECT count(*) AS active,
     count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired,
     count(CASE WHEN heartbeat_at < :now - :stale_ms THEN 1 END) AS stale,
@@ -35,19 +51,19 @@ SELECT count(*) AS active,
     avg(:now - heartbeat_at) AS average_ms, max(:now - heartbeat_at) AS longest_ms
 FROM hf_work WHERE state = 'in_progress'
 """
-LOOK = f"SELECT {COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
-AHEAD = """
+READ_ITEM_NOW = f"SELECT {ITEM_COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
+COUNT_AHEAD = """
 SELECT count(*) AS items FROM (
     SELECT number FROM hf_work WHERE state = 'pending' AND queue = :queue
         AND (priority > :priority OR (priority = :priority AND number < :number))
     LIMIT :limit
 ) AS ahead
 """
-ERRORS = """
+LIST_ERRORS = """
 SELECT attempt, holder, fence, reason, error, ended_at FROM hf_attempts
 WHERE work_number = :number ORDER BY attempt DESC
 """
-RUNNING = """
+COUNT_RUNNING = """
 SELECT count(*) AS items FROM hf_work WHERE state = 'in_progress' AND queue = :queue
 """
 
@@ -87,12 +103,46 @@ class FailedAttempt:
     ended_at: int
 
 
+def statuses_of(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
+    """Return the statuses that were asked for, one or several."""
+    given: tuple[Any, ...] = tuple(status) if isinstance(status, list | tuple) else (status,)
+    for each in given or (None,):
+        require_one_of("status", each, WORK_STATUSES)
+    return given
+
+
+def page_of(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
+    """Return the query of a listing: only the given conditions, so that each uses its index."""
+    conditions = "".join(f" AND {name} = :{name}" for name in given)
+    if "session_id" in given:
+        # The index is by number, and a session's id is never given twice.
+        found = f"(SELECT s.number FROM {ANY} WHERE s.id = :session_id)"  # noqa: S608
+        conditions += f" AND session_number = {found}"
+    states = [state for status in dict.fromkeys(statuses) for state in STATES[status]]
+    if "holder" in given and not states:
+        states = ["in_progress"]
+    if not states:
+        return f"{LIST_ITEMS}{conditions} ORDER BY number DESC LIMIT :limit"
+    # One branch per state, so that each is read along its own index.
+    branches = " UNION ALL ".join(
+        f"SELECT * FROM ({LIST_ITEMS}{conditions} AND state = '{state}' "  # noqa: S608
+        f"ORDER BY number DESC LIMIT :limit) AS {state}_items"
+        for state in states
+    )
+    return f"SELECT * FROM ({branches}) AS found ORDER BY number DESC LIMIT :limit"  # noqa: S608
+
+
+def before_of(before: int | None) -> int:
+    """Return the number below which a list begins; None is the newest."""
+    return 2**62 if before is None else require_whole("before", before, 0, 2**62)
+
+
 def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
     """Return the last failed attempts of an item, the newest first."""
     place = context(item["id"], "attempt")
     return [
         FailedAttempt(**{**row, "error": codec.unpack(row["error"], context=place)})
-        for row in (yield from rows(ERRORS, number=item["number"]))
+        for row in (yield from rows(LIST_ERRORS, number=item["number"]))
     ]
 
 
@@ -122,7 +172,7 @@ def counts(*, finished: bool) -> Op[list[WorkCount]]:
 
 def health(stale_seconds: float) -> Op[LeaseHealth]:
     """Look at the leases of the items that run now."""
-    row = yield from one(HEALTH, stale_ms=require_delay("stale_seconds", stale_seconds))
+    row = yield from one(LEASE_HEALTH, stale_ms=require_delay("stale_seconds", stale_seconds))
     assert row is not None
     return LeaseHealth(
         active=row["active"],
@@ -168,8 +218,8 @@ def why(item: Item[Any], now: int) -> Op[str]:
 
 def _ready(item: Item[Any]) -> Op[str]:
     place = {"queue": item.queue, "priority": item.priority, "number": item.number}
-    ahead = yield from one(AHEAD, **place, limit=AHEAD_MAX)
-    running = yield from one(RUNNING, queue=item.queue)
+    ahead = yield from one(COUNT_AHEAD, **place, limit=AHEAD_MAX)
+    running = yield from one(COUNT_RUNNING, queue=item.queue)
     assert ahead is not None
     assert running is not None
     count = ahead["items"]

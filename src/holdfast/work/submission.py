@@ -1,4 +1,4 @@
-"""Submitting items: alone, many at once, or as what follows a completed one."""
+"""Submission of items: alone, many at once, or as follow-ups of a completed one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ..kernel.signals import Signals
 from ..leases import Keeper
 from ..sessions.access import Place, require_open
 from ..sessions.rows import BY_NUMBER, read_place
-from .items import COLUMNS, READ, Item, Submission, context, require_delay
+from .items import ITEM_COLUMNS, READ_ITEM, SELECT_ITEMS, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
 ROWS_PER_BATCH = 500
 TRIES_MAX = 20
 
-INSERT = f"""
+ADD_ITEM = f"""
 INSERT INTO hf_work (
     id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash,
     max_retries, redriven_from, first_id, input, available_at, created_at, updated_at
@@ -47,16 +47,16 @@ FROM (
 ) AS at
 WHERE true
 ON CONFLICT DO NOTHING
-RETURNING {COLUMNS}
+RETURNING {ITEM_COLUMNS}
 """  # noqa: S608
-LIVING = f"""
-SELECT {COLUMNS} FROM hf_work WHERE queue = :queue AND key = :key AND key IS NOT NULL
+LIVE_WITH_KEY = f"""
+{SELECT_ITEMS} WHERE queue = :queue AND key = :key AND key IS NOT NULL
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
-"""  # noqa: S608
-REDRIVEN = f"""
-SELECT {COLUMNS} FROM hf_work WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
-"""  # noqa: S608
-LOOK_AT_SESSION = f"SELECT s.status FROM {BY_NUMBER} AND s.id = :id"  # noqa: S608
+"""
+READ_REDRIVEN = f"""
+{SELECT_ITEMS} WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
+"""
+READ_SESSION_STATUS = f"SELECT s.status FROM {BY_NUMBER} AND s.id = :id"  # noqa: S608
 
 
 def submit_all(
@@ -107,10 +107,10 @@ def submit_all(
 
 def _insert(page: Sequence[dict[str, Any]]) -> Op[list[list[Row]]]:
     """Insert items: one, if the call begins with it, in one round trip on PostgreSQL."""
-    inserts = [Query(INSERT, parameters) for parameters in page]
+    inserts = [Query(ADD_ITEM, parameters) for parameters in page]
     if len(inserts) > 1:
         return (yield from batch(*inserts))
-    return (yield from decide(*inserts, again=Query(READ, {"id": page[0]["id"]})))
+    return (yield from decide(*inserts, again=Query(READ_ITEM, {"id": page[0]["id"]})))
 
 
 def _key(session: Any) -> Any:
@@ -139,7 +139,7 @@ def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
     looks = []
     for place in places:
         looks += keeper.looks(place.guard)
-        looks.append(Query(LOOK_AT_SESSION, {"number": place.number, "id": place.session_id}))
+        looks.append(Query(READ_SESSION_STATUS, {"number": place.number, "id": place.session_id}))
     if not places:
         return
     answers = (yield from batch(*locks, *looks))[len(locks) :]
@@ -151,18 +151,15 @@ def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
 
 def _parameters(codec: Codec, submission: Submission, place: Place | None) -> dict[str, Any]:
     at, delay = submission.available_at, submission.delay_seconds
+    names = ("type", "priority", "key", "on_crash", "max_retries")
     return {
         "session_number": None if place is None else place.number,
         "session_id": None if place is None else place.session_id,
         "root_id": None if place is None else place.root_id,
-        "type": submission.type,
         "queue": submission.queue or submission.type,
-        "priority": submission.priority,
-        "key": submission.key,
-        "on_crash": submission.on_crash,
-        "max_retries": submission.max_retries,
         "available_at": None if at is None else milliseconds_of("available_at", at),
         "delay_ms": 0 if delay is None else require_delay("delay_seconds", delay),
+        **{name: getattr(submission, name) for name in names},
     }
 
 
@@ -174,11 +171,11 @@ def _row_of(
     for _ in range(TRIES_MAX):
         if answer:
             return answer[0], True
-        if submission.id is not None and (row := (yield from one(READ, id=submission.id))):
+        if submission.id is not None and (row := (yield from one(READ_ITEM, id=submission.id))):
             return _the_same(codec, submission, parameters, row), False
-        if redriven_from is not None and (row := (yield from one(REDRIVEN, **parameters))):
+        if redriven_from is not None and (row := (yield from one(READ_REDRIVEN, **parameters))):
             return row, False
-        if parameters["key"] is not None and (row := (yield from one(LIVING, **parameters))):
+        if parameters["key"] is not None and (row := (yield from one(LIVE_WITH_KEY, **parameters))):
             if redriven_from is not None:
                 raise Refused(
                     f"work item {row['id']} has the key {row['key']!r} of {redriven_from} now; "
@@ -188,7 +185,7 @@ def _row_of(
                 )
             return row, False
         # It ended between the two statements: now its key is free.
-        answer = yield from rows(INSERT, **parameters)
+        answer = yield from rows(ADD_ITEM, **parameters)
     raise StoreBusy(f"the items with key {parameters['key']!r} come and go too fast; try again")
 
 

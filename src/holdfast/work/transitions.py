@@ -1,7 +1,7 @@
-"""The one way out of an attempt: completed, failed, given back, expired or cancelled.
+"""The one way out of an attempt: completed, failed, released, expired or cancelled.
 
-Whatever ends an attempt goes through `finish`: the row, the record of what went wrong, what was
-to be saved with it, the follow-up items, the event and the wake-up, in one commit.
+Whatever ends an attempt goes through `finish`: the row, the error that is kept, what is saved with
+it, the follow-up items, the event and the wake-up, in one commit.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import draft, write
-from ..codec import Codec
 from ..effects.rows import is_resolved
 from ..errors import (
     InProgress,
@@ -26,10 +25,10 @@ from ..errors import (
     Unresolved,
 )
 from ..feed import event
-from ..kernel.operation import Emit, Lock, Op, Query, Row, Runtime, batch, decide, one, rows
+from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
 from ..leases import Keeper
-from ..sessions.access import LOOK, Place
-from .driving import give_back_driven
+from ..sessions.access import LOOK
+from .claims import Claim, in_order, release_sessions
 from .items import FINAL, Item, Submission, WorkStatus, context, status_of
 from .submission import ring, submit_all
 
@@ -40,7 +39,7 @@ BUSY = (SessionBusy, InProgress, StoreBusy)
 BUSY_MS_MAX = 10_000
 BRIEF_CHARACTERS_MAX = 500
 
-# A cancellation that was asked for wins over every further attempt.
+# A requested cancellation wins over every further attempt.
 FINISH = """
 UPDATE hf_work SET
     state = CASE WHEN cancel_requested = 1 AND :is_final = 0
@@ -56,31 +55,38 @@ UPDATE hf_work SET
 WHERE number = :number AND {condition}
 RETURNING {columns}
 """
-ENDED = """state, completed_at, available_at, output, error, holder, lease_expires_at, fence,
-    retry_count, failures, rescues, releases, updated_at, session_number, driving_fence,
+FINISHED_COLUMNS = """state, completed_at, available_at, output, error, holder, lease_expires_at,
+    fence, retry_count, failures, rescues, releases, updated_at, session_number, driving_fence,
     waits_for_effect"""
+
+
+def _finish_where(condition: str) -> str:
+    return FINISH.format(columns=FINISHED_COLUMNS, condition=condition)
+
+
 WITH_FENCE = "fence = :fence AND state = 'in_progress'"
-HELD = FINISH.format(columns=ENDED, condition=WITH_FENCE)
-EXPIRED = FINISH.format(columns=ENDED, condition=f"{WITH_FENCE} AND lease_expires_at <= :now")
-LIVE = FINISH.format(
-    columns=ENDED, condition="state IN ('scheduled', 'pending', 'in_progress', 'review')"
-)
-IDLE = FINISH.format(columns=ENDED, condition="state IN ('scheduled', 'pending', 'review')")
-# A completion alone says nothing but its output: fewer values to send for what is done most.
+FINISH_HELD = _finish_where(WITH_FENCE)
+FINISH_EXPIRED = _finish_where(f"{WITH_FENCE} AND lease_expires_at <= :now")
+FINISH_LIVE = _finish_where("state IN ('scheduled', 'pending', 'in_progress', 'review')")
+FINISH_IDLE = _finish_where("state IN ('scheduled', 'pending', 'review')")
+# A completion has only its output to say: fewer values to send for what is done most, and in a
+# group fewer to read back.
 _SAID = {"state": "'completed'", "is_final": "1", "error": "NULL", "waits_for_effect": "NULL"}
 _SAID |= dict.fromkeys(("fences", "delay_ms", "retries", "failures", "rescues", "releases"), "0")
-_COMPLETE = re.sub(r":(\w+)", lambda name: _SAID.get(name[1], name[0]), HELD)
-COMPLETE_UNREAD = _COMPLETE.replace(ENDED, "state, retry_count, session_number, driving_fence")
-# One that drives has its session to give back as well, which takes more than one statement.
-COMPLETE = _COMPLETE.replace(WITH_FENCE, f"{WITH_FENCE} AND driving_fence IS NULL")
-READ_ENDED = f"SELECT {ENDED} FROM hf_work WHERE number = :number"  # noqa: S608
+_COMPLETE = re.sub(r":(\w+)", lambda name: _SAID.get(name[1], name[0]), FINISH_HELD)
+COMPLETE_IN_GROUP = _COMPLETE.replace(
+    FINISHED_COLUMNS, "state, retry_count, session_number, driving_fence"
+)
+# An item that drives has its session to release too, which takes more than one statement.
+COMPLETE_ALONE = _COMPLETE.replace(WITH_FENCE, f"{WITH_FENCE} AND driving_fence IS NULL")
+READ_FINISHED = f"SELECT {FINISHED_COLUMNS} FROM hf_work WHERE number = :number"  # noqa: S608
 LOCK_ITEM = "SELECT state FROM hf_work WHERE number = :number /*pg FOR NO KEY UPDATE */"
-ASK_TO_STOP = """
+REQUEST_CANCEL = """
 UPDATE hf_work SET cancel_requested = 1, updated_at = :now
 WHERE number = :number AND state = 'in_progress' AND cancel_requested = 0
 RETURNING holder
 """
-# At least so many of the last errors of an item are kept.
+# At least this many of the last errors of an item are kept.
 ERRORS_KEPT = 20
 KEEP_ERROR = """
 INSERT INTO hf_attempts (work_number, attempt, holder, fence, reason, error, ended_at)
@@ -96,7 +102,7 @@ DELETE FROM hf_attempts WHERE work_number = :number AND attempt < (
     ) AS kept
 )
 """
-STATE = "SELECT state, fence, holder FROM hf_work WHERE number = :number"
+READ_FENCE = "SELECT state, fence FROM hf_work WHERE number = :number"
 EVENTS = {
     "completed": "work_completed",
     "failed": "work_failed",
@@ -116,8 +122,8 @@ class Completable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What becomes of an item, and what is written with it."""
+class Transition:
+    """The state that an attempt leaves its item in, and what is written with it."""
 
     state: str
     reason: str
@@ -132,7 +138,7 @@ class Ending:
     is_recorded: bool = True
     checkpoint: Mapping[str, Any] | None = None
     effect: tuple[Completable, Any] | None = None
-    then: Sequence[Submission] = field(default=())
+    then: Sequence[Submission] = ()
     waits_for_effect: str | None = None
 
     @property
@@ -145,221 +151,216 @@ class Ending:
         """Whether nothing is written with it."""
         return self.checkpoint is None and self.effect is None and not self.then
 
-    def query(self, statement: str, item: Item[Any], codec: Codec) -> Query:
+    def query(self, statement: str, item: Item[Any]) -> Query:
         """Return the statement that ends an attempt of an item in this way."""
-        error = self.error
-        sealed = None if error is None else codec.pack(error, context=context(item.id, "error"))
-        output = self.output
-        if output is not None:
-            output = codec.seal(output, context=context(item.id, "output"))
-        parameters = {
-            "number": item.number,
-            "fence": item.fence,
-            "state": self.state,
-            "is_final": int(self.state in FINAL),
-            "output": output,
-            "error": sealed,
-            "delay_ms": self.delay_ms,
-            "retries": self.retries,
-            "failures": self.failures,
-            "rescues": self.rescues,
-            "releases": self.releases,
-            "fences": self.fences,
-            "waits_for_effect": self.waits_for_effect,
-        }
-        return Query(statement, parameters)
+        codec = item.runtime.codec
+        values = {"number": item.number, "fence": item.fence, "output": self.output}
+        if self.output is not None:
+            values["output"] = codec.seal(self.output, context=context(item.id, "output"))
+        if statement not in {COMPLETE_ALONE, COMPLETE_IN_GROUP}:
+            values |= {name: getattr(self, name) for name in _SAID if name != "is_final"}
+            values["is_final"] = int(self.state in FINAL)
+            if self.error is not None:
+                values["error"] = codec.pack(self.error, context=context(item.id, "error"))
+        return Query(statement, values)
 
 
-RESOLVED = Ending("pending", "effect resolved")
+Finished = Sequence[tuple[Item[Any], Transition]]
+RESOLVED = Transition("pending", "effect resolved")
 
 
-class Endings:
-    """What `finish` needs of the store."""
+@deciding
+def turn(_: object, ended: Finished, claim: Claim | None) -> Op[tuple[list[Row | None], list[Row]]]:
+    """Complete items and claim the next, in one commit, as a worker does."""
+    if claim is None:
+        return (yield from finish(ended)), []
+    if not ended:
+        return [], (yield from claim.take())
+    query = claim.query((yield FreshId()))
+    found, [taken] = yield from _finish_each(ended, query)
+    return found, in_order(taken)
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.codec = runtime.codec
 
-    def finish(
-        self, ended: Sequence[tuple[Item[Any], Ending]], statement: str = HELD
-    ) -> Op[list[Row | None]]:
-        """End the attempts of items; None for each that was not as the statement wants it."""
-        return (yield from self.finish_and(ended, statement=statement))[0]
+def finish(ended: Finished, statement: str | None = None) -> Op[list[Row | None]]:
+    """End the attempts of items; None for each that was not as the statement requires.
 
-    def complete(self, item: Item[Any], ending: Ending) -> Op[Row | None]:
-        """Complete an item with nothing beside it: on PostgreSQL in one round trip, if the call
-        begins with it.
-        """
-        locks, emits = [], []
-        if item.root_id is not None:
-            locks = [Lock(item.root_id)]
-            emits = [self._event(item, ending, ending.state, item.retry_count)]
-        query = ending.query(COMPLETE, item, self.codec)
-        again = Query(READ_ENDED, {"number": item.number})
-        answers = yield from decide(*locks, query, emits=emits, again=again)
-        if answers[-1]:
-            return answers[-1][0]
-        return (yield from self.finish([(item, ending)]))[0]
+    A plain completion alone costs one round trip on PostgreSQL, if the call begins with it.
+    """
+    if statement is None and len(ended) == 1:
+        [(item, change)] = ended
+        if change.state == "completed" and change.is_plain:
+            locks = [] if item.root_id is None else [Lock(item.root_id)]
+            query = change.query(COMPLETE_ALONE, item)
+            emits = _event(item, change, change.state, item.retry_count)
+            again = Query(READ_FINISHED, {"number": item.number})
+            answers = yield Decide([*locks, query], emits, again)
+            if answers[-1]:
+                return [answers[-1][0]]
+            statement = FINISH_HELD
+    return (yield from _finish_each(ended, statement=statement))[0]
 
-    def finish_and(
-        self, ended: Sequence[tuple[Item[Any], Ending]], *beside: Query, statement: str = HELD
-    ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
-        """End the attempts of items, and run statements that do not depend on it behind that."""
-        for item, ending in ended:
-            yield from self._save_with(item, ending)
-        roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
-        # One lock order for everybody who changes several items: by number.
-        by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
-        queries = [
-            ended[index][1].query(statement, ended[index][0], self.codec) for index in by_number
-        ]
-        answers = yield from batch(*map(Lock, roots), *queries, *beside)
-        found: list[Row | None] = [None] * len(ended)
-        for index, answer in zip(by_number, answers[len(roots) :], strict=False):
-            found[index] = answer[0] if answer else None
-        yield from give_back_driven(filter(None, found))
-        ready = set()
-        for index in by_number:
-            item, ending = ended[index]
-            if (row := found[index]) is None:
-                continue
-            if row["state"] == "pending":
-                ready.add(item.queue)
-            yield from self._follow(item, ending, row)
-            if row["state"] == "review" and (yield from is_resolved(ending.waits_for_effect)):
-                [found[index]] = yield from self.finish([(item, RESOLVED)], IDLE)
-        yield from ring(self.runtime.signals, ready)
-        return found, answers[len(roots) + len(ended) :]
 
-    def _save_with(self, item: Item[Any], ending: Ending) -> Op[None]:
-        """Write what its holder wants to be written with the end, while the lease still lives."""
-        if ending.is_plain:
-            return
-        if item.root_id is not None:
-            yield Lock(item.root_id)
-        yield from Keeper.of(self.runtime).check(item._guard())
-        if ending.checkpoint is not None:
-            yield from self._save(item, ending.checkpoint)
-        if ending.effect is not None:
-            issued, value = ending.effect
-            yield from issued.completing(value)
-        if ending.then:
-            default = None if item.root_id is None else _place(item)
-            yield from submit_all(self.runtime, ending.then, default=default)
+def _finish_each(
+    ended: Finished, *beside: Query, statement: str | None = None
+) -> Op[tuple[list[Row | None], list[list[Row]]]]:
+    """End attempts, and run statements that do not depend on it in the same round trip."""
+    for item, change in ended:
+        if not change.is_plain:
+            yield from _save_with(item, change)
+    roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
+    # Rows are locked by number, as everybody does who locks several.
+    by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
+    queries = [
+        change.query(statement or _statement_of(change), item)
+        for item, change in (ended[index] for index in by_number)
+    ]
+    answers = yield from batch(*map(Lock, roots), *queries, *beside)
+    found: list[Row | None] = [None] * len(ended)
+    for index, answer in zip(by_number, answers[len(roots) :], strict=False):
+        found[index] = answer[0] if answer else None
+    yield from release_sessions(filter(None, found))
+    ready = set()
+    for index in by_number:
+        item, change = ended[index]
+        if (row := found[index]) is None:
+            continue
+        if row["state"] == "pending":
+            ready.add(item.queue)
+        yield from _follow(item, change, row)
+        if row["state"] == "review" and (yield from is_resolved(change.waits_for_effect)):
+            [found[index]] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
+    if ready:
+        yield from ring(ended[0][0].runtime.signals, ready)
+    return found, answers[len(roots) + len(ended) :]
 
-    def _follow(self, item: Item[Any], ending: Ending, row: Row) -> Op[None]:
-        """Write what follows from the end of an attempt: evidence of an error, and the event."""
-        if ending.error is not None and ending.is_failure:
-            yield from self._keep_error(item, ending.error, ending.reason)
-        if item.root_id is None or item.session_id is None:
-            return
-        if ending.error is not None and ending.is_failure and ending.is_recorded:
+
+def _statement_of(change: Transition) -> str:
+    is_plain_completion = change.state == "completed" and change.is_plain
+    return COMPLETE_IN_GROUP if is_plain_completion else FINISH_HELD
+
+
+def _save_with(item: Item[Any], change: Transition) -> Op[None]:
+    """Write what the holder wants to be written with the end, while the lease is alive."""
+    place = item._place()
+    if place is not None:
+        yield Lock(place.root_id)
+    yield from Keeper.of(item.runtime).check(item._guard())
+    if change.checkpoint is not None:
+        if place is None:
+            raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
+        where = (place.session_id, place.number, place.root_id)
+        session: CheckpointOps[Any] = CheckpointOps(item.runtime, *where, fence=item.driving_fence)
+        given = {"item": item.id, **change.checkpoint}
+        channels = given.pop("channels", None)
+        yield from CheckpointOps.save(session, channels, **given)
+    if change.effect is not None:
+        issued, value = change.effect
+        yield from issued.completing(value)
+    if change.then:
+        yield from submit_all(item.runtime, change.then, default=place)
+
+
+def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
+    """Write what follows from the end of an attempt: evidence of an error, and the event."""
+    if change.error is not None and change.is_failure:
+        yield from _keep_error(item, change.error, change.reason)
+        if change.is_recorded:
             evidence = {
                 "item": item.id,
                 "type": item.type,
-                "error": ending.error,
-                "reason": ending.reason,
+                "error": change.error,
+                "reason": change.reason,
                 "holder": item.holder,
                 "fence": item.fence,
                 "retry": row["retry_count"],
                 "status": status_of(row["state"]),
             }
-            yield from self.record(item, "error_boundary", evidence)
-        yield self._event(item, ending, row["state"], row["retry_count"])
-
-    def _keep_error(self, item: Item[Any], error: str, reason: str) -> Op[None]:
-        """Keep when, by whom and why an attempt failed; the oldest of many such errors go."""
-        brief = error if len(error) <= BRIEF_CHARACTERS_MAX else f"{error[:BRIEF_CHARACTERS_MAX]}…"
-        kept = {
-            "number": item.number,
-            "holder": item.holder,
-            "fence": item.fence,
-            "reason": reason,
-            "error": self.codec.pack(brief, context=context(item.id, "attempt")),
-        }
-        drop = {"number": item.number, "limit": ERRORS_KEPT}
-        yield from batch(Query(KEEP_ERROR, kept), Query(DROP_ERRORS, drop))
-
-    def _event(self, item: Item[Any], ending: Ending, state: str, retry_count: int) -> Emit:
-        assert item.root_id is not None
-        assert item.session_id is not None
-        data = {
-            "item": item.id,
-            "type": item.type,
-            "reason": ending.reason,
-            "fence": item.fence,
-            "retry_count": retry_count,
-        }
-        return event(self.codec, item.root_id, item.session_id, EVENTS[state], data)
-
-    def _save(self, item: Item[Any], checkpoint: Mapping[str, Any]) -> Op[None]:
-        if item.root_id is None:
-            raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
-        place = _place(item)
-        session: CheckpointOps[Any] = CheckpointOps(
-            self.runtime, place.session_id, place.number, place.root_id, fence=item.driving_fence
-        )
-        given = {"item": item.id, **checkpoint}
-        channels = given.pop("channels", None)
-        yield from CheckpointOps.save(session, channels, **given)
-
-    def record(self, item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
-        """Write evidence into the session's history; one that has ended takes none.
-
-        It is the store's own, so it may stand between the writes of a driver.
-        """
-        here = _place(item)
-        found = yield from rows(LOOK, number=here.number)
-        if not found or found[0]["status"] not in {"active", "waiting"}:
-            return
-        is_driven = found[0]["holder"] is not None and found[0]["is_leased"]
-        fence = found[0]["fence"] if is_driven else None
-        place = Place(here.session_id, here.number, here.root_id, fence)
-        ready = draft(self.codec, kind, {}, data, None, item.id, None)
-        yield from write(self.runtime, place, ready)
-
-    def cancel(self, item: Item[Any]) -> Op[WorkStatus]:
-        """Cancel an item that nobody runs, or ask who runs it to stop; return its status."""
-        if item.root_id is not None:
-            yield Lock(item.root_id)
-        found = yield from one(LOCK_ITEM, number=item.number)
-        if found is None:
-            raise not_found(item.id)
-        if found["state"] == "in_progress":
-            asked = yield from one(ASK_TO_STOP, number=item.number)
-            if asked is not None and item.root_id is not None and item.session_id is not None:
-                data = {"item": item.id, "type": item.type, "holder": asked["holder"]}
-                where = (item.root_id, item.session_id)
-                yield event(self.codec, *where, "work_cancel_requested", data)
-        elif found["state"] not in FINAL:
-            yield from self.finish([(item, Ending("cancelled", "cancelled"))], IDLE)
-            return "cancelled"
-        return status_of(found["state"])
+            yield from record(item, "error_boundary", evidence)
+    yield from _event(item, change, row["state"], row["retry_count"])
 
 
-def _place(item: Item[Any]) -> Place:
-    assert item.session_id is not None
-    assert item.session_number is not None
-    assert item.root_id is not None
-    return Place(item.session_id, item.session_number, item.root_id, None)
+def _keep_error(item: Item[Any], error: str, reason: str) -> Op[None]:
+    """Keep when, by whom and why an attempt failed; the oldest of many such errors go."""
+    brief = error if len(error) <= BRIEF_CHARACTERS_MAX else f"{error[:BRIEF_CHARACTERS_MAX]}…"
+    kept = {
+        "number": item.number,
+        "holder": item.holder,
+        "fence": item.fence,
+        "reason": reason,
+        "error": item.runtime.codec.pack(brief, context=context(item.id, "attempt")),
+    }
+    drop = {"number": item.number, "limit": ERRORS_KEPT}
+    yield from batch(Query(KEEP_ERROR, kept), Query(DROP_ERRORS, drop))
 
 
-def failing(
+def _event(item: Item[Any], change: Transition, state: str, retry_count: int) -> list[Emit]:
+    """Return the event of an item that has a session."""
+    if item.root_id is None or item.session_id is None:
+        return []
+    data = {
+        "item": item.id,
+        "type": item.type,
+        "reason": change.reason,
+        "fence": item.fence,
+        "retry_count": retry_count,
+    }
+    return [event(item.runtime.codec, item.root_id, item.session_id, EVENTS[state], data)]
+
+
+def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
+    """Write evidence into the history of the item's session, unless that has ended.
+
+    It is the store's own, so it may stand between the writes of a driver.
+    """
+    if (place := item._place()) is None:
+        return
+    session = yield from one(LOOK, number=place.number)
+    if session is None or session["status"] not in {"active", "waiting"}:
+        return
+    if session["holder"] is not None and session["is_leased"]:
+        place = item._place(session["fence"])
+    assert place is not None
+    ready = draft(item.runtime.codec, kind, {}, data, None, item.id, None)
+    yield from write(item.runtime, place, ready)
+
+
+def cancel(item: Item[Any]) -> Op[WorkStatus]:
+    """Cancel an item that nobody runs, or ask its holder to stop; return its status."""
+    if item.root_id is not None:
+        yield Lock(item.root_id)
+    found = yield from one(LOCK_ITEM, number=item.number)
+    if found is None:
+        raise not_found(item.id)
+    if found["state"] == "in_progress":
+        asked = yield from one(REQUEST_CANCEL, number=item.number)
+        if asked is not None and item.root_id is not None and item.session_id is not None:
+            data = {"item": item.id, "type": item.type, "holder": asked["holder"]}
+            where = (item.root_id, item.session_id)
+            yield event(item.runtime.codec, *where, "work_cancel_requested", data)
+    elif found["state"] not in FINAL:
+        yield from finish([(item, Transition("cancelled", "cancelled"))], FINISH_IDLE)
+        return "cancelled"
+    return status_of(found["state"])
+
+
+def failed(
     item: Item[Any], error: object, text: str, *, retry: bool, delay_seconds: float | None
-) -> Ending:
-    """Return what an error makes of an item: another attempt while there are retries left.
+) -> Transition:
+    """Return what an error leads to: another attempt while there are retries left.
 
-    An effect in doubt sends it to review, and something that is busy makes it wait; neither
-    spends a retry.
+    An effect whose outcome is unknown sends the item to review, and something that is busy makes
+    it wait; neither spends a retry.
     """
     if retry and isinstance(error, Unresolved):
         effect_id = error.fields.get("effect_id")
         waits_for = effect_id if isinstance(effect_id, str) else None
-        return Ending("review", "unresolved", error=text, failures=1, waits_for_effect=waits_for)
+        return Transition(
+            "review", "unresolved", error=text, failures=1, waits_for_effect=waits_for
+        )
     is_busy = isinstance(error, BUSY)
     if not retry or (item.retry_count >= item.max_retries and not is_busy):
         reason = "failed" if not retry else "retries used up"
-        return Ending("failed", reason, error=text, failures=1)
+        return Transition("failed", reason, error=text, failures=1)
     if delay_seconds is not None:
         delay_ms = round(delay_seconds * 1000)
     elif is_busy:
@@ -367,22 +368,21 @@ def failing(
     else:
         delay_ms = backoff_ms(item.retry_count)
     state = "scheduled" if delay_ms else "pending"
-    given: dict[str, Any] = {"error": text, "delay_ms": delay_ms}
     if is_busy:
-        return Ending(state, "busy", releases=1, **given)
-    return Ending(state, "failed", retries=1, failures=1, **given)
+        return Transition(state, "busy", error=text, delay_ms=delay_ms, releases=1)
+    return Transition(state, "failed", error=text, delay_ms=delay_ms, retries=1, failures=1)
 
 
-def expiring(item: Item[Any], *, is_recorded: bool = True) -> Ending:
-    """Return what a lease that ran out makes of an item; that is the item's own choice."""
+def expired(item: Item[Any], *, is_recorded: bool = True) -> Transition:
+    """Return what an expired lease leads to, which `on_crash` decides."""
     text = f"lease expired: {item.holder} sent no heartbeat"
     given: dict[str, Any] = {"error": text, "rescues": 1, "is_recorded": is_recorded}
     if item.on_crash == "review":
-        return Ending("review", "lease expired", **given)
+        return Transition("review", "lease expired", **given)
     if item.on_crash == "fail" or item.retry_count >= item.max_retries:
-        return Ending("failed", "lease expired", **given)
+        return Transition("failed", "lease expired", **given)
     delay_ms = backoff_ms(item.retry_count)
-    return Ending("scheduled", "lease expired", delay_ms=delay_ms, retries=1, **given)
+    return Transition("scheduled", "lease expired", delay_ms=delay_ms, retries=1, **given)
 
 
 def backoff_ms(retry_count: int) -> int:
@@ -393,22 +393,19 @@ def backoff_ms(retry_count: int) -> int:
 
 def lost(item: Item[Any]) -> Op[LeaseLost]:
     """Return the error of a holder whose fence is no longer the item's."""
-    row = yield from one(STATE, number=item.number)
+    row = yield from one(READ_FENCE, number=item.number)
     if row is None:
-        return _lost(item, "the item was deleted", None)
-    why = f"the current fence is {row['fence']}"
-    if row["state"] != "in_progress":
+        why = "the item was deleted"
+    elif row["state"] == "in_progress":
+        why = f"the current fence is {row['fence']}"
+    else:
         why = f"the item is {status_of(row['state'])}"
-    return _lost(item, why, row["fence"])
-
-
-def _lost(item: Item[Any], why: str, current_fence: int | None) -> LeaseLost:
     return LeaseLost(
         f"work item {item.id}: the lease with fence {item.fence} is lost, {why}; stop this "
         "attempt, nothing was written",
         id=item.id,
         fence=item.fence,
-        current_fence=current_fence,
+        current_fence=None if row is None else row["fence"],
     )
 
 

@@ -1,7 +1,6 @@
 """Workers: processes that run handlers of work items, and may die at any moment."""
 
-from .attempts import Handler, Outcome
-from .items import RunningItem
-from .workers import Worker
+from .attempts import AttemptOutcome, Handler, RunningItem
+from .worker import Worker
 
-__all__ = ["Handler", "Outcome", "RunningItem", "Worker"]
+__all__ = ["AttemptOutcome", "Handler", "RunningItem", "Worker"]

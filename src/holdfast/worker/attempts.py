@@ -31,18 +31,20 @@ from ..errors import (
     WorkCancelled,
     WorkFailed,
 )
+from ..items import WorkItem
 from ..kernel.flow import is_async
-from ..kernel.operation import Async, Row, Sync
+from ..kernel.operation import Async, C, Call, Row, Runtime, Sync
 from ..leases import Guard, Kept
 from ..work.items import Item, error_text
-from ..work.transitions import Ending
-from .items import RunningItem
+from ..work.transitions import Transition, turn
 
 Handler = Callable[[Any], Any]
-Outcome = Literal["completed", "retried", "parked", "failed", "cancelled", "released", "lost"]
+AttemptOutcome = Literal[
+    "completed", "retried", "parked", "failed", "cancelled", "released", "lost"
+]
 
-# What passes by itself: it is tried again for as long as the lease lives.
-PASSING = (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown)
+# Transient: tried again for as long as the lease lives.
+TRANSIENT = (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown)
 BACKOFF_SECONDS = 0.05
 BACKOFF_SECONDS_MAX = 5.0
 STOPPED = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -50,7 +52,41 @@ STOPPED = (asyncio.CancelledError, concurrent.futures.CancelledError)
 log = logging.getLogger("holdfast.worker")
 
 
-class Attempt:
+class RunningItem(WorkItem[C]):
+    """The work item that a handler is given, with its lease."""
+
+    def __init__(self, runtime: Runtime, row: Row, attempt: HandlerRun) -> None:
+        # Before the lease is over for the database it is over here: no clock needs to agree.
+        super().__init__(runtime.checked(self._require_lease), row, attempt.kept.lease_seconds)
+        self.attempt = attempt
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for the item to be cancelled: the handler should stop."""
+        return self.attempt.is_cancelled
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker is about to stop: a long handler may release its item and return."""
+        return self.attempt.is_draining
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is lost, or about to be: nothing more can be written."""
+        return self.attempt.kept.is_lost
+
+    def check(self) -> None:
+        """Raise WorkCancelled or LeaseLost if the handler should stop; cheap, for every loop."""
+        self._require_lease()
+        if self.is_cancelled:
+            raise WorkCancelled(f"work item {self.id} was cancelled; its handler stops", id=self.id)
+
+    def _require_lease(self) -> None:
+        if self.is_lost:
+            raise self._guard().lost()
+
+
+class HandlerRun:
     """A claimed item on its way through a handler."""
 
     def __init__(
@@ -59,7 +95,7 @@ class Attempt:
         store: Any,
         lease_seconds: float,
         asked_at: float,
-        told: Callable[[Attempt, Row | None], None],
+        told: Callable[[HandlerRun, Row | None], None],
     ) -> None:
         self.number: int = row["number"]
         guard = Guard("work item", row["id"], self.number, row["fence"])
@@ -67,12 +103,12 @@ class Attempt:
         self.is_cancelled = False
         self.is_draining = False
         self.is_ending = False
-        self.successor: Attempt | None = None
+        self.successor: HandlerRun | None = None
         self.unknown: CommitUnknown | None = None
-        """A commit that has written the end of this attempt, or not: to be settled first."""
+        """A COMMIT without an answer that may have written the completion; settled first."""
+        self.completion: tuple[Item[Any], Transition] | None = None
+        """What is to be written once the handler has returned."""
         self._settle = store.settle
-        self._output: Any = None
-        self._body = b""
         self._gate = threading.Lock()
         self._is_told = False
         self._is_given_up = threading.Event()
@@ -81,16 +117,11 @@ class Attempt:
         self.given: RunningItem[Any] = self.item
 
     def begin(self) -> bool:
-        """Decide, once, who has the attempt: a thread that runs it, or who gives it back."""
+        """Decide, once, who has the attempt: a thread that runs it, or whoever releases it."""
         return self._gate.acquire(blocking=False)
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the lease must be taken for lost."""
-        return self.kept.is_lost
-
-    def lose(self) -> Outcome:
-        """The lease is lost for good: say so, once, and tell the handler to stop."""
+    def lose(self) -> AttemptOutcome:
+        """Log, once, that the lease is lost for good, and stop the handler."""
         self.kept.lose()
         if not self._is_told:
             self._is_told = True
@@ -110,16 +141,16 @@ class Attempt:
             self._stop()
 
     def give_up(self) -> None:
-        """Nobody waits for the handler any more; its item is being released."""
+        """Stop waiting for the handler; its item is being released."""
         self._is_given_up.set()
         self._stop()
 
-    def run(self, handler: Handler, async_store: Any, loop: Any) -> Outcome | None:
-        """Run the handler on this thread, or in the loop, and write its outcome.
+    def run(self, handler: Handler, async_store: Any, loop: Any) -> AttemptOutcome | None:
+        """Run the handler on this thread, or in the loop, and write what it raised.
 
-        None if it has returned: then `ending` is to be written, by itself or with others.
+        None if it has returned: then `completion` is to be written, alone or with others.
         """
-        if self.is_lost:
+        if self.kept.is_lost:
             return self.lose()
         try:
             output = self._call(handler, async_store, loop)
@@ -127,12 +158,14 @@ class Attempt:
             return self.raised(error)
         return self.returned(output)
 
-    async def run_here(self, handler: Handler, async_store: Any) -> Callable[[], Outcome | None]:
-        """Run an async handler in this loop; return what writes its outcome, as `run` does.
+    async def run_here(
+        self, handler: Handler, async_store: Any
+    ) -> Callable[[], AttemptOutcome | None]:
+        """Run an async handler in this loop; return what does the rest of `run`.
 
-        That is for another thread: it may have to wait.
+        That is for another thread, because it may block.
         """
-        if self.is_lost:
+        if self.kept.is_lost:
             return self.lose
         self.given = self._copy(async_store)
         try:
@@ -141,58 +174,94 @@ class Attempt:
             return partial(self.raised, error)
         return partial(self.returned, output)
 
-    def raised(self, error: BaseException) -> Outcome:
+    def raised(self, error: BaseException) -> AttemptOutcome:
         """Write what an exception of the handler leads to."""
-        if isinstance(error, LeaseLost):
-            # Another lease may be the one that it lost.
-            is_ours = error.fields.get("id") == self.item.id
-            return self._denied(error) if is_ours else self._fail(error)
+        # Another lease may be the one that it lost.
+        if isinstance(error, LeaseLost) and error.fields.get("id") == self.item.id:
+            return self._denied(error)
         if isinstance(error, (WorkCancelled, *STOPPED)):
-            return self._stopped(error)
-        return self._fail(error)
+            if self.kept.is_lost:
+                return self.lose()
+            if self.is_cancelled:
+                return self._write(self.item.cancel, "cancelled")
+            if self._is_given_up.is_set():
+                return "released"
+        return self.fail(error)
 
-    def returned(self, output: Any) -> Outcome | None:
-        """Take in what the handler has returned."""
+    def returned(self, output: Any) -> AttemptOutcome | None:
+        """Encode what the handler has returned, unless it has ended its item by itself."""
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         try:
-            self._body = self.item.runtime.codec.encode(output, name="output")
+            body = self.item.runtime.codec.encode(output, name="output")
         except (InvalidValue, LimitExceeded) as error:
             # Another run would bring the same.
-            return self._fail(WorkFailed(f"the output cannot be stored: {error}"))
-        except HoldfastError as error:
-            return self._fail(error)
-        self._output = output
+            return self.fail(WorkFailed(f"the output cannot be stored: {error}"))
+        self.completion = (self.item, Transition("completed", "completed", body))
         self.is_ending = True
         return None
 
-    @property
-    def ending(self) -> Ending:
-        """The end of an attempt whose handler has returned."""
-        return Ending("completed", "completed", output=self._body)
-
-    def completed(self, row: Row | None) -> Outcome:
-        """Take in that the ending was written, or that there was no lease left to write it."""
+    def completed(self, row: Row | None) -> AttemptOutcome:
+        """Take in that the completion was written, or that there was no lease left to write it."""
         if row is None:
             log.info("work item %s cannot be completed: its lease is lost", self.item.id)
             return self.lose()
         self.item._take(row)
         return "completed"
 
-    def complete(self) -> Outcome:
-        """Write the ending by itself."""
+    def complete(self) -> AttemptOutcome:
+        """Write the completion by itself."""
         try:
-            return self._write(lambda: self.item.complete(self._output), "completed")
+            return self._write(self._complete, "completed")
         except HoldfastError as error:
-            return self._fail(error)
+            return self.fail(error)
 
-    def release(self) -> Outcome:
+    def _complete(self) -> None:
+        call = Call(turn, None, ([self.completion], None))
+        [row], _ = self.item.runtime.driver.run(call)
+        if row is None:
+            raise self.item._guard().lost()
+        self.item._take(row)
+
+    def release(self) -> AttemptOutcome:
         """Give the item back; no retry is spent."""
         return self._write(self.item.release, "released")
 
-    def refuse(self, reason: str) -> Outcome:
-        """End the attempt without a handler; another worker may have one."""
-        return self._fail(reason)
+    def fail(self, error: object) -> AttemptOutcome:
+        """End the attempt with an error, and log it."""
+        retry, delay_seconds = True, None
+        raised = error
+        if isinstance(error, WorkFailed):
+            retry, delay_seconds = bool(error.retry), error.delay_seconds
+            error = str(error)
+        fail = partial(self.item.fail, retry=retry)
+        try:
+            outcome = self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
+        except InvalidArgument as wrong:
+            outcome = self._write(partial(fail, f"{error} ({wrong})"), "failed")
+        self._log_failure(raised, outcome)
+        return outcome
+
+    def _log_failure(self, error: object, outcome: AttemptOutcome) -> None:
+        """Log in one line what failed and what follows, without secrets and control characters."""
+        item = self.item
+        redact = item.runtime.redactor.redact
+        follows = {
+            "retried": f"tried again at {iso(item.available_at)}, "
+            f"{item.retry_count} of {item.max_retries} retries used",
+            "parked": f"it waits for effect {item.waits_for_effect} to be resolved",
+            "failed": "it failed for good",
+        }
+        log.warning(
+            "work item %s (%s), attempt %s: %s; %s",
+            item.id,
+            item.type,
+            item.attempts,
+            printable(error_text(error, redact)),
+            follows.get(outcome, outcome),
+        )
+        if isinstance(error, BaseException) and log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", redact("".join(traceback.format_exception(error))))
 
     def _call(self, handler: Handler, async_store: Any, loop: Any) -> Any:
         if is_async(handler):
@@ -220,8 +289,15 @@ class Attempt:
     async def _coroutine(self, handler: Handler) -> Any:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        self._interrupt = lambda: _call_soon(loop, task.cancel)
-        if self.is_lost or self.is_cancelled or self._is_given_up.is_set():
+
+        def interrupt() -> None:
+            try:
+                loop.call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                log.debug("the event loop is closed; its handlers have ended")
+
+        self._interrupt = interrupt
+        if self.kept.is_lost or self.is_cancelled or self._is_given_up.is_set():
             task.cancel()
         try:
             return await handler(self.given)
@@ -232,64 +308,19 @@ class Attempt:
         if (interrupt := self._interrupt) is not None:
             interrupt()
 
-    def _stopped(self, error: BaseException) -> Outcome:
-        """Say what becomes of a handler that was stopped, or that stopped by itself."""
-        if self.is_lost:
-            return self.lose()
-        if self.is_cancelled:
-            return self._write(self.item.cancel, "cancelled")
-        if self._is_given_up.is_set():
-            return "released"
-        return self._fail(error)
-
-    def _fail(self, error: object) -> Outcome:
-        retry, delay_seconds = True, None
-        raised = error
-        if isinstance(error, WorkFailed):
-            retry, delay_seconds = bool(error.retry), error.delay_seconds
-            error = str(error)
-        fail = partial(self.item.fail, retry=retry)
-        try:
-            outcome = self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
-        except InvalidArgument as wrong:
-            outcome = self._write(partial(fail, f"{error} ({wrong})"), "failed")
-        self._log_failure(raised, outcome)
-        return outcome
-
-    def _log_failure(self, error: object, outcome: Outcome) -> None:
-        """Say in one line what failed and what follows; secrets and control characters are out."""
-        item = self.item
-        redact = item.runtime.redactor.redact
-        follows = {
-            "retried": f"tried again at {iso(item.available_at)}, "
-            f"{item.retry_count} of {item.max_retries} retries used",
-            "parked": f"it waits for effect {item.waits_for_effect} to be resolved",
-            "failed": "it failed for good",
-        }
-        log.warning(
-            "work item %s (%s), attempt %s: %s; %s",
-            item.id,
-            item.type,
-            item.attempts,
-            printable(error_text(error, redact)),
-            follows.get(outcome, outcome),
-        )
-        if isinstance(error, BaseException) and log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", redact("".join(traceback.format_exception(error))))
-
-    def _write(self, write: Callable[[], object], outcome: Outcome) -> Outcome:
-        """End the attempt in the store; while that cannot be reached the lease is the limit."""
+    def _write(self, write: Callable[[], object], outcome: AttemptOutcome) -> AttemptOutcome:
+        """End the attempt in the store; while that is unavailable, retry until the lease ends."""
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         self.is_ending = True
         pause = BACKOFF_SECONDS
-        while not self.is_lost:
+        while not self.kept.is_lost:
             try:
                 if self.unknown is not None and self._settle(self.unknown.id):
                     return outcome
                 self.unknown = None
                 write()
-            except PASSING as error:
+            except TRANSIENT as error:
                 if isinstance(error, CommitUnknown):
                     self.unknown = error
                 log.warning("work item %s cannot be ended now: %s", self.item.id, error)
@@ -303,8 +334,8 @@ class Attempt:
                 log.error("work item %s cannot be ended: %s", self.item.id, error)
                 break
             else:
-                return outcome if outcome == "completed" else _outcome_of(self.item)
-        return self.lose() if self.is_lost else "lost"
+                return _outcome_of(self.item)
+        return self.lose() if self.kept.is_lost else "lost"
 
     @property
     def delay_seconds(self) -> float:
@@ -314,38 +345,26 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the attempt is over, or is being brought to its end."""
+        """Whether the attempt has ended, or is being ended."""
         return self.is_ending or self._ended is not None
 
     @property
     def _ended(self) -> Item[Any] | None:
         """The handle through which the handler, or the worker, has ended the attempt."""
-        for handle in (self.given, self.item):
-            if handle.status != "in_progress":
-                return handle
-        return None
+        return next((each for each in (self.given, self.item) if each.state != "in_progress"), None)
 
-    def _denied(self, error: HoldfastError) -> Outcome:
+    def _denied(self, error: HoldfastError) -> AttemptOutcome:
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         log.info("%s", error)
         return self.lose()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        log.debug("the event loop is closed; its handlers have ended")
-
-
-def _outcome_of(item: Item[Any]) -> Outcome:
-    """Return what a handle that ended its attempt says of it."""
+def _outcome_of(item: Item[Any]) -> AttemptOutcome:
+    """Return the outcome of an attempt from the handle that ended it."""
     match item.status:
         case "completed" | "failed" | "cancelled":
             return item.status
         case _ if item.state == "review":
             return "parked"
-        case _ if item.error is None:
-            return "released"
-    return "retried"
+    return "released" if item.error is None else "retried"

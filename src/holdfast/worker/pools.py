@@ -1,11 +1,11 @@
-"""Who runs handlers: threads, or coroutines in an event loop."""
+"""Who runs handlers, and who writes what they returned: threads, coroutines, group commits."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..kernel.threads import Thread
@@ -13,7 +13,7 @@ from ..kernel.threads import Thread
 J = TypeVar("J")
 
 
-class Crew(Generic[J]):
+class ThreadPool(Generic[J]):
     """Up to `size` threads that take jobs in order, each as soon as a thread is free.
 
     One thread is woken at a time, and wakes the next if jobs are left once it has taken its own:
@@ -37,7 +37,7 @@ class Crew(Generic[J]):
             self._wake()
 
     def close(self) -> None:
-        """Begin nothing more; what is under way is not waited for."""
+        """Begin nothing more; running jobs are not waited for."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -51,8 +51,7 @@ class Crew(Generic[J]):
         elif self._threads < self._size:
             self._is_waking = True
             self._threads += 1
-            name = f"holdfast-worker-{self._threads}"
-            Thread(self._serve, name).start()
+            Thread(self._serve, f"holdfast-worker-{self._threads}").start()
 
     def _serve(self) -> None:
         is_woken = True
@@ -72,7 +71,7 @@ class Crew(Generic[J]):
             self._work(job)
 
 
-class LoopCrew(Generic[J]):
+class TaskPool(Generic[J]):
     """Up to `size` coroutines at once in an event loop, without a thread for each."""
 
     def __init__(
@@ -90,17 +89,14 @@ class LoopCrew(Generic[J]):
 
     def put(self, jobs: Iterable[J]) -> None:
         """Have jobs done; from any thread."""
-        self._loop.call_soon_threadsafe(self._add, jobs)
+        self._loop.call_soon_threadsafe(self._fill, jobs)
 
     def close(self) -> None:
-        """Begin nothing more; what is under way is not waited for."""
+        """Begin nothing more; running jobs are not waited for."""
         self._is_closed = True
 
-    def _add(self, jobs: Iterable[J]) -> None:
+    def _fill(self, jobs: Iterable[J] = ()) -> None:
         self._jobs.extend(jobs)
-        self._fill()
-
-    def _fill(self) -> None:
         while self._jobs and len(self._tasks) < self._size and not self._is_closed:
             task = self._loop.create_task(self._work(self._jobs.popleft()))
             self._tasks.add(task)
@@ -109,3 +105,29 @@ class LoopCrew(Generic[J]):
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._fill()
+
+
+class GroupCommit(Generic[J]):
+    """Writes results, those under one key together; no key waits for another.
+
+    Whoever brings the first one writes it, and everything that others bring meanwhile: these need
+    not wait.
+    """
+
+    def __init__(self, write: Callable[[Sequence[J]], object]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[J]] = {}
+
+    def add(self, key: str, result: J) -> None:
+        """Write a result, or leave it to whoever is writing another of this key."""
+        with self._lock:
+            is_writing = key in self._waiting
+            self._waiting.setdefault(key, []).append(result)
+        while not is_writing:
+            with self._lock:
+                if not (group := self._waiting[key]):
+                    del self._waiting[key]
+                    return
+                self._waiting[key] = []
+            self._write(group)

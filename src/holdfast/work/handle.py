@@ -1,18 +1,23 @@
-"""What the holder of a work item does with it, under the item's lease."""
+"""What the holder of a work item does with it; every write carries the fence of its lease."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..effects import Ledger, Result, Tool
+from ..effects.calls import Calling, prepare
+from ..effects.once import ONCE_SECONDS, once_of, tool_of
+from ..effects.tools import OnUnknown, Verify, require_tool
 from ..errors import InvalidArgument, LeaseLost
-from ..kernel.operation import AfterCommit, C, Lock, Op, Row, deciding, one, operation
+from ..kernel.flow import Flow, flow
+from ..kernel.operation import AfterCommit, C, Lock, Op, deciding, one, operation
 from ..leases import lease_milliseconds
+from ..records import EffectKind
 from . import claims, transitions
 from .claims import Beat
-from .driving import renew_driven
 from .items import (
-    READ,
+    READ_ITEM,
     Item,
     Submission,
     WorkStatus,
@@ -22,9 +27,9 @@ from .items import (
     status_of,
 )
 from .submission import SUBMISSIONS_MAX
-from .transitions import Completable, Ending, Endings, failing
+from .transitions import Completable, Transition
 
-PROGRESS = """
+SET_PROGRESS = """
 UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
     lease_expires_at = CASE
         WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
@@ -35,24 +40,18 @@ RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at
 
 
 class ItemOps(Item[C]):
-    """What the holder of one item does with it; every write carries the fence."""
+    """What one item's holder does with it, and through the ledger of effects."""
 
     @operation
     def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
-        """Prolong the lease, or raise LeaseLost; the answer says whether to stop."""
+        """Renew the lease, or raise LeaseLost; the answer says whether to stop."""
         require_held([self])
         seconds = self.lease_seconds if lease_seconds is None else lease_seconds
-        found = yield from claims.heartbeat({self.number: self.fence}, seconds)
-        row = found.get(self.number)
+        row = (yield from claims.heartbeat({self.number: self.fence}, seconds)).get(self.number)
         if row is None:
             raise (yield from transitions.lost(self))
         yield AfterCommit(lambda: self._take(row))
-        return Beat(
-            id=self.id,
-            is_lost=False,
-            cancel_requested=bool(row["cancel_requested"]),
-            lease_expires_at=row["lease_expires_at"],
-        )
+        return claims.beat(self, row)
 
     @deciding
     def complete(
@@ -74,31 +73,23 @@ class ItemOps(Item[C]):
         if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
             raise InvalidArgument("effect must be a pair: what session.begin gave, and the value")
         require_held([self])
-        ending = Ending(
-            "completed",
-            "completed",
-            output=self.runtime.codec.encode(output, name="output"),
-            checkpoint=checkpoint,
-            effect=effect,
-            then=then,
+        body = self.runtime.codec.encode(output, name="output")
+        change = Transition(
+            "completed", "completed", body, checkpoint=checkpoint, effect=effect, then=then
         )
         try:
-            if ending.is_plain:
-                row = yield from Endings(self.runtime).complete(self, ending)
-            else:
-                [row] = yield from Endings(self.runtime).finish([(self, ending)])
-            yield from self._ended(row)
+            yield from self._finish(change)
         except LeaseLost:
-            if not (yield from self._is_completed_with(ending)):
+            if not (yield from self._is_completed_with(body)):
                 raise
 
-    def _is_completed_with(self, ending: Ending) -> Op[bool]:
-        """Tell whether this very attempt was completed with the same output before."""
-        row = yield from one(READ, id=self.id)
+    def _is_completed_with(self, body: bytes) -> Op[bool]:
+        """Whether this very attempt was completed with the same output before."""
+        row = yield from one(READ_ITEM, id=self.id)
         if row is None or (row["state"], row["fence"]) != ("completed", self.fence):
             return False
         stored = self.runtime.codec.unseal(row["output"], context=context(self.id, "output"))
-        return stored == ending.output
+        return stored == body
 
     @operation
     def fail(
@@ -113,24 +104,24 @@ class ItemOps(Item[C]):
         if delay_seconds is not None:
             require_delay("delay_seconds", delay_seconds)
         text = error_text(error, self.runtime.redactor.redact)
-        ending = failing(self, error, text, retry=retry, delay_seconds=delay_seconds)
-        return (yield from self._end(ending))
+        given: dict[str, Any] = {"retry": retry, "delay_seconds": delay_seconds}
+        return (yield from self._finish(transitions.failed(self, error, text, **given)))
 
     @operation
     def release(self) -> Op[None]:
         """Give the item back for another to run at once; no retry is spent."""
-        yield from self._end(Ending("pending", "released", releases=1))
+        yield from self._finish(Transition("pending", "released", releases=1))
 
     @operation
     def cancel(self) -> Op[WorkStatus]:
         """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
         if not self.is_held:
-            return (yield from Endings(self.runtime).cancel(self))
-        return (yield from self._end(Ending("cancelled", "cancelled")))
+            return (yield from transitions.cancel(self))
+        return (yield from self._finish(Transition("cancelled", "cancelled")))
 
     @operation
     def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
-        """Record how far the attempt is, as evidence in the session too; also a heartbeat."""
+        """Record the attempt's progress, as evidence in the session too; also a heartbeat."""
         require_held([self])
         note = self.runtime.redactor.redact(note)
         body = self.runtime.codec.encode(note, name="progress")
@@ -139,7 +130,7 @@ class ItemOps(Item[C]):
         if self.root_id is not None:
             yield Lock(self.root_id)
         row = yield from one(
-            PROGRESS,
+            SET_PROGRESS,
             number=self.number,
             fence=self.fence,
             progress=self.runtime.codec.seal(body, context=context(self.id, "progress")),
@@ -147,21 +138,71 @@ class ItemOps(Item[C]):
         )
         if row is None:
             raise (yield from transitions.lost(self))
-        yield from renew_driven([row], lease_ms)
-        if self.root_id is not None:
-            yield from Endings(self.runtime).record(self, "manual_checkpoint", {"progress": note})
+        yield from claims.renew_sessions([row], lease_ms)
+        yield from transitions.record(self, "manual_checkpoint", {"progress": note})
         yield AfterCommit(lambda: self._take(row))
 
-    def _end(self, ending: Ending) -> Op[WorkStatus]:
+    def _finish(self, change: Transition) -> Op[WorkStatus]:
         require_held([self])
-        [row] = yield from Endings(self.runtime).finish([(self, ending)])
-        return (yield from self._ended(row))
-
-    def _ended(self, row: Row | None) -> Op[WorkStatus]:
+        [row] = yield from transitions.finish([(self, change)])
         if row is None:
             raise (yield from transitions.lost(self))
         yield AfterCommit(lambda: self._take(row))
         return status_of(row["state"])
+
+    @flow
+    def call(
+        self,
+        tool: Tool[..., Any],
+        /,
+        *,
+        call_id: str | None = None,
+        wait_seconds: float | None = None,
+        **arguments: Any,
+    ) -> Flow[Result[Any]]:
+        """Run a tool once for this item: a retry or redrive of it gets the stored result."""
+        return (yield from self._calling(tool, arguments, call_id, wait_seconds).run())
+
+    @flow
+    def once(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        *,
+        request: Any = None,
+        ttl_seconds: float | None = ONCE_SECONDS,
+        effect: EffectKind = "mutate",
+        verify: Verify | None = None,
+        on_unknown: OnUnknown = "park",
+        cache_failures: bool = False,
+        wait_seconds: float | None = None,
+    ) -> Flow[Result[Any]]:
+        """Run a function once per key of this item; another item's key is another."""
+        tool, arguments = tool_of(function, request, effect, verify, on_unknown, cache_failures)
+        calling = self._calling(tool, arguments, None, wait_seconds)
+        return (yield from once_of(calling, key, request, ttl_seconds).run())
+
+    def _calling(
+        self,
+        tool: Tool[..., Any],
+        arguments: Mapping[str, Any],
+        call_id: str | None,
+        wait_seconds: float | None,
+    ) -> Calling:
+        """Return a call whose key comes from the item, so that a retry or redrive finds it."""
+        guard, fence = (self._guard(), self.driving_fence) if self.is_held else (None, None)
+        return prepare(
+            Ledger.of(self.runtime),
+            self._place(fence, guard),
+            require_tool(tool),
+            arguments,
+            call_id=call_id,
+            item=self.id,
+            chain_id=self.first_id or self.id,
+            wait_seconds=wait_seconds,
+            holder=self.holder,
+            guard=guard,
+        )
 
 
 def require_list(label: str, given: object) -> None:
@@ -180,6 +221,6 @@ def require_held(items: Sequence[Item[Any]]) -> None:
         if not item.is_held:
             raise LeaseLost(
                 f"this handle of work item {item.id} holds no lease; claim gives one, and "
-                "work.get(id, fence=…) to who knows the fence",
+                "work.get(id, fence=…) to a process that knows the fence",
                 id=item.id,
             )

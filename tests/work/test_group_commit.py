@@ -20,8 +20,7 @@ import holdfast
 from holdfast import StoreUnavailable, Submission, Worker
 from holdfast.kernel.execution import Hooks, Point, Trace
 from holdfast.testing.subject import Subject, done
-from holdfast.worker.gathering import Gathering
-from holdfast.worker.pools import Crew, LoopCrew
+from holdfast.worker.pools import GroupCommit, TaskPool, ThreadPool
 from tests.checkpoints.colours import both_colours
 from tests.work.fleet import Fleet, read_lines, wait_until, write_line
 from tests.work.test_outages import locked
@@ -104,7 +103,7 @@ async def test_what_returns_together_is_completed_in_one_commit(subject: Subject
                 await handlers.all_return()
             found = await until(completed(store, type_), is_full)
             # The first may have gone ahead of the others, and a claim that found nothing follows.
-            turns = [trace for trace in traces if trace.call == "Statements.turn"]
+            turns = [trace for trace in traces if trace.call == "turn"]
             assert 1 <= len(turns) <= 3, (kind, in_session)
         assert {item.output for item in found} == set(range(ITEMS))
         assert worker.counts == {"completed": ITEMS}
@@ -138,7 +137,7 @@ async def test_after_a_commit_that_failed_each_is_completed_by_itself(subject: S
     is_armed = threading.Event()
 
     def probe(point: Point) -> None:
-        if point.call == "Statements.turn" and point.boundary == "commit" and is_armed.is_set():
+        if point.call == "turn" and point.boundary == "commit" and is_armed.is_set():
             is_armed.clear()
             fails.append(point)
             raise StoreUnavailable("the disk is away; nothing was written")
@@ -248,7 +247,7 @@ def test_a_worker_that_is_terminated_leaves_nothing_half_done(
 # The parts
 
 
-def test_a_crew_runs_so_many_at_once_and_the_rest_in_order() -> None:
+def test_a_pool_runs_so_many_at_once_and_the_rest_in_order() -> None:
     meeting = threading.Barrier(3, timeout=SECONDS_MAX)
     ran: list[int] = []
     ended = threading.Semaphore(0)
@@ -258,18 +257,18 @@ def test_a_crew_runs_so_many_at_once_and_the_rest_in_order() -> None:
         meeting.wait()
         ended.release()
 
-    crew = Crew(3, job)
-    crew.put(range(9))
+    pool = ThreadPool(3, job)
+    pool.put(range(9))
     assert all(ended.acquire(timeout=SECONDS_MAX) for _ in range(9))
     assert sorted(ran[:3]) == [0, 1, 2]
     assert sorted(ran) == list(range(9))
-    crew.close()
-    crew.put([10])
+    pool.close()
+    pool.put([10])
     time.sleep(0.05)
     assert 10 not in ran
 
 
-def test_a_crew_in_a_loop_runs_so_many_at_once() -> None:
+def test_a_pool_in_a_loop_runs_so_many_at_once() -> None:
     async def run() -> None:
         now, most, ended = 0, 0, asyncio.Semaphore(0)
 
@@ -281,8 +280,8 @@ def test_a_crew_in_a_loop_runs_so_many_at_once() -> None:
             now -= 1
             ended.release()
 
-        crew = LoopCrew(3, job, asyncio.get_running_loop())
-        await asyncio.to_thread(crew.put, range(9))
+        pool = TaskPool(3, job, asyncio.get_running_loop())
+        await asyncio.to_thread(pool.put, range(9))
         async with asyncio.timeout(SECONDS_MAX):
             for _ in range(9):
                 await ended.acquire()
@@ -301,14 +300,14 @@ def test_what_comes_while_a_group_is_written_is_the_next_group() -> None:
             is_writing.set()
             assert go_on.wait(SECONDS_MAX)
 
-    gathering = Gathering(write)
-    leader = threading.Thread(target=gathering.add, args=("key", "first"))
+    group = GroupCommit(write)
+    leader = threading.Thread(target=group.add, args=("key", "first"))
     leader.start()
     assert is_writing.wait(SECONDS_MAX)
-    gathering.add("key", "second")
-    gathering.add("key", "third")
-    gathering.add("other", "elsewhere")
+    group.add("key", "second")
+    group.add("key", "third")
+    group.add("other", "elsewhere")
     go_on.set()
     leader.join()
-    gathering.add("key", "last")
+    group.add("key", "last")
     assert written == [["first"], ["elsewhere"], ["second", "third"], ["last"]]

@@ -20,8 +20,8 @@ from ..maintenance.retention import require_days
 from ..sessions.rows import BOOT_MARK
 from ..store import AsyncStore, Store, sync_twin
 from ..work.claims import CLAIM_MAX, require_queues
-from .attempts import Handler, Outcome
-from .engine import Engine, Plan
+from .attempts import AttemptOutcome, Handler
+from .loop import WorkerLoop, WorkerOptions
 
 S = TypeVar("S", bound=Store | AsyncStore)
 
@@ -76,7 +76,7 @@ class Worker(Generic[S]):
         name = boot if instance is None else f"{instance}{BOOT_MARK}{boot}"
         require_text("holder", name)
         self.store = store
-        self._plan = Plan(
+        self._options = WorkerOptions(
             handlers=_require_handlers(handlers),
             queues=require_queues(sorted(handlers) if queues is None else queues),
             concurrency=concurrency,
@@ -91,28 +91,28 @@ class Worker(Generic[S]):
             work_days=work_days,
             tools=tools,
         )
-        self._engine: Engine | None = None
+        self._loop: WorkerLoop | None = None
         self._stops_before = 0
 
     @property
     def holder(self) -> str:
         """The name that this worker's leases carry."""
-        return self._plan.holder
+        return self._options.holder
 
     @property
-    def counts(self) -> Counter[Outcome]:
+    def counts(self) -> Counter[AttemptOutcome]:
         """How its attempts ended: completed, retried, parked, failed, cancelled, released, lost."""
-        return Counter() if self._engine is None else self._engine.counts.copy()
+        return Counter() if self._loop is None else self._loop.counts.copy()
 
     @property
     def is_stopping(self) -> bool:
         """Whether it was told to stop."""
-        return self._engine is not None and self._engine.stops > 0
+        return self._loop is not None and self._loop.stops > 0
 
     @property
     def is_stopped_at_once(self) -> bool:
         """Whether it was told to stop a second time, before it had drained."""
-        return self._engine is not None and self._engine.stops > 1
+        return self._loop is not None and self._loop.stops > 1
 
     @overload
     def run(self: Worker[Store], *, until_empty: bool = ...) -> None: ...
@@ -125,7 +125,7 @@ class Worker(Generic[S]):
         finish for `drain_seconds`, the rest is given back and no retry is spent. A second signal
         gives everything back at once. With an async store the call is awaited.
         """
-        if self._engine is not None:
+        if self._loop is not None:
             raise InvalidArgument("a worker runs once; make another")
         if isinstance(self.store, Store):
             return self._run_sync(self.store, until_empty)
@@ -136,41 +136,41 @@ class Worker(Generic[S]):
 
         From any thread and from signal handlers.
         """
-        if self._engine is None:
+        if self._loop is None:
             self._stops_before += 1
         else:
-            self._engine.stop()
+            self._loop.stop()
 
-    def _begin(self, engine: Engine) -> Engine:
-        """Remember the engine; what stopped the worker before it ran counts."""
-        self._engine = engine
+    def _begin(self, loop: WorkerLoop) -> WorkerLoop:
+        """Remember the loop; what stopped the worker before it ran counts."""
+        self._loop = loop
         for _ in range(self._stops_before):
-            engine.stop()
-        return engine
+            loop.stop()
+        return loop
 
     def _run_sync(self, store: Store, until_empty: bool) -> None:
-        engine = self._begin(Engine(self._plan, store))
-        with _signals(engine):
-            engine.run(until_empty=until_empty)
+        loop = self._begin(WorkerLoop(self._options, store))
+        with _signals(loop):
+            loop.run(until_empty=until_empty)
 
     async def _run_async(self, store: AsyncStore, until_empty: bool) -> None:
-        loop = asyncio.get_running_loop()
+        event_loop = asyncio.get_running_loop()
         twin = await asyncio.to_thread(sync_twin, store)
-        engine = self._begin(Engine(self._plan, twin, store, loop))
-        with _signals(engine):
-            await _until_ended(engine, until_empty)
+        loop = self._begin(WorkerLoop(self._options, twin, store, event_loop))
+        with _signals(loop):
+            await _until_ended(loop, until_empty)
 
 
-async def _until_ended(engine: Engine, until_empty: bool) -> None:
-    """Run the engine in a thread; whoever cancels the wait for it stops it, and waits on."""
-    ended = asyncio.wrap_future(in_thread(functools.partial(engine.run, until_empty=until_empty)))
+async def _until_ended(loop: WorkerLoop, until_empty: bool) -> None:
+    """Run the loop in a thread; whoever cancels the wait for it stops it, and waits on."""
+    ended = asyncio.wrap_future(in_thread(functools.partial(loop.run, until_empty=until_empty)))
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
         try:
             await asyncio.wait([ended])
         except asyncio.CancelledError as error:
             cancelled = error
-            engine.stop()
+            loop.stop()
     if cancelled is not None:
         ended.exception()  # Retrieved, so that asyncio does not warn of a lost error.
         raise cancelled
@@ -178,14 +178,14 @@ async def _until_ended(engine: Engine, until_empty: bool) -> None:
 
 
 @contextlib.contextmanager
-def _signals(engine: Engine) -> Iterator[None]:
-    """Stop the engine at a signal; only the main thread may say so."""
+def _signals(loop: WorkerLoop) -> Iterator[None]:
+    """Stop the loop at a signal; only the main thread may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: engine.stop())
+        signal.signal(number, lambda *_: loop.stop())
     try:
         yield
     finally:

@@ -1,0 +1,418 @@
+"""The loop of a worker: claims, hands out, watches leases, drains. One copy for both colours.
+
+It runs on threads and a sync driver, also for an async store, so that a handler that blocks the
+event loop stops neither the heartbeat nor the other items. Everything that happens to it arrives
+in one queue, which a signal handler may write to as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from ..errors import CommitUnknown, HoldfastError
+from ..kernel.flow import in_thread, is_async
+from ..kernel.operation import Call, Row, operation
+from ..kernel.threads import Thread
+from ..leases import Keeper, Kept, lease_milliseconds, uptime_seconds
+from ..store import Store
+from ..work import topic
+from ..work.claims import Claim, look_for_ready, not_ended
+from ..work.transitions import turn
+from .attempts import (
+    BACKOFF_SECONDS,
+    BACKOFF_SECONDS_MAX,
+    TRANSIENT,
+    AttemptOutcome,
+    Handler,
+    HandlerRun,
+    log,
+)
+from .pools import GroupCommit, TaskPool, ThreadPool
+from .upkeep import Upkeep
+
+# How long the store may take to release items: normally, and when stopped a second time.
+RELEASE_SECONDS_MAX = 10.0
+STOP_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What a worker was told; `boot` names this process, `holder` is the name in its leases."""
+
+    handlers: Mapping[str, Handler]
+    queues: Sequence[str]
+    concurrency: int
+    prefetch: int
+    lease_seconds: float
+    boot: str
+    instance: str | None
+    holder: str
+    poll_seconds: float
+    sweep_interval_seconds: float
+    drain_seconds: float
+    work_days: float | None
+    tools: Any
+
+
+# An attempt with its outcome has ended; one by itself has a completion to be written.
+Happening: TypeAlias = (
+    HandlerRun | tuple[HandlerRun, AttemptOutcome] | Literal["rung", "renewed", "stop"]
+)
+
+
+class WorkerLoop:
+    """Runs items until it is stopped.
+
+    `async_store` and its `loop` are given where handlers may be coroutines of that loop.
+    """
+
+    def __init__(
+        self, options: WorkerOptions, store: Store, async_store: Any = None, loop: Any = None
+    ) -> None:
+        self.counts: Counter[AttemptOutcome] = Counter()
+        self.stops = 0
+        self._options = options
+        self._store = store
+        self._async_store = async_store
+        self._loop = loop
+        self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._threads: ThreadPool[Callable[[], None]] = ThreadPool(
+            options.concurrency, lambda job: job()
+        )
+        self._tasks: TaskPool[HandlerRun] | None = None
+        if async_store is not None and all(map(is_async, options.handlers.values())):
+            self._tasks = TaskPool(options.concurrency, self._serve_here, loop)
+        # An item of a session locks its tree, and no tree has to wait for another.
+        self._by_tree = GroupCommit(self._complete)
+        self._attempts: dict[Kept, HandlerRun] = {}
+        self._returned: list[HandlerRun] = []
+        self._until_empty = False
+        self._lost: set[int] = set()
+        self._is_rung = True
+        self._has_more = False
+        self._pause_seconds = 0.0
+        self._look_at = 0.0
+        self._keeper = Keeper.of(store.runtime)
+        self._ring: Callable[[], None] = partial(self._happened.put, "rung")
+        self._upkeep = Upkeep(store, options.sweep_interval_seconds, options.work_days, self._ring)
+
+    def stop(self) -> None:
+        """Take nothing more and drain; a second time, stop at once. Safe in a signal handler."""
+        self.stops += 1
+        self._happened.put("stop")
+
+    def run(self, *, until_empty: bool) -> None:
+        """Recover, then work until stopped, or until nothing is ready and nothing runs."""
+        self._until_empty = until_empty
+        self._recover()
+        self._upkeep.start()
+        forget = self._store.runtime.signals.watch(map(topic, self._options.queues), self._ring)
+        try:
+            while not self.stops:
+                self._turn()
+                if until_empty and self._is_empty():
+                    break
+                self._watch_leases()
+                self._receive(self._timeout())
+        finally:
+            forget()
+            self._drain()
+            self._threads.close()
+            if self._tasks is not None:
+                self._tasks.close()
+            within(STOP_SECONDS_MAX, self._upkeep.stop)
+            for kept in self._attempts:
+                self._keeper.drop(kept)
+
+    def _recover(self) -> None:
+        """Recover what dead owners left; a store that is unavailable now is waited for."""
+        options = self._options
+        given: dict[str, Any] = {"instance": options.instance, "tools": options.tools}
+        while not self.stops:
+            try:
+                if self._async_store is None:
+                    self._store.recover(options.boot, **given)
+                else:
+                    # In the loop, because the hooks of tools may be coroutines.
+                    steps = self._async_store.recover(options.boot, **given)
+                    asyncio.run_coroutine_threadsafe(steps, self._loop).result()
+            except TRANSIENT as error:
+                self._back_off("recovery", error)
+                self._receive(self._pause_seconds)
+            else:
+                self._pause_seconds = 0.0
+                return
+
+    # Claiming
+
+    def _room(self, leaving: int = 0) -> int:
+        """Return how many items to ask for: none until half of the prefetched ones are used up."""
+        room = self._options.concurrency + self._options.prefetch + leaving - len(self._attempts)
+        return room if room > self._options.prefetch // 2 else 0
+
+    def _is_empty(self) -> bool:
+        if self._attempts or self._is_rung or self._has_more or self._pause_seconds:
+            return False
+        try:
+            # An item whose lease was lost here may still be run, by anybody.
+            self._lost = self._ask(not_ended, self._lost) if self._lost else set()
+        except TRANSIENT as error:
+            self._back_off("a look at lost items", error)
+        return not self._lost
+
+    def _is_pausing(self) -> bool:
+        return self._pause_seconds > 0 and time.monotonic() < self._look_at
+
+    def _turn(self) -> None:
+        """Complete what has returned, and claim more: in one commit where more is known to wait."""
+        if returned := self._take_returned():
+            room = self._room(len(returned)) if self._has_more and not self._is_pausing() else 0
+            asked_at = uptime_seconds()
+            taken = self._complete(returned, self._claim(room) if room else None)
+            self._receive(0)
+            if room and taken is not None:
+                self._accept(taken, room, asked_at)
+        room = self._room()
+        is_due = time.monotonic() >= self._look_at
+        if not room or self._is_pausing() or not (self._has_more or self._is_rung or is_due):
+            return
+        try:
+            if self._has_more or self._look():
+                asked_at = uptime_seconds()
+                _, taken = self._ask(turn, (), self._claim(room))
+                self._accept(taken, room, asked_at)
+        except TRANSIENT as error:
+            # Should the claim have been made all the same, its leases expire and are swept.
+            self._back_off("a claim", error)
+        else:
+            self._pause_seconds = 0.0
+
+    def _ask(self, asked: operation[..., Any], *arguments: Any) -> Any:
+        return self._store.runtime.driver.run(Call(asked, None, arguments))
+
+    def _look(self) -> bool:
+        """Whether something is ready; a read costs less than a claim."""
+        self._look_at = time.monotonic() + self._options.poll_seconds * random.uniform(0.5, 1)
+        self._is_rung = False
+        is_ready, due_seconds = self._ask(look_for_ready, self._options.queues)
+        if due_seconds is not None:
+            self._upkeep.expect(max(0.0, due_seconds))
+        return bool(is_ready)
+
+    def _claim(self, room: int) -> Claim:
+        options = self._options
+        lease_ms = lease_milliseconds(options.lease_seconds)
+        return Claim(options.holder, room, options.queues, lease_ms)
+
+    def _accept(self, taken: Sequence[Row], room: int, asked_at: float) -> None:
+        """Keep the leases of new items, and have them run as soon as threads are free."""
+        self._has_more = len(taken) == room
+        lease_seconds = self._options.lease_seconds
+        ready = []
+        for row in taken:
+            attempt = HandlerRun(row, self._store, lease_seconds, asked_at, self._renewed)
+            self._keeper.keep(attempt.kept)
+            running = (each for each in self._attempts.values() if each.number == attempt.number)
+            before = next(running, None)
+            self._attempts[attempt.kept] = attempt
+            if before is None:
+                ready.append(attempt)
+            else:
+                # Its lease was lost and its handler still runs: never two of one item in a process.
+                before.successor = attempt
+        self._hand_out(ready)
+
+    # Running
+
+    def _hand_out(self, attempts: Sequence[HandlerRun]) -> None:
+        """Have attempts run as soon as a thread or task is free."""
+        here, in_threads = [], []
+        for attempt in attempts:
+            if self._tasks is not None and attempt.item.type in self._options.handlers:
+                here.append(attempt)
+            else:
+                in_threads.append(partial(self._serve, attempt))
+        if self._tasks is not None and here:
+            self._tasks.put(here)
+        self._threads.put(in_threads)
+
+    def _serve(self, attempt: HandlerRun) -> None:
+        """Run an attempt on a thread."""
+        if attempt.begin():
+            self._conclude(attempt, partial(self._run, attempt))
+
+    async def _serve_here(self, attempt: HandlerRun) -> None:
+        """Run an attempt in the event loop; a thread writes its outcome, since that may block."""
+        if attempt.begin():
+            handler = self._options.handlers[attempt.item.type]
+            conclude = await attempt.run_here(handler, self._async_store)
+            self._threads.put([partial(self._conclude, attempt, conclude)])
+
+    def _run(self, attempt: HandlerRun) -> AttemptOutcome | None:
+        handlers = self._options.handlers
+        if (handler := handlers.get(attempt.item.type)) is None:
+            known = ", ".join(sorted(handlers))
+            return attempt.fail(
+                f"the worker has no handler for type {attempt.item.type!r}, only for {known}"
+            )
+        return attempt.run(handler, self._async_store, self._loop)
+
+    def _conclude(self, attempt: HandlerRun, conclude: Callable[[], AttemptOutcome | None]) -> None:
+        outcome: AttemptOutcome | None = "lost"
+        try:
+            outcome = conclude()
+        except Exception:
+            log.exception("work item %s could not be ended", attempt.item.id)
+        if outcome is not None:
+            self._tell(attempt, outcome)
+        elif attempt.item.root_id is None:
+            self._happened.put(attempt)
+        else:
+            self._by_tree.add(attempt.item.root_id, attempt)
+
+    def _complete(
+        self, attempts: Sequence[HandlerRun], claim: Claim | None = None
+    ) -> Sequence[Row] | None:
+        """Complete attempts in one commit; where that fails, each by itself.
+
+        With a claim, return what it took, None if it was not made.
+        """
+        held = []
+        for attempt in attempts:
+            if attempt.kept.is_lost:
+                self._tell(attempt, attempt.lose())
+            else:
+                held.append(attempt)
+        if not held and claim is None:
+            return None
+        try:
+            found, taken = self._ask(turn, [attempt.completion for attempt in held], claim)
+        except Exception as error:
+            # One of them may be the cause; the others shall not wait for it.
+            log.info("%s items are completed one by one: %s", len(held), error)
+            for attempt in held:
+                attempt.unknown = error if isinstance(error, CommitUnknown) else None
+                in_thread(partial(self._conclude, attempt, attempt.complete))
+            return None
+        for attempt, row in zip(held, found, strict=True):
+            self._tell(attempt, attempt.completed(row))
+        return list(taken)
+
+    def _take_returned(self) -> Sequence[HandlerRun]:
+        returned, self._returned = self._returned, []
+        return returned
+
+    def _tell(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
+        self._keeper.drop(attempt.kept)
+        self._happened.put((attempt, outcome))
+
+    def _end(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
+        if self._attempts.pop(attempt.kept, None) is None:
+            return
+        self.counts[outcome] += 1
+        if outcome == "lost" and self._until_empty:
+            self._lost.add(attempt.number)
+        if outcome == "retried":
+            self._upkeep.expect(attempt.delay_seconds)
+        # What it submitted or released may ring late; only a look shows that nothing is left.
+        self._is_rung |= self._until_empty
+        if attempt.successor is not None:
+            self._hand_out([attempt.successor])
+
+    # Leases and waiting
+
+    def _renewed(self, attempt: HandlerRun, row: Row | None) -> None:
+        """Take in the answer to a heartbeat."""
+        if row is None:
+            self._happened.put("renewed")
+        elif row["cancel_requested"]:
+            attempt.cancel()
+
+    def _watch_leases(self) -> None:
+        """Stop handlers whose lease was lost, or was not renewed in time."""
+        for attempt in self._attempts.values():
+            if attempt.kept.is_lost and not attempt.has_ended:
+                attempt.lose()
+
+    def _timeout(self) -> float:
+        watch_seconds = self._options.lease_seconds / 10
+        if self._returned:
+            return 0.0
+        if not self._room():
+            return watch_seconds
+        if (self._has_more or self._is_rung) and not self._is_pausing():
+            return 0.0
+        return max(0.0, min(self._look_at - time.monotonic(), watch_seconds))
+
+    def _receive(self, seconds: float) -> None:
+        """Wait for something to happen, and take in everything that has."""
+        try:
+            happened = self._happened.get(bool(seconds), seconds or None)
+            while True:
+                if isinstance(happened, tuple):
+                    self._end(*happened)
+                elif isinstance(happened, HandlerRun):
+                    self._returned.append(happened)
+                elif happened == "rung":
+                    self._is_rung = True
+                happened = self._happened.get_nowait()
+        except queue.Empty:
+            return
+
+    def _back_off(self, what: str, error: HoldfastError) -> None:
+        self._is_rung = True
+        self._pause_seconds = min(
+            max(BACKOFF_SECONDS, self._pause_seconds * 2), BACKOFF_SECONDS_MAX
+        )
+        self._look_at = time.monotonic() + self._pause_seconds * random.uniform(0.5, 1)
+        log.warning("%s failed and will be tried again: %s", what, error)
+
+    # Stopping
+
+    def _drain(self) -> None:
+        """Release what was not started, let the rest finish for a while, then release that."""
+        for attempt in self._attempts.values():
+            attempt.is_draining = True
+        self._release([attempt for attempt in self._attempts.values() if attempt.begin()])
+        deadline = time.monotonic() + self._options.drain_seconds
+        while self._attempts and self.stops < 2 and (left := deadline - time.monotonic()) > 0:
+            self._complete(self._take_returned())
+            self._watch_leases()
+            self._receive(0 if self._returned else min(left, self._options.lease_seconds / 10))
+        # What has returned by now is better completed than run again.
+        self._receive(0)
+        within(STOP_SECONDS_MAX, partial(self._complete, self._take_returned()))
+        self._receive(0)
+        unfinished = list(self._attempts.values())
+        for attempt in unfinished:
+            log.warning("work item %s is released while its handler runs", attempt.item.id)
+            attempt.give_up()
+        self._release(unfinished)
+
+    def _release(self, attempts: Sequence[HandlerRun]) -> None:
+        ended: list[tuple[HandlerRun, AttemptOutcome]] = []
+
+        def release() -> None:
+            for attempt in attempts:
+                ended.append((attempt, attempt.release()))
+                self._keeper.drop(attempt.kept)
+
+        if attempts:
+            within(STOP_SECONDS_MAX if self.stops > 1 else RELEASE_SECONDS_MAX, release)
+            for each in list(ended):
+                self._end(*each)
+
+
+def within(seconds: float, function: Callable[[], object]) -> None:
+    """Run a function, and wait for it no longer than this."""
+    thread = Thread(function, "holdfast-stopping")
+    thread.start()
+    thread.join(seconds)
