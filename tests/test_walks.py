@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (89, 22, 16),
-    "save": (95, 22, 16),
-    "call": (155, 29, 21),
-    "claim": (70, 17, 15),
-    "complete": (68, 14, 14),
+    "append": (88, 18, 16),
+    "save": (93, 18, 16),
+    "call": (155, 27, 21),
+    "claim": (70, 15, 15),
+    "complete": (68, 13, 14),
 }
 
 

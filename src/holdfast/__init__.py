@@ -1,7 +1,7 @@
 """Holdfast: durable state for AI agents."""
 
 from .checkpoints.diff import Diff
-from .checkpoints.growth import Growth
+from .checkpoints.read import Growth
 from .clock import SystemClock, VirtualClock
 from .codec import Limits
 from .effects import (

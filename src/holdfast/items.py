@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from .arguments import require_limit, require_text, require_whole
-from .checkpoints.growth import Growth, growth
+from .checkpoints.read import Growth, growth
 from .errors import InvalidArgument
 from .kernel.flow import Flow, flow
 from .kernel.nouns import SWEPT_PER_PASS, find_row

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any, overload
 
 from .arguments import require_text, require_text_or_none, shown
-from .checkpoints import RewindOps, copy_fork_point
-from .checkpoints.branching import find_and_hold
-from .checkpoints.handle import require_version
+from .checkpoints.handle import CheckpointOps, require_version
+from .checkpoints.lines import SHIFT
 from .checkpoints.read import naming
-from .checkpoints.write import record_status
+from .checkpoints.write import copy_fork_point, find_and_hold, record_status, write_rewind
 from .effects import SessionEffects
 from .effects.identity import lineage_at
 from .effects.tools import by_name
@@ -59,7 +58,7 @@ from .spend import SpendOps
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
 
-class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
+class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
     """A session; every change is durable when its call returns."""
 
     @property
@@ -164,7 +163,7 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         new_id = require_text("id", id) if id is not None else (yield from fresh_id())
         yield from self._lock()
         origin = yield from self._row()
-        owner, row = yield from find_and_hold(self.number, self.id, version)
+        row = yield from find_and_hold(self.number, self.id, version)
         root_id = self.root_id
         if origin["parent_id"] is None:
             root_id = new_id
@@ -180,13 +179,13 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
             head=random_id((yield from fresh_id())),
             metadata=self.runtime.codec.pack(metadata, context=("hf_sessions", new_id)),
             number=self.number,
-            owner=owner,
+            owner=row["key"] // SHIFT,
             lineage=(yield from lineage_at(self.number, self.id, version)),
         )
         if created is None:
             raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
         with naming(self.id, version):
-            yield from copy_fork_point(self.runtime.codec, owner, row, created["number"])
+            yield from copy_fork_point(self.runtime.codec, row, created["number"])
         data = {"origin": self.id, "version": version}
         yield from emit(self.runtime.codec, root_id, new_id, "session_forked", data)
         return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
@@ -209,7 +208,7 @@ class Session(RewindOps[C], SpendOps[C], SessionEffects[C]):
         if self.fence is None:
             yield from rows(FENCE_EXPIRED, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)
-        checkpoint = yield from self._go_back(version)
+        checkpoint = yield from write_rewind(self.runtime, place, version)
         return Rewound(
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},
             **{name: getattr(left, name) for name in Compensation.__dataclass_fields__},

@@ -6,9 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import holdfast
-from holdfast.checkpoints import manifest as manifests
-from holdfast.checkpoints.lines import RUN_ITEMS, SHIFT, Ref
-from holdfast.checkpoints.manifest import Inline, checkpoint_context
+from holdfast.checkpoints.lines import RUN_ITEMS, SHIFT, Inline, Ref, manifest_of
 from holdfast.kernel.operation import rows
 
 Tables = dict[str, list[dict[str, Any]]]
@@ -113,8 +111,7 @@ def _needed(
     ends = dict.fromkeys(lines, 0)
     for row in tables["hf_checkpoints"]:
         number, version = divmod(row["key"], SHIFT)
-        context = checkpoint_context(number, version, "manifest")
-        for entry in manifests.unpack(store.runtime.codec, row["manifest"], context).values():
+        for entry in manifest_of(store.runtime.codec, row).values():
             if isinstance(entry, Inline):
                 continue
             assert entry.line_id in lines, f"{number}/{version} needs the lost line {entry.line_id}"

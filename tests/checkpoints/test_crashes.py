@@ -15,9 +15,10 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
 from holdfast.checkpoints import Heads
-from holdfast.checkpoints.heads import Head
+from holdfast.checkpoints.changes import Head
 from holdfast.checkpoints.lines import SHIFT
 from holdfast.checkpoints.removal import prunable, remove_versions
+from holdfast.kernel.nouns import Retention
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
@@ -160,7 +161,7 @@ def pruned(family: Family) -> list[int]:
     number = family.session().number
 
     def prune(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
-        keys = yield from prunable(number, keep=2, key_ms=0, limit=100)
+        keys = yield from prunable(Retention(keep=2, work_ms=0, key_ms=0, effect_ms=0), number)
         yield from remove_versions(tx.runtime.codec, number, keys)
         return keys
 

@@ -647,9 +647,9 @@ async def test_a_composition_that_fails_leaves_neither_rows_nor_memories(subject
 def test_hundreds_of_remembered_sessions_are_forgotten_without_harm(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.checkpoints import heads
+    from holdfast.checkpoints import changes
 
-    monkeypatch.setattr(heads, "TOTAL_BYTES_MAX", 20_000)
+    monkeypatch.setattr(changes, "TOTAL_BYTES_MAX", 20_000)
     with holdfast.open(**place, durability="normal") as store:
         sessions = [store.session(f"s{number}") for number in range(12)]
         for turn in range(9):

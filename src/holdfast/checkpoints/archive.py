@@ -17,7 +17,7 @@ from ..codec import Cipher, Codec, Limits, from_json, to_json
 from ..errors import CorruptRecord, InvalidArgument
 from ..kernel.files import require_header
 from ..records import Checkpoint
-from .deltas import Delta
+from .read import Delta
 
 # A line may hold many values at once, each of which was within the store's own limits.
 LINE_LIMITS = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
@@ -32,15 +32,7 @@ def archive_line(
         kept = delta.shared.get(name)
         channels[name] = {"value": value} if kept is None else {"kept": kept, "items": value}
     record = {
-        "session_id": checkpoint.session_id,
-        "version": checkpoint.version,
-        "epoch": checkpoint.epoch,
-        "kind": checkpoint.kind,
-        "data": checkpoint.data,
-        "metadata": checkpoint.metadata,
-        "item_id": checkpoint.item_id,
-        "idempotency_key": checkpoint.idempotency_key,
-        "state_sequence": checkpoint.state_sequence,
+        **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},
         "created_at": iso(checkpoint.created_at),
         "after": after,
         "channels": channels,

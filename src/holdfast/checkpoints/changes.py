@@ -1,21 +1,32 @@
-"""Turning what a caller wants to save into rows: appends in place, edits as pieces of old lines."""
+"""Changes of channels as rows: appends in place, edits as pieces of old lines.
+
+They are planned from the newest checkpoint as this process remembers it. A remembered head is only
+ever a guess. The write that uses it compares the head's random id in the database, so a guess that
+is old costs a second look and can damage nothing.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..codec import Codec
 from ..errors import TypeConflict
-from ..kernel.operation import Op
-from .heads import LIST_BYTES_MAX, Head, KnownList
+from ..kernel.operation import Op, PerStore, Runtime
 from .lines import (
+    INLINE_BYTES_MAX,
     PIECES_MAX,
     RUN_ITEMS,
+    Entry,
+    Inline,
+    LineRows,
+    Manifest,
     Piece,
     Ref,
-    Write,
+    Stored,
     bodies_of,
     cut,
     list_header,
@@ -23,9 +34,78 @@ from .lines import (
     pieces_of,
     write_items,
 )
-from .manifest import INLINE_BYTES_MAX, Entry, Inline, Stored
 
-EMPTY_LIST = b"\x90"
+LIST_BYTES_MAX = 16 * 2**20
+TOTAL_BYTES_MAX = 64 * 2**20
+HEADS_MAX = 1_000
+EMPTY_LIST = Inline(b"\x90")
+
+
+@dataclass(slots=True)
+class KnownList:
+    """The encoded items of a list: all of them joined, and those since its last full run."""
+
+    joined: bytearray | None
+    tail: list[bytes]
+
+    def is_value(self, body: bytes) -> bool:
+        """Whether a channel that is no list has this value."""
+        return self.joined is not None and bytes(self.joined) == body
+
+
+@dataclass(slots=True)
+class Head:
+    """A session's newest checkpoint."""
+
+    id: int
+    version: int
+    manifest: Manifest
+    lists: dict[str, KnownList] = field(default_factory=dict)
+
+
+class Heads(PerStore):
+    """The heads of one store, the least recently used forgotten first; threads may share it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._lock = threading.Lock()
+        self._heads: OrderedDict[int, Head] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._total_bytes = 0
+
+    def get(self, session_number: int) -> Head | None:
+        """Return what is remembered of a session."""
+        with self._lock:
+            head = self._heads.get(session_number)
+            if head is not None:
+                self._heads.move_to_end(session_number)
+            return head
+
+    def put(self, session_number: int, head: Head) -> None:
+        """Remember a head, unless a newer one is known already."""
+        with self._lock:
+            known = self._heads.get(session_number)
+            if known is not None and known.version > head.version:
+                return
+            size = 500
+            for each in head.lists.values():
+                # About how much memory a list takes.
+                size += len(each.joined or b"") + sum(map(len, each.tail)) + 200
+            self._total_bytes += size - self._sizes.get(session_number, 0)
+            self._sizes[session_number] = size
+            self._heads[session_number] = head
+            self._heads.move_to_end(session_number)
+            while len(self._heads) > HEADS_MAX or self._total_bytes > TOTAL_BYTES_MAX:
+                self._drop(next(iter(self._heads)))
+
+    def forget(self, *session_numbers: int) -> None:
+        """Drop what is remembered of sessions."""
+        with self._lock:
+            for session_number in session_numbers:
+                self._drop(session_number)
+
+    def _drop(self, session_number: int) -> None:
+        self._heads.pop(session_number, None)
+        self._total_bytes -= self._sizes.pop(session_number, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +149,11 @@ class SetList:
     bodies: Sequence[bytes]
 
 
-Change: TypeAlias = Extend | Grown | SetValue | SetList
+ChannelChange: TypeAlias = Extend | Grown | SetValue | SetList
 
 
-@dataclass(slots=True)
-class Plan:
-    """The rows of one checkpoint's channels."""
-
-    manifest: dict[str, Entry]
-    lists: dict[str, KnownList]
-    writes: list[Write] = field(default_factory=list)
-    opened: list[int] = field(default_factory=list)
-    grown: dict[str, Sequence[bytes]] = field(default_factory=dict)
-
-    def remember(self) -> dict[str, KnownList]:
-        """Return the lists as they are once the plan is durable; call it once, then."""
-        for channel, bodies in self.grown.items():
-            joined = self.lists[channel].joined
-            if joined is not None:
-                for body in bodies:
-                    joined += body
-                if len(joined) > LIST_BYTES_MAX:
-                    self.lists[channel].joined = None
-        return self.lists
-
-
-def is_simple(head: Head, changes: Mapping[str, Change]) -> bool:
-    """Tell whether a plan can be made from what is remembered, without asking the database."""
+def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
+    """Whether changes can be planned from what is remembered, without asking the database."""
     for channel, change in changes.items():
         entry, known = head.manifest.get(channel), head.lists.get(channel)
         if isinstance(change, SetValue):
@@ -105,169 +163,172 @@ def is_simple(head: Head, changes: Mapping[str, Change]) -> bool:
             if len(change.body) > INLINE_BYTES_MAX and not is_same:
                 return False
             continue
-        is_known = known is not None and isinstance(entry, Ref) and entry.is_open
         is_growth = isinstance(change, Extend) or (
             isinstance(change, Grown) and change.head_id == head.id
         )
-        if not (is_growth and is_known):
+        if not is_growth or known is None or not isinstance(entry, Ref) or not entry.is_open:
             return False
     return True
 
 
-def make_plan(codec: Codec, head: Head, changes: Mapping[str, Change]) -> Op[Plan]:
-    """Plan the channels of the next checkpoint; what is not remembered is read."""
-    plan = Plan(dict(head.manifest), dict(head.lists))
-    for channel, change in changes.items():
-        entry, known = head.manifest.get(channel), head.lists.get(channel)
-        match change:
-            case SetValue(body):
-                yield from _set_value(codec, plan, channel, body)
-            case Extend(bodies) if isinstance(entry, Ref):
-                yield from _extend(codec, plan, channel, entry, bodies)
-            case Extend(bodies):
-                if entry is not None and entry != Inline(EMPTY_LIST):
-                    raise TypeConflict(
-                        f"channel {channel!r} is not a list; save() replaces it", channel=channel
-                    )
-                yield from _extend(codec, plan, channel, None, bodies)
-            case Grown(head_id, bodies) if head_id == head.id and isinstance(entry, Ref):
-                yield from _extend(codec, plan, channel, entry, bodies)
-            case Grown():
-                bodies = change.whole(codec)
-                yield from _set_list(codec, plan, channel, entry, known, bodies)
-            case SetList(bodies):
-                yield from _set_list(codec, plan, channel, entry, known, bodies)
-    return plan
+class ChannelPlan:
+    """The rows of one checkpoint's channels, and what is known of them once they are durable."""
+
+    def __init__(self, codec: Codec, head: Head) -> None:
+        self.codec = codec
+        self.head_id = head.id
+        self.manifest: dict[str, Entry] = dict(head.manifest)
+        self.lists: dict[str, KnownList] = dict(head.lists)
+        self.writes: list[LineRows] = []
+        self.opened: list[int] = []
+        self._grown: dict[str, Sequence[bytes]] = {}
+
+    def add(self, changes: Mapping[str, ChannelChange]) -> Op[None]:
+        """Plan changes, one of each channel; what is not remembered is read."""
+        for channel, change in changes.items():
+            entry = self.manifest.get(channel)
+            match change:
+                case SetValue(body):
+                    yield from self._set_value(channel, entry, body)
+                case Extend(bodies):
+                    if entry is not None and not isinstance(entry, Ref) and entry != EMPTY_LIST:
+                        raise TypeConflict(
+                            f"channel {channel!r} is not a list; save() replaces it",
+                            channel=channel,
+                        )
+                    yield from self._extend(channel, entry, bodies)
+                case Grown(head_id, bodies) if head_id == self.head_id and isinstance(entry, Ref):
+                    yield from self._extend(channel, entry, bodies)
+                case Grown():
+                    yield from self._set_list(channel, entry, change.whole(self.codec))
+                case SetList(bodies):
+                    yield from self._set_list(channel, entry, bodies)
+
+    def remember(self) -> dict[str, KnownList]:
+        """Return the lists as they are once the plan is durable; call it once, then."""
+        for channel, bodies in self._grown.items():
+            joined = self.lists[channel].joined
+            if joined is not None:
+                for body in bodies:
+                    joined += body
+                if len(joined) > LIST_BYTES_MAX:
+                    self.lists[channel].joined = None
+        return self.lists
+
+    def _set_value(self, channel: str, entry: Entry | None, body: bytes) -> Op[None]:
+        if len(body) <= INLINE_BYTES_MAX:
+            self.manifest[channel] = Inline(body)
+            self.lists.pop(channel, None)
+            return
+        known = self.lists.get(channel)
+        if isinstance(entry, Stored) and known is None:
+            (stored,) = yield from bodies_of(self.codec, [Piece(entry.line_id, 0, 1)])
+            known = KnownList(bytearray(stored), [])
+        if not isinstance(entry, Stored) or known is None or not known.is_value(body):
+            line_id = yield from self._open([])
+            self.writes.append(write_items(self.codec, line_id, 0, [], [body]))
+            self.manifest[channel] = Stored(line_id)
+        self.lists[channel] = KnownList(bytearray(body), [])
+
+    def _set_list(self, channel: str, entry: Entry | None, bodies: Sequence[bytes]) -> Op[None]:
+        if not isinstance(entry, Ref):
+            yield from self._extend(channel, None, bodies)
+            return
+        known = self.lists.get(channel)
+        pieces = yield from pieces_of(self.codec, entry)
+        if known is not None and known.joined is not None:
+            old = self.codec.split(list_header(entry.length) + known.joined)
+        else:
+            old = yield from bodies_of(self.codec, pieces)
+        prefix = _common(old, bodies)
+        if prefix == len(old):
+            self.lists[channel] = known or _known(old, entry)
+            yield from self._extend(channel, entry, bodies[prefix:])
+        elif prefix == len(bodies) and prefix >= entry.base:
+            ref = Ref(entry.line_id, prefix, entry.base, entry.skip, is_open=False)
+            self.manifest[channel] = ref
+            self.lists[channel] = _known(bodies, ref)
+        else:
+            yield from self._edit(channel, pieces, old, bodies, prefix)
+
+    def _edit(
+        self,
+        channel: str,
+        pieces: Sequence[Piece],
+        old: Sequence[bytes],
+        new: Sequence[bytes],
+        prefix: int,
+    ) -> Op[None]:
+        """Open a line of the parts that stay, with what is new between them."""
+        longest = min(len(old), len(new)) - prefix
+        suffix = _common(old[: -longest - 1 : -1], new[: -longest - 1 : -1]) if longest else 0
+        middle = new[prefix : len(new) - suffix]
+        kept = cut(pieces, 0, prefix)
+        if suffix:
+            own = [Piece(0, 0, len(middle))] if middle else []
+            kept = [*kept, *own, *cut(pieces, len(old) - suffix, len(old))]
+        if len(kept) > PIECES_MAX or not (prefix or suffix):
+            yield from self._extend(channel, None, new)
+            return
+        line_id = yield from self._open(kept)
+        self.writes.append(write_items(self.codec, line_id, 0, [], middle))
+        base = sum(piece.length for piece in kept)
+        ref = Ref(line_id, len(new), base, skip=len(middle) if suffix else 0)
+        self.manifest[channel] = ref
+        # What lies in the line is the middle, wherever that stands in the list.
+        tail = _last(middle, ref.own_end % RUN_ITEMS)
+        self.lists[channel] = KnownList(_known(new, ref).joined, tail)
+
+    def _extend(self, channel: str, entry: Entry | None, new: Sequence[bytes]) -> Op[None]:
+        """Append to the open line, or open one that begins where the list stands."""
+        ref = entry if isinstance(entry, Ref) else None
+        if not new:
+            if ref is None:
+                self.manifest[channel] = EMPTY_LIST
+                self.lists.pop(channel, None)
+            return
+        known = self.lists.get(channel)
+        if ref is None:
+            ref, known = Ref((yield from self._open([])), 0), KnownList(bytearray(), [])
+        elif not ref.is_open:
+            ref, known, before = yield from self._reopen(ref, known)
+            new = [*before, *new]
+        start = ref.own_end
+        since_run = start % RUN_ITEMS
+        if known is not None and len(known.tail) == since_run:
+            tail = known.tail
+        else:
+            piece = Piece(ref.line_id, start - since_run, since_run)
+            tail = yield from bodies_of(self.codec, [piece])
+        self.writes.append(write_items(self.codec, ref.line_id, start, tail, new))
+        self.manifest[channel] = Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip)
+        last = _last([*tail, *new], (start + len(new)) % RUN_ITEMS)
+        self.lists[channel] = KnownList(known.joined if known is not None else None, last)
+        self._grown[channel] = new
+
+    def _reopen(
+        self, entry: Ref, known: KnownList | None
+    ) -> Op[tuple[Ref, KnownList, Sequence[bytes]]]:
+        """Open a line that begins with the whole list; one in too many pieces is written anew."""
+        pieces = yield from pieces_of(self.codec, entry)
+        if len(pieces) > PIECES_MAX:
+            before = yield from bodies_of(self.codec, pieces)
+            return Ref((yield from self._open([])), 0), KnownList(bytearray(), []), before
+        line_id = yield from self._open(pieces)
+        joined = known.joined if known is not None else None
+        return Ref(line_id, entry.length, base=entry.length), KnownList(joined, []), ()
+
+    def _open(self, pieces: Sequence[Piece]) -> Op[int]:
+        line_id = yield from open_line(self.codec, pieces)
+        self.opened.append(line_id)
+        return line_id
 
 
-def _set_value(codec: Codec, plan: Plan, channel: str, body: bytes) -> Op[None]:
-    if len(body) <= INLINE_BYTES_MAX:
-        plan.manifest[channel] = Inline(body)
-        plan.lists.pop(channel, None)
-        return
-    entry, known = plan.manifest.get(channel), plan.lists.get(channel)
-    if isinstance(entry, Stored) and known is None:
-        (stored,) = yield from bodies_of(codec, [Piece(entry.line_id, 0, 1)])
-        known = KnownList(bytearray(stored), [])
-    if not isinstance(entry, Stored) or known is None or not known.is_value(body):
-        line_id = yield from _open(codec, plan, [])
-        plan.writes.append(write_items(codec, line_id, 0, [], [body]))
-        plan.manifest[channel] = Stored(line_id)
-    plan.lists[channel] = KnownList(bytearray(body), [])
-
-
-def _set_list(
-    codec: Codec,
-    plan: Plan,
-    channel: str,
-    entry: Entry | None,
-    known: KnownList | None,
-    bodies: Sequence[bytes],
-) -> Op[None]:
-    if not isinstance(entry, Ref):
-        yield from _extend(codec, plan, channel, None, bodies)
-        return
-    pieces = yield from pieces_of(codec, entry)
-    if known is not None and known.joined is not None:
-        old = codec.split(list_header(entry.length) + known.joined)
-    else:
-        old = yield from bodies_of(codec, pieces)
-    prefix = _common(old, bodies)
-    if prefix == len(old):
-        plan.lists[channel] = known or _known(old, entry)
-        yield from _extend(codec, plan, channel, entry, bodies[prefix:])
-    elif prefix == len(bodies) and prefix >= entry.base:
-        plan.manifest[channel] = Ref(entry.line_id, prefix, entry.base, entry.skip, is_open=False)
-        plan.lists[channel] = _known(bodies, plan.manifest[channel])
-    else:
-        yield from _edit(codec, plan, channel, pieces, old, bodies, prefix)
-
-
-def _edit(
-    codec: Codec,
-    plan: Plan,
-    channel: str,
-    pieces: Sequence[Piece],
-    old: Sequence[bytes],
-    new: Sequence[bytes],
-    prefix: int,
-) -> Op[None]:
-    """Open a line of the parts that stay, with what is new between them."""
-    longest = min(len(old), len(new)) - prefix
-    suffix = _common(old[: -longest - 1 : -1], new[: -longest - 1 : -1]) if longest else 0
-    middle = new[prefix : len(new) - suffix]
-    kept = cut(pieces, 0, prefix)
-    if suffix:
-        own = [Piece(0, 0, len(middle))] if middle else []
-        kept = [*kept, *own, *cut(pieces, len(old) - suffix, len(old))]
-    if len(kept) > PIECES_MAX or not (prefix or suffix):
-        yield from _extend(codec, plan, channel, None, new)
-        return
-    line_id = yield from _open(codec, plan, kept)
-    plan.writes.append(write_items(codec, line_id, 0, [], middle))
-    base = sum(piece.length for piece in kept)
-    ref = Ref(line_id, len(new), base, skip=len(middle) if suffix else 0)
-    plan.manifest[channel] = ref
-    # What lies in the line is the middle, wherever that stands in the list.
-    tail = _last(middle, ref.own_end % RUN_ITEMS)
-    plan.lists[channel] = KnownList(_known(new, ref).joined, tail)
-
-
-def _extend(
-    codec: Codec, plan: Plan, channel: str, entry: Ref | None, new: Sequence[bytes]
-) -> Op[None]:
-    """Append to the open line, or open one that begins where the list stands."""
-    if not new:
-        if entry is None:
-            plan.manifest[channel] = Inline(EMPTY_LIST)
-            plan.lists.pop(channel, None)
-        return
-    known = plan.lists.get(channel)
-    if entry is None:
-        entry, known = Ref((yield from _open(codec, plan, [])), 0), KnownList(bytearray(), [])
-    elif not entry.is_open:
-        entry, known, before = yield from _reopen(codec, plan, entry, known)
-        new = [*before, *new]
-    start = entry.own_end
-    since_run = start % RUN_ITEMS
-    if known is not None and len(known.tail) == since_run:
-        tail = known.tail
-    else:
-        piece = Piece(entry.line_id, start - since_run, since_run)
-        tail = yield from bodies_of(codec, [piece])
-    plan.writes.append(write_items(codec, entry.line_id, start, tail, new))
-    plan.manifest[channel] = Ref(entry.line_id, entry.length + len(new), entry.base, entry.skip)
-    whole = [*tail, *new]
-    last = whole[len(whole) - (start + len(new)) % RUN_ITEMS :]
-    plan.lists[channel] = KnownList(known.joined if known is not None else None, last)
-    plan.grown[channel] = new
-
-
-def _reopen(
-    codec: Codec, plan: Plan, entry: Ref, known: KnownList | None
-) -> Op[tuple[Ref, KnownList, Sequence[bytes]]]:
-    """Open a line that begins with the whole list; one in too many pieces is written out anew."""
-    pieces = yield from pieces_of(codec, entry)
-    if len(pieces) > PIECES_MAX:
-        before = yield from bodies_of(codec, pieces)
-        return Ref((yield from _open(codec, plan, [])), 0), KnownList(bytearray(), []), before
-    line_id = yield from _open(codec, plan, pieces)
-    joined = known.joined if known is not None else None
-    return Ref(line_id, entry.length, base=entry.length), KnownList(joined, []), ()
-
-
-def _open(codec: Codec, plan: Plan, pieces: Sequence[Piece]) -> Op[int]:
-    line_id = yield from open_line(codec, pieces)
-    plan.opened.append(line_id)
-    return line_id
-
-
-def _known(bodies: Sequence[bytes], entry: Entry) -> KnownList:
+def _known(bodies: Sequence[bytes], ref: Ref) -> KnownList:
     joined = bytearray().join(bodies)
-    count = entry.own_end % RUN_ITEMS if isinstance(entry, Ref) else 0
+    count = ref.own_end % RUN_ITEMS
     # Own items that stand before the base are not the list's last: they are read when needed.
-    is_last = isinstance(entry, Ref) and count <= entry.length - entry.base
-    tail = _last(bodies, count) if is_last else []
+    tail = _last(bodies, count) if count <= ref.length - ref.base else []
     return KnownList(joined if len(joined) <= LIST_BYTES_MAX else None, tail)
 
 

@@ -12,8 +12,8 @@ from .. import validation
 CHARACTERS_SHOWN = 120
 ITEMS_SHOWN = 50
 
-Change: TypeAlias = Literal["added", "removed", "changed"]
-Path: TypeAlias = tuple[str | int, ...]
+ChangeKind: TypeAlias = Literal["added", "removed", "changed"]
+KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class ListDiff:
 class ValueDiff:
     """One change inside a value; `before` means nothing if it was added, `after` if removed."""
 
-    path: Path
-    change: Change
+    path: KeyPath
+    change: ChangeKind
     before: Any
     after: Any
 
@@ -49,7 +49,7 @@ class ChannelDiff:
     """One channel that differs: `items` where both values are lists, else `values`."""
 
     channel: str
-    change: Change
+    change: ChangeKind
     items: ListDiff | None
     values: tuple[ValueDiff, ...]
 
@@ -84,14 +84,20 @@ def compare(
 def _channel(
     name: str, before: Mapping[str, Any], after: Mapping[str, Any], shared: int
 ) -> ChannelDiff | None:
-    change: Change = "changed"
+    change: ChangeKind = "changed"
     if name not in before or name not in after:
         change = "added" if name in after else "removed"
     old, new = before.get(name, []), after.get(name, [])
     if type(old) is list and type(new) is list and (old or new or change == "changed"):
         if change == "changed" and same(old, new):
             return None
-        items = _compare_lists(old, new, shared)
+        prefix, suffix = _ends(old, new)
+        items = ListDiff(
+            prefix=shared + prefix,
+            suffix=suffix,
+            removed=_items(old, prefix, suffix, shared),
+            added=_items(new, prefix, suffix, shared),
+        )
         return ChannelDiff(channel=name, change=change, items=items, values=())
     if change == "changed":
         values = tuple(_changes((), old, new))
@@ -101,16 +107,6 @@ def _channel(
     if not values:
         return None
     return ChannelDiff(channel=name, change=change, items=None, values=values)
-
-
-def _compare_lists(old: Sequence[Any], new: Sequence[Any], shared: int) -> ListDiff:
-    prefix, suffix = _ends(old, new)
-    return ListDiff(
-        prefix=shared + prefix,
-        suffix=suffix,
-        removed=_items(old, prefix, suffix, shared),
-        added=_items(new, prefix, suffix, shared),
-    )
 
 
 def _items(values: Sequence[Any], prefix: int, suffix: int, shared: int) -> tuple[ItemDiff, ...]:
@@ -145,7 +141,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _changes(path: Path, before: Any, after: Any) -> Iterator[ValueDiff]:
+def _changes(path: KeyPath, before: Any, after: Any) -> Iterator[ValueDiff]:
     if type(before) is dict and type(after) is dict:
         for key in sorted(before.keys() | after.keys()):
             yield from _member((*path, key), before, after, key)
@@ -160,7 +156,7 @@ def _changes(path: Path, before: Any, after: Any) -> Iterator[ValueDiff]:
 
 
 def _member(
-    path: Path, before: Mapping[Any, Any], after: Mapping[Any, Any], key: str | int
+    path: KeyPath, before: Mapping[Any, Any], after: Mapping[Any, Any], key: str | int
 ) -> Iterator[ValueDiff]:
     if key in before and key in after:
         yield from _changes(path, before[key], after[key])

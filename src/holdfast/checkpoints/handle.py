@@ -1,4 +1,4 @@
-"""The operations on one session's checkpoints, in every colour."""
+"""What a session does with its versions, in every colour."""
 
 from __future__ import annotations
 
@@ -8,39 +8,28 @@ from typing import Any
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import C, Op, deciding, large_query, operation, query, rows
+from ..kernel.operation import C, Op, deciding, large_query, one, operation, query, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from ..sessions.handle import SessionHandle
-from .changes import Change, Extend, Grown, SetList, SetValue
-from .deltas import manifest_at, read_delta
+from . import read
+from .changes import ChannelChange, Extend, Grown, Head, Heads, SetList, SetValue
 from .diff import Diff, compare
-from .heads import Head, Heads
-from .lines import RUN_ITEMS, SHIFT, Ref, list_header
-from .read import (
-    find,
-    header,
-    listed,
-    load,
-    naming,
-    newest,
-    require_session,
-    resume_row,
-    spans,
-)
-from .write import draft, id_of_item, write
+from .lines import RUN_ITEMS, SHIFT, Entry, Ref, list_header, manifest_of
+from .read import find, header, listed, naming, require_session, spans
+from .write import id_of_item, write
 
 HISTORY_MAX = 10_000
 REASON_CHARACTERS_MAX = 1_000
 
-COUNTS = """
+COUNT_KINDS = """
 SELECT kind, count(*) AS checkpoints FROM hf_checkpoints
 WHERE key > :low AND key <= :high GROUP BY kind
 """
-PIN = """
+SET_PIN = """
 INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :now)
 ON CONFLICT (key) DO UPDATE SET reason = excluded.reason
 """
-UNPIN = "DELETE FROM hf_pins WHERE key = :key"
+REMOVE_PIN = "DELETE FROM hf_pins WHERE key = :key"
 ATTEST = "INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :now)"
 
 
@@ -67,12 +56,11 @@ class CheckpointOps(SessionHandle[C]):
         """
         if channels is not None and not isinstance(channels, Mapping):
             raise InvalidArgument(f"channels must be a dict, not {type(channels).__name__}")
-        wanted = {**(channels or {}), **named}
-        codec = self.runtime.codec
         head = Heads.of(self.runtime).get(self.number)
+        wanted = {**(channels or {}), **named}
         changes = {name: self._set(head, name, value) for name, value in wanted.items()}
-        ready = draft(codec, kind, changes, data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), ready))
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), kind, changes, *given))
 
     @deciding
     def append(
@@ -97,10 +85,9 @@ class CheckpointOps(SessionHandle[C]):
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
                 f"append({shown(channel)}, [item])"
             )
-        codec = self.runtime.codec
-        changes = {channel: Extend(codec.encode_each(items, name=channel))}
-        ready = draft(codec, kind, changes, data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), ready))
+        changes = {channel: Extend(self.runtime.codec.encode_each(items, name=channel))}
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), kind, changes, *given))
 
     @deciding
     def record(
@@ -117,8 +104,8 @@ class CheckpointOps(SessionHandle[C]):
 
         The same `key` again returns the first checkpoint and adds nothing.
         """
-        ready = draft(self.runtime.codec, kind, {}, data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), ready))
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place(), kind, {}, *given))
 
     @large_query
     def latest(
@@ -128,9 +115,8 @@ class CheckpointOps(SessionHandle[C]):
         require_kind(kind)
         if last is not None:
             require_whole("last", last, 1)
-        row = (yield from newest(self.number)) if kind is None else None
-        if row is not None:
-            return (yield from load(self.runtime.codec, self.id, self.number, row, last))
+        if kind is None and (row := (yield from one(read.READ_NEWEST, number=self.number))):
+            return (yield from read.load(self.runtime.codec, self.id, row, last))
         where = yield from spans(self.number, on_path=True)
         found = yield from listed(where, kind, None, 1)
         if not found:
@@ -151,10 +137,10 @@ class CheckpointOps(SessionHandle[C]):
         """Compare the channels of two versions, at the cost of what differs between them."""
         require_version(before)
         require_version(after)
-        old = yield from manifest_at(self.runtime.codec, self.number, self.id, before)
-        new = yield from manifest_at(self.runtime.codec, self.number, self.id, after)
+        old = yield from self._manifest(before)
+        new = yield from self._manifest(after)
         with naming(self.id, after):
-            delta = yield from read_delta(self.runtime.codec, old, new)
+            delta = yield from read.read_delta(self.runtime.codec, old, new)
         return compare(delta.before, delta.after, delta.shared)
 
     @query
@@ -189,7 +175,7 @@ class CheckpointOps(SessionHandle[C]):
     def counts(self) -> Op[dict[str, int]]:
         """Return how many checkpoints the session has of each kind."""
         low = self.number * SHIFT
-        found = yield from rows(COUNTS, low=low, high=low + SHIFT - 1)
+        found = yield from rows(COUNT_KINDS, low=low, high=low + SHIFT - 1)
         if not found:
             yield from require_session(self.number, self.id)
         return {row["kind"]: int(row["checkpoints"]) for row in found}
@@ -197,7 +183,7 @@ class CheckpointOps(SessionHandle[C]):
     @query
     def resume_point(self) -> Op[ResumePoint]:
         """Return the iteration to run next and the record that says so; (1, None) at first."""
-        row = yield from resume_row(self.number)
+        row = yield from read.resume_row(self.number)
         if row is None:
             yield from require_session(self.number, self.id)
             return ResumePoint(iteration=1, checkpoint=None)
@@ -216,57 +202,62 @@ class CheckpointOps(SessionHandle[C]):
             )
         key = yield from self._own_key(version)
         sealed = self.runtime.codec.pack(reason, context=("hf_pins", str(key)))
-        yield from rows(PIN, key=key, reason=sealed)
-        data = {"version": version, "reason": reason}
-        yield from emit(self.runtime.codec, self.root_id, self.id, "checkpoint_pinned", data)
+        yield from rows(SET_PIN, key=key, reason=sealed)
+        yield from self._emit("checkpoint_pinned", version=version, reason=reason)
 
     @operation
     def unpin(self, version: int) -> Op[None]:
         """Let a version be pruned again."""
         key = yield from self._own_key(version)
-        yield from rows(UNPIN, key=key)
-        yield from emit(
-            self.runtime.codec, self.root_id, self.id, "checkpoint_unpinned", {"version": version}
-        )
+        yield from rows(REMOVE_PIN, key=key)
+        yield from self._emit("checkpoint_unpinned", version=version)
 
     @operation
     def attest(self, version: int, evidence: Any) -> Op[None]:
-        """Say that a version was verified, and how; empty evidence attests nothing."""
+        """Record that a version was verified, and how; empty evidence attests nothing."""
         if not evidence:
             raise InvalidArgument("evidence is empty, so it attests nothing")
         body = self.runtime.codec.encode(evidence, name="evidence")
         key = yield from self._own_key(version)
         sealed = self.runtime.codec.seal(body, context=("hf_attestations", str(key)))
         yield from rows(ATTEST, key=key, evidence=sealed)
-        yield from emit(
-            self.runtime.codec, self.root_id, self.id, "checkpoint_attested", {"version": version}
-        )
+        yield from self._emit("checkpoint_attested", version=version)
+
+    def _emit(self, kind: str, **data: Any) -> Op[None]:
+        yield from emit(self.runtime.codec, self.root_id, self.id, kind, data)
 
     def _load(self, version: int, last: int | None) -> Op[LoadedCheckpoint]:
-        owner, row = yield from find(self.number, self.id, version)
-        return (yield from load(self.runtime.codec, self.id, owner, row, last))
+        row = yield from find(self.number, self.id, version)
+        return (yield from read.load(self.runtime.codec, self.id, row, last))
+
+    def _manifest(self, version: int) -> Op[dict[str, Entry]]:
+        row = yield from find(self.number, self.id, version)
+        with naming(self.id, version):
+            return manifest_of(self.runtime.codec, row)
 
     def _own_key(self, version: int) -> Op[int]:
         """Lock the tree and return the key of a version that the session itself has."""
         require_version(version)
         yield from self._lock()
-        owner, _ = yield from find(self.number, self.id, version)
-        if owner != self.number:
+        key = self.number * SHIFT + version
+        if (yield from find(self.number, self.id, version))["key"] != key:
             raise InvalidArgument(
                 f"version {version} belongs to the session that this one was forked from"
             )
-        return self.number * SHIFT + version
+        return key
 
-    def _set(self, head: Head | None, channel: str, value: Any) -> Change:
+    def _set(self, head: Head | None, channel: str, value: Any) -> ChannelChange:
         """Encode a channel; a list that only grew since the known head is an append."""
-        require_channel(channel)
+        require_text("channel", channel)
+        codec = self.runtime.codec
         if type(value) is not list:
-            return SetValue(self.runtime.codec.encode(value, name=channel))
+            return SetValue(codec.encode(value, name=channel))
         grown = None if head is None else self._growth(head, channel, value)
-        return grown or SetList(self.runtime.codec.encode_each(value, name=channel))
+        return grown or SetList(codec.encode_each(value, name=channel))
 
-    def _growth(self, head: Head, channel: str, value: list[Any]) -> Change | None:
+    def _growth(self, head: Head, channel: str, value: list[Any]) -> ChannelChange | None:
         """Return how a list grew since a head, by comparing bytes; None if it did not."""
+        codec = self.runtime.codec
         known, entry = head.lists.get(channel), head.manifest.get(channel)
         joined = known.joined if known is not None else None
         if not joined or not isinstance(entry, Ref) or len(value) < entry.length:
@@ -277,20 +268,15 @@ class CheckpointOps(SessionHandle[C]):
         for start in range(0, entry.length, RUN_ITEMS):
             run = value[start : min(start + RUN_ITEMS, entry.length)]
             # A tuple has the bytes of a list; it is refused here as everywhere.
-            self.runtime.codec.check_each(run, channel, start)
-            if not self.runtime.codec.encode_into(run, buffer):
+            codec.check_each(run, channel, start)
+            if not codec.encode_into(run, buffer):
                 return None
             with memoryview(buffer)[len(list_header(len(run))) :] as items:
                 if not joined.startswith(items, size_bytes):
                     return None
                 size_bytes += len(items)
-        new = self.runtime.codec.encode_each(value[entry.length :], name=channel)
+        new = codec.encode_each(value[entry.length :], name=channel)
         return Grown(head.id, new, joined, size_bytes, entry.length)
-
-
-def require_channel(channel: object) -> None:
-    """Refuse what cannot name a channel."""
-    require_text("channel", channel)
 
 
 def require_kind(kind: object) -> None:

@@ -1,31 +1,35 @@
-"""Lines: where lists and large values lie, so that a turn costs what it adds.
+"""Lines and manifests: where the values of channels lie, so that a turn costs what it adds.
 
-A line has pieces of older lines, fixed when it is opened, and behind them its own items. A place
-in a list is (line, length); only the head of the session that opened a line appends to it. Own
-items are single rows until a run of 64 is full; then it becomes one row.
+A line is a list. It begins with pieces of older lines, fixed when it is opened; its own items come
+behind them. A checkpoint sees the first `length` items of a line; only the head of the session
+that opened a line appends to it. Own items are single rows until a run of 64 is full; then it
+becomes one row. A manifest says for each channel of a checkpoint where its value lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from ..codec import Codec
+from ..codec import Codec, Raw
 from ..errors import CorruptRecord
 from ..kernel.operation import Op, Query, Row, batch, one
 
 RUN_ITEMS = 64
 RUN_BYTES_MAX = 524_288
 PIECES_MAX = 64
+INLINE_BYTES_MAX = 128
 SHIFT = 2**32
 
-OPEN = "INSERT INTO hf_lines (base, pieces) VALUES (:base, CAST(:pieces AS BLOB)) RETURNING id"
-PIECES = "SELECT pieces FROM hf_lines WHERE id = :line_id"
-RANGE = """
+ADD_LINE = "INSERT INTO hf_lines (base, pieces) VALUES (:base, CAST(:pieces AS BLOB)) RETURNING id"
+READ_PIECES = "SELECT pieces FROM hf_lines WHERE id = :line_id"
+READ_RANGE = """
 SELECT key, count, data FROM hf_items WHERE key >= :low AND key < :high ORDER BY key
 """
+
+_INLINE, _VALUE, _OPEN, _CLOSED = range(4)
 
 
 class Piece(NamedTuple):
@@ -34,6 +38,20 @@ class Piece(NamedTuple):
     line_id: int
     start: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small value, kept as its body in the manifest itself."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value that is the only item of a line."""
+
+    line_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +72,72 @@ class Ref:
         """The index that the line's next own item gets."""
         return self.skip + self.length - self.base
 
-    def closed(self) -> Ref:
-        """Return the same list for another head, which must open a line of its own."""
-        return Ref(self.line_id, self.length, self.base, self.skip, is_open=False)
+
+Entry: TypeAlias = Inline | Stored | Ref
+Manifest: TypeAlias = Mapping[str, Entry]
 
 
 def item_context(key: int) -> tuple[str, str]:
     """Return the place that an item's record is bound to."""
     return "hf_items", str(key)
+
+
+def checkpoint_context(key: int, part: str) -> tuple[str, ...]:
+    """Return the place that a part of a checkpoint is bound to."""
+    return "hf_checkpoints", str(key // SHIFT), str(key % SHIFT), part
+
+
+def write_manifest(codec: Codec, manifest: Manifest) -> bytes:
+    """Return a manifest as a body. Small values are in it as they are: checked already."""
+    fields: dict[str, list[Any]] = {}
+    for channel, entry in manifest.items():
+        if isinstance(entry, Ref):
+            fields[channel] = [_OPEN if entry.is_open else _CLOSED, entry.line_id, entry.length]
+            if entry.base:
+                fields[channel] += [entry.base, entry.skip]
+        elif isinstance(entry, Stored):
+            fields[channel] = [_VALUE, entry.line_id]
+        else:
+            fields[channel] = [_INLINE, Raw(entry.body)]
+    return codec.compose(fields, name="channels")
+
+
+def read_manifest(codec: Codec, body: bytes) -> dict[str, Entry]:
+    """Return the manifest that a body holds."""
+    return {channel: _entry(codec, fields) for channel, fields in codec.decode(body).items()}
+
+
+def manifest_of(codec: Codec, row: Row) -> dict[str, Entry]:
+    """Return the manifest of a checkpoint's row."""
+    context = checkpoint_context(row["key"], "manifest")
+    return read_manifest(codec, codec.unseal(row["manifest"], context=context))
+
+
+def _entry(codec: Codec, fields: list[Any]) -> Entry:
+    match fields:
+        case [0, value]:
+            # It was within the limits when it was saved; those of today may be narrower.
+            body = codec.encode_unchecked(value)
+            return Inline(codec.encode(value) if body is None else body)
+        case [_, *numbers] if any(type(number) is not int for number in numbers):
+            pass
+        case [1, line_id]:
+            return Stored(line_id)
+        case [(2 | 3) as mark, line_id, length]:
+            return Ref(line_id, length, is_open=mark == _OPEN)
+        case [(2 | 3) as mark, line_id, length, base, skip]:
+            return Ref(line_id, length, base, skip, is_open=mark == _OPEN)
+    raise CorruptRecord("a manifest names a channel in a way that this Holdfast does not know")
+
+
+def closed(entry: Entry) -> Entry:
+    """Return where a value lies for another head, which must open a line of its own to append."""
+    return replace(entry, is_open=False) if isinstance(entry, Ref) else entry
+
+
+def line_ids(manifest: Manifest) -> set[int]:
+    """Return the lines that a manifest names itself, without the lines their pieces lie in."""
+    return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
 
 
 def list_header(count: int) -> bytes:
@@ -75,18 +151,22 @@ def list_header(count: int) -> bytes:
 
 def open_line(codec: Codec, pieces: Sequence[Piece]) -> Op[int]:
     """Open a new line that begins with pieces of others."""
-    base = sum(piece.length for piece in pieces)
-    sealed = codec.pack([list(piece) for piece in pieces]) if pieces else None
-    row = yield from one(OPEN, base=base, pieces=sealed)
+    row = yield from one(ADD_LINE, **line_row(codec, pieces))
     assert row is not None
     return int(row["id"])
+
+
+def line_row(codec: Codec, pieces: Sequence[Piece]) -> Row:
+    """Return the row of a line that begins with pieces of others."""
+    sealed = codec.pack([list(piece) for piece in pieces]) if pieces else None
+    return {"base": sum(piece.length for piece in pieces), "pieces": sealed}
 
 
 def pieces_of(codec: Codec, ref: Ref) -> Op[list[Piece]]:
     """Return where every item of a list lies, as runs of lines' own items."""
     pieces: list[Piece] = []
     if ref.base:
-        row = yield from one(PIECES, line_id=ref.line_id)
+        row = yield from one(READ_PIECES, line_id=ref.line_id)
         if row is None or row["pieces"] is None:
             raise CorruptRecord(f"line {ref.line_id} has lost its pieces", line_id=ref.line_id)
         pieces = [
@@ -111,31 +191,34 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 def bodies_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[bytes]]:
     """Return the bodies of the items that lie in these pieces, in order."""
-    if not pieces:
-        return []
-    answers = yield from batch(*(_range(piece) for piece in pieces))
-    bodies: list[bytes] = []
-    for piece, rows in zip(pieces, answers, strict=True):
-        bodies += _trim(codec, piece, rows)
-    return bodies
+    return (yield from _read(codec, pieces, _bodies))
 
 
 def values_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[Any]]:
     """Return the items that lie in these pieces, in order."""
-    if not pieces:
-        return []
-    answers = yield from batch(*(_range(piece) for piece in pieces))
-    values: list[Any] = []
+    return (yield from _read(codec, pieces, _values))
+
+
+def _read(
+    codec: Codec, pieces: Sequence[Piece], items_of: Callable[[Codec, Piece, Row], list[Any]]
+) -> Op[list[Any]]:
+    items: list[Any] = []
+    answers = (yield from batch(*map(_range, pieces))) if pieces else []
     for piece, rows in zip(pieces, answers, strict=True):
         found: list[Any] = []
         for row in rows:
-            found += _values(codec, piece, row)
-        values += _within(piece, rows, found)
-    return values
+            found += items_of(codec, piece, row)
+        items += _within(piece, rows, found)
+    return items
+
+
+def _bodies(codec: Codec, _: Piece, row: Row) -> list[bytes]:
+    body = codec.unseal(row["data"], context=item_context(row["key"]))
+    return [body] if row["count"] == 1 else codec.split(body)
 
 
 def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
-    """Return the items of a row; in place of those before the piece stands None."""
+    """Return the items of a row, with None in place of those before the piece."""
     index, count = row["key"] % SHIFT, row["count"]
     if index + count <= piece.start:
         return [None] * count
@@ -153,36 +236,29 @@ def _range(piece: Piece) -> Query:
     # A run of 64 may hold the first item in its middle.
     low = piece.start // RUN_ITEMS * RUN_ITEMS
     line = piece.line_id * SHIFT
-    return Query(RANGE, {"low": line + low, "high": line + piece.start + piece.length})
-
-
-def _trim(codec: Codec, piece: Piece, rows: list[Row]) -> list[bytes]:
-    found: list[bytes] = []
-    for row in rows:
-        body = codec.unseal(row["data"], context=item_context(row["key"]))
-        found += [body] if row["count"] == 1 else codec.split(body)
-    return _within(piece, rows, found)
+    return Query(READ_RANGE, {"low": line + low, "high": line + piece.start + piece.length})
 
 
 def _within(piece: Piece, rows: list[Row], found: list[Any]) -> list[Any]:
-    """Cut off what a packed run holds around the piece; refuse a line with a hole."""
+    """Cut off what a packed run holds around the piece; refuse a line with a gap."""
     first = rows[0]["key"] % SHIFT if rows else piece.start
     is_dense = all(
         before["key"] + before["count"] == after["key"] for before, after in pairwise(rows)
     )
     wanted = found[piece.start - first : piece.start - first + piece.length]
     if first > piece.start or not is_dense or len(wanted) != piece.length:
-        raise CorruptRecord(
-            f"line {piece.line_id} lacks items between {piece.start} and "
-            f"{piece.start + piece.length}",
-            line_id=piece.line_id,
-        )
+        raise lacking(piece.line_id, piece.start, piece.start + piece.length)
     return wanted
 
 
+def lacking(line_id: int, start: int, end: int) -> CorruptRecord:
+    """Return the error of a line that has lost items."""
+    return CorruptRecord(f"line {line_id} lacks items between {start} and {end}", line_id=line_id)
+
+
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Rows of a line to be written: new ones, and a run of single ones that they replace."""
+class LineRows:
+    """Rows of a line to be written: new ones, and the keys of single ones that they replace."""
 
     rows: list[tuple[int, int, bytes]]
     replaced: tuple[int, int] | None = None
@@ -190,7 +266,7 @@ class Write:
 
 def write_items(
     codec: Codec, line_id: int, start: int, tail: Sequence[bytes], new: Sequence[bytes]
-) -> Write:
+) -> LineRows:
     """Return the rows that append items at an index; `tail` are those since the last full run.
 
     Runs begin at multiples of 64. A full one becomes one row, in place of its single rows.
@@ -213,18 +289,15 @@ def write_items(
         for key, body in enumerate(run, line + index):
             if key >= line + start:
                 rows.append((key, 1, codec.seal(body, context=("hf_items", str(key)))))
-    return Write(rows, replaced)
+    return LineRows(rows, replaced)
 
 
-def written_until(codec: Codec, line_id: int, end: int) -> Op[Write | None]:
-    """Return what takes the place of a run that reaches beyond an end; None if there is none."""
+def written_until(codec: Codec, line_id: int, end: int) -> Op[LineRows | None]:
+    """Return what replaces a run that reaches beyond an end; None if there is none."""
     for row in (yield from batch(_range(Piece(line_id, end, 0))))[0]:
         index = row["key"] % SHIFT
         if index + row["count"] > end:
             body = codec.unseal(row["data"], context=item_context(row["key"]))
-            kept = codec.split(body)[: end - index]
-            return Write(
-                write_items(codec, line_id, index, [], kept).rows,
-                (row["key"], (line_id + 1) * SHIFT),
-            )
+            kept = write_items(codec, line_id, index, [], codec.split(body)[: end - index])
+            return LineRows(kept.rows, (row["key"], (line_id + 1) * SHIFT))
     return None

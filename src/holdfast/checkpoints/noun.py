@@ -8,10 +8,9 @@ from ..kernel.flow import Flow
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import AfterCommit, Op, Runtime
 from ..records import Pruned, SessionRef
-from .heads import Heads
+from .changes import Heads
 from .portable import CheckpointsPortable
-from .removal import remove_all
-from .retention import prune
+from .removal import prune, remove_session
 
 
 class CheckpointsNoun(Noun):
@@ -20,12 +19,12 @@ class CheckpointsNoun(Noun):
     portable = CheckpointsPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Remove the versions of sessions, and the lines that nobody else needs."""
+        """Remove the versions of sessions, and the lines that nothing else needs."""
         for session in sessions:
-            yield from remove_all(runtime.codec, session.number)
+            yield from remove_session(runtime.codec, session.number)
         heads, numbers = Heads.of(runtime), [each.number for each in sessions]
         yield AfterCommit(lambda: heads.forget(*numbers))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove all but the newest versions of each session, except those that are needed."""
-        return (yield from prune(runtime.codec, retention))
+        return (yield from prune(runtime, retention))

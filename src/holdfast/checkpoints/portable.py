@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from ..arguments import require_text
 from ..codec import Codec
 from ..errors import CorruptRecord
 from ..kernel.operation import Op, Row
@@ -31,14 +32,11 @@ from ..kernel.portable import (
 )
 from ..records import Kind
 from ..validation import too_large
-from . import manifest as manifests
-from .branching import OPEN_EPOCH, USE
-from .handle import require_channel
-from .lines import OPEN, PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Piece, Ref, item_context
-from .manifest import checkpoint_context
-from .removal import KEEP, Needs, read_needs
+from . import lines as stored
+from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Inline, Manifest, Piece, Stored
+from .removal import KEEP_ITEMS, LineNeeds, read_needs
+from .write import ADD_EPOCH, ITERATIONS, USE_LINE
 
-ITERATIONS = frozenset({"iteration_start", "iteration_end"})
 # What a packed run has around its items.
 RUN_BYTES_MORE = 65_536
 UNREADABLE = "has channels that cannot be read"
@@ -78,21 +76,19 @@ class LineRecord(Record, frozen=True, tag="line"):
         for source, start, length in self.pieces:
             line_id = (yield from arrived.line(into, source)) if source else 0
             pieces.append(Piece(line_id, start, length))
-        sealed = into.codec.pack([list(piece) for piece in pieces]) if pieces else None
 
         def note(found: list[Row]) -> None:
             line_id = arrived.lines[self.id] = found[0]["id"]
             if pieces:
                 arrived.pieces[line_id] = {piece.line_id or line_id for piece in pieces}
 
-        row = {"base": sum(piece.length for piece in pieces), "pieces": sealed}
-        into.later(OPEN, row, then=note)
+        into.later(stored.ADD_LINE, stored.line_row(into.codec, pieces), then=note)
 
 
 class ItemsRecord(Record, frozen=True, tag="items"):
     """The next items of a line: one as it is, or several as a list."""
 
-    sealed = Sealed(lambda row, name: item_context(row["key"]), data=None)
+    sealed = Sealed(lambda row, name: stored.item_context(row["key"]), data=None)
 
     line_id: Positive
     index: Small
@@ -119,7 +115,7 @@ class ItemsRecord(Record, frozen=True, tag="items"):
     def add(self, into: Import) -> Op[None]:
         """Add the items to their line."""
         line_id = yield from into.of(_Arrived).line(into, self.line_id)
-        into.later(KEEP, self.row(into.codec, key=line_id * SHIFT + self.index))
+        into.later(KEEP_ITEMS, self.row(into.codec, key=line_id * SHIFT + self.index))
 
 
 class EpochRecord(Record, frozen=True, tag="epoch"):
@@ -146,7 +142,7 @@ class EpochRecord(Record, frozen=True, tag="epoch"):
     def add(self, into: Import) -> Op[None]:
         """Add the epoch."""
         number = yield from into.number(self.session_number)
-        into.later(OPEN_EPOCH, self.row(into.codec, number=number))
+        into.later(ADD_EPOCH, self.row(into.codec, number=number))
 
 
 class _VersionRecord(Record, frozen=True):
@@ -176,9 +172,11 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
     """One version of a session; its manifest names lines of this file."""
 
     sealed = Sealed(
-        lambda row, name: checkpoint_context(row["key"] // SHIFT, row["key"] % SHIFT, name),
-        manifest=None, data=ANY, metadata=METADATA,
-    )  # fmt: skip
+        lambda row, name: stored.checkpoint_context(row["key"], name),
+        manifest=None,
+        data=ANY,
+        metadata=METADATA,
+    )
     counted = "checkpoints"
 
     epoch: Version
@@ -219,12 +217,12 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
         """Add the version, and note which lines its session needs."""
         codec, arrived = into.codec, into.of(_Arrived)
         key = yield from self._key(into)
-        manifest = manifests.read(codec, self.manifest)
+        manifest = stored.read_manifest(codec, self.manifest)
         moved = {channel: arrived.moved(entry) for channel, entry in manifest.items()}
-        body = manifests.write(codec, moved)
-        into.later(ADD_CHECKPOINT, self.row(codec, key=key, manifest=body))
+        body = stored.write_manifest(codec, moved)
+        into.later(IMPORT_CHECKPOINT, self.row(codec, key=key, manifest=body))
         for line_id in sorted(arrived.newly_used(key // SHIFT, moved)):
-            into.later(USE, {"line_id": line_id, "number": key // SHIFT})
+            into.later(USE_LINE, {"line_id": line_id, "number": key // SHIFT})
 
 
 class PinRecord(_VersionRecord, frozen=True, tag="pin"):
@@ -247,7 +245,7 @@ class PinRecord(_VersionRecord, frozen=True, tag="pin"):
         """Add the pin."""
         key = yield from self._key(into)
         reason = into.codec.pack(self.reason, context=_pin(key))
-        into.later(ADD_PIN, self.row(into.codec, key=key, reason=reason))
+        into.later(IMPORT_PIN, self.row(into.codec, key=key, reason=reason))
 
 
 class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
@@ -261,7 +259,7 @@ class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
     def add(self, into: Import) -> Op[None]:
         """Add the attestation."""
         key = yield from self._key(into)
-        into.later(ADD_ATTESTATION, self.row(into.codec, key=key))
+        into.later(IMPORT_ATTESTATION, self.row(into.codec, key=key))
 
 
 @dataclass(slots=True)
@@ -290,16 +288,16 @@ class _Seen:
         if len(body) > codec.limits.value_bytes:
             raise too_large("channels", len(body), codec.limits.value_bytes, "value_bytes")
         try:
-            manifest = manifests.read(codec, body)
-            if manifests.write(codec, manifest) != body:
+            manifest = stored.read_manifest(codec, body)
+            if stored.write_manifest(codec, manifest) != body:
                 return UNREADABLE
         except (AttributeError, TypeError, ValueError, CorruptRecord):
             return UNREADABLE
         for channel, entry in manifest.items():
-            require_channel(channel)
-            if isinstance(entry, manifests.Inline):
+            require_text("channel", channel)
+            if isinstance(entry, Inline):
                 codec.admit(entry.body, name=channel)
-                if len(entry.body) > manifests.INLINE_BYTES_MAX:
+                if len(entry.body) > stored.INLINE_BYTES_MAX:
                     return UNREADABLE
                 continue
             line = self.lines.get(entry.line_id)
@@ -308,8 +306,8 @@ class _Seen:
             self.used |= {entry.line_id, *line.pieces}
         return None
 
-    def _holds(self, line: _Line, entry: manifests.Stored | Ref) -> bool:
-        if isinstance(entry, manifests.Stored):
+    def _holds(self, line: _Line, entry: Stored | stored.Ref) -> bool:
+        if isinstance(entry, Stored):
             return line.end > 0
         is_possible = 0 <= entry.base <= entry.length and entry.skip >= 0
         return is_possible and line.base == entry.base and line.end >= entry.own_end
@@ -331,46 +329,46 @@ class _Arrived:
             yield from into.flush()
         return self.lines[source]
 
-    def moved(self, entry: manifests.Entry) -> manifests.Entry:
+    def moved(self, entry: stored.Entry) -> stored.Entry:
         """Return where a channel lies in this store."""
-        if isinstance(entry, manifests.Inline):
+        if isinstance(entry, Inline):
             return entry
         return replace(entry, line_id=self.lines[entry.line_id])
 
-    def newly_used(self, number: int, manifest: manifests.Manifest) -> set[int]:
+    def newly_used(self, number: int, manifest: Manifest) -> set[int]:
         """Return the lines that a session needs for a version and did not for those before."""
         if number != self._number:
             self._number, self._used = number, set()
-        lines = manifests.line_ids(manifest)
+        lines = stored.line_ids(manifest)
         used = lines.union(*(self.pieces.get(line_id, ()) for line_id in lines)) - self._used
         self._used |= used
         return used
 
 
-ITEMS = """
+EXPORT_ITEMS = """
 SELECT key, count, data FROM hf_items WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
 """
-EPOCHS = """
+EXPORT_EPOCHS = """
 SELECT session_number, epoch, first_version, target_version FROM hf_epochs
 WHERE session_number = :session_number AND epoch > :epoch ORDER BY epoch LIMIT :limit
 """
-CHECKPOINTS = f"""
+EXPORT_CHECKPOINTS = f"""
 SELECT key, {CheckpointRecord.selected("session_number", "version")} FROM hf_checkpoints
 WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
 """  # noqa: S608
-PINS = """
+EXPORT_PINS = """
 SELECT key, reason, created_at FROM hf_pins
 WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
 """
-ATTESTATIONS = """
+EXPORT_ATTESTATIONS = """
 SELECT number, key, evidence, created_at FROM hf_attestations
 WHERE key > :low AND key < :high AND number > :number ORDER BY number LIMIT :limit
 """
-ADD_CHECKPOINT = f"""
+IMPORT_CHECKPOINT = f"""
 INSERT INTO hf_checkpoints {CheckpointRecord.inserted("session_number", "version", key=":key")}
 """
-ADD_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
-ADD_ATTESTATION = """
+IMPORT_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
+IMPORT_ATTESTATION = """
 INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
 """
 
@@ -379,8 +377,13 @@ class CheckpointsPortable(Portable):
     """Versions travel with the lines that they share, as far as any of them shows."""
 
     records = (
-        LineRecord, ItemsRecord, EpochRecord, CheckpointRecord, PinRecord, AttestationRecord,
-    )  # fmt: skip
+        LineRecord,
+        ItemsRecord,
+        EpochRecord,
+        CheckpointRecord,
+        PinRecord,
+        AttestationRecord,
+    )
 
     def export(self, out: Export) -> Op[None]:
         """Write the lines, their items, and then what the sessions have."""
@@ -390,8 +393,11 @@ class CheckpointsPortable(Portable):
             pieces = needs.pieces.get(line_id, [])
             out.write(LineRecord(line_id, [_plain(line_id, piece) for piece in pieces]))
         yield from _write_items(needs, out)
-        bounds = [_bounds(number) for number in out.sessions]
-        yield from read_each(EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
+        bounds = []
+        for number in out.sessions:
+            low = number * SHIFT
+            bounds.append({"session_number": number, "key": low, "low": low, "high": low + SHIFT})
+        yield from read_each(EXPORT_EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
 
         def write(kind: type[_VersionRecord], row: Row) -> None:
             number, version = divmod(row["key"], SHIFT)
@@ -400,9 +406,9 @@ class CheckpointsPortable(Portable):
             out.write(kind.of(codec, row, session_number=number, version=version))
 
         for sql, kind, after in (
-            (CHECKPOINTS, CheckpointRecord, "key"),
-            (PINS, PinRecord, "key"),
-            (ATTESTATIONS, AttestationRecord, "number"),
+            (EXPORT_CHECKPOINTS, CheckpointRecord, "key"),
+            (EXPORT_PINS, PinRecord, "key"),
+            (EXPORT_ATTESTATIONS, AttestationRecord, "number"),
         ):
             yield from read_each(sql, bounds, partial(write, kind), [after])
 
@@ -420,16 +426,11 @@ class CheckpointsPortable(Portable):
         return None
 
 
-def _bounds(number: int) -> dict[str, int]:
-    low = number * SHIFT
-    return {"session_number": number, "key": low, "low": low, "high": low + SHIFT}
-
-
 def _pin(key: int) -> tuple[str, ...]:
     return "hf_pins", str(key)
 
 
-def _write_items(needs: Needs, out: Export) -> Op[None]:
+def _write_items(needs: LineNeeds, out: Export) -> Op[None]:
     """Write the items of lines up to the last that is needed; of a packed run perhaps a part."""
     written = dict.fromkeys(sorted(needs.ends), 0)
 
@@ -449,13 +450,10 @@ def _write_items(needs: Needs, out: Export) -> Op[None]:
         {"key": line_id * SHIFT - 1, "high": line_id * SHIFT + needs.ends[line_id]}
         for line_id in written
     )
-    yield from read_each(ITEMS, lines, write, ["key"])
+    yield from read_each(EXPORT_ITEMS, lines, write, ["key"])
     for line_id, end in written.items():
         if end < needs.ends[line_id]:
-            raise CorruptRecord(
-                f"line {line_id} lacks items between {end} and {needs.ends[line_id]}",
-                line_id=line_id,
-            )
+            raise stored.lacking(line_id, end, needs.ends[line_id])
 
 
 def _plain(line_id: int, piece: Piece) -> tuple[int, int, int]:

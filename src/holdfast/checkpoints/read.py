@@ -1,10 +1,10 @@
-"""Reading checkpoints: one version with its channels, or many without them."""
+"""Reads of checkpoints: one version with its channels, many without them, or what differs."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..codec import Codec
@@ -12,45 +12,92 @@ from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
 from ..sessions.rows import ANY, BY_NUMBER
-from . import manifest as manifests
-from .lines import SHIFT, Piece, Ref, cut, pieces_of, values_of
-from .manifest import Entry, Inline, Stored, checkpoint_context
+from .lines import (
+    SHIFT,
+    Entry,
+    Inline,
+    Manifest,
+    Piece,
+    Ref,
+    Stored,
+    checkpoint_context,
+    closed,
+    cut,
+    manifest_of,
+    pieces_of,
+    values_of,
+)
 
-HEADER = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, metadata,
+HEADER_COLUMNS = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, metadata,
     created_at"""
-ONE = f"SELECT {HEADER}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
-NEWEST = f"""
-SELECT {HEADER}, manifest FROM hf_checkpoints
+READ_VERSION = f"SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
+READ_NEWEST = f"""
+SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints
 WHERE key = (SELECT s.number * 4294967296 + s.version FROM {BY_NUMBER})
 """  # noqa: S608
 # Written this way the kind cannot send the search along the index over all sessions' kinds.
-LIST = f"""
-SELECT {HEADER} FROM hf_checkpoints
+LIST_VERSIONS = f"""
+SELECT {HEADER_COLUMNS} FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
+    {{of_item}} ORDER BY key {{order}} LIMIT :limit
 """  # noqa: S608
-KEYED = f"""
-SELECT {HEADER} FROM hf_checkpoints
+READ_KEYED = f"""
+SELECT {HEADER_COLUMNS} FROM hf_checkpoints
 WHERE idempotency_key = :idempotency_key AND key >= :low AND key <= :high ORDER BY key LIMIT 1
 """  # noqa: S608
-ITERATION = f"""
-SELECT {HEADER}, iteration FROM hf_checkpoints
+READ_ITERATION = f"""
+SELECT {HEADER_COLUMNS}, iteration FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
 """  # noqa: S608
-WHERE_FROM = f"SELECT s.number, s.version, s.origin_number, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
-EPOCHS = """
+READ_ORIGIN = f"SELECT s.number, s.version, s.origin_number, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
+LIST_EPOCHS = """
 SELECT first_version, target_version FROM hf_epochs
 WHERE session_number = :number ORDER BY first_version DESC
 """
-NEWEST_OF_ALL = f"""
-SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER.split(","))}
+LIST_NEWEST = f"""
+SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER_COLUMNS.split(","))}
 FROM hf_checkpoints c JOIN {ANY} ON s.number = c.key / 4294967296
 WHERE c.kind = :kind AND c.created_at >= :since
 ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
+"""  # noqa: S608
+LIST_LONGEST = f"""
+SELECT s.id AS session_id, grown.checkpoints, grown.newest, grown.first_at, grown.last_at
+FROM (
+    SELECT key / 4294967296 AS number, count(*) AS checkpoints, max(key % 4294967296) AS newest,
+        min(created_at) AS first_at, max(created_at) AS last_at
+    FROM hf_checkpoints GROUP BY key / 4294967296
+    ORDER BY checkpoints DESC, number LIMIT :limit
+) AS grown
+JOIN {ANY} ON s.number = grown.number
+ORDER BY grown.checkpoints DESC, s.number
 """  # noqa: S608
 FORKS_MAX = 1_000
 
 Span = tuple[int, int, int]
 """Versions `low` to `high` of a session: (session number, low, high)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How many checkpoints a session has, and since when."""
+
+    session_id: str
+    checkpoints: int
+    newest: int
+    first_at: int
+    last_at: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """The channels in which two versions may differ.
+
+    `shared` counts the items at the beginning of a list that both have; they are not loaded.
+    """
+
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
 
 
 def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
@@ -62,10 +109,10 @@ def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
     newest: int | None = None
     is_copied = False
     for _ in range(FORKS_MAX):
-        row = yield from one(WHERE_FROM, number=number)
+        row = yield from one(READ_ORIGIN, number=number)
         if row is None:
             break
-        epochs = (yield from rows(EPOCHS, number=number)) if on_path else []
+        epochs = (yield from rows(LIST_EPOCHS, number=number)) if on_path else []
         top = row["version"] if newest is None else newest
         ranges, newest = path(epochs, row["origin_version"] or 1, top)
         if is_copied:
@@ -98,16 +145,16 @@ def path(
     return [*ranges, (oldest, high)], None
 
 
-def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
+def find(number: int, session_id: str, version: int) -> Op[Row]:
     """Return the row of a version, from the session or from an origin it was forked from."""
-    row = yield from one(ONE, key=number * SHIFT + version)
+    row = yield from one(READ_VERSION, key=number * SHIFT + version)
     if row is not None:
-        return number, row
+        return row
     for owner, low, high in (yield from spans(number, on_path=False)):
         if low <= version <= high and owner != number:
-            row = yield from one(ONE, key=owner * SHIFT + version)
+            row = yield from one(READ_VERSION, key=owner * SHIFT + version)
             if row is not None:
-                return owner, row
+                return row
     yield from require_session(number, session_id)
     raise CheckpointNotFound(
         f"session {session_id} has no version {version}: never written, or pruned",
@@ -117,84 +164,74 @@ def find(number: int, session_id: str, version: int) -> Op[tuple[int, Row]]:
 
 
 def require_session(number: int, session_id: str) -> Op[None]:
-    """Nothing was found: raise SessionNotFound if that is because the session is gone."""
-    if (yield from one(WHERE_FROM, number=number)) is None:
+    """Raise SessionNotFound if nothing was found because the session is gone."""
+    if (yield from one(READ_ORIGIN, number=number)) is None:
         raise SessionNotFound(f"there is no session {session_id!r}", id=session_id)
-
-
-def newest(number: int) -> Op[Row | None]:
-    """Return the row of the newest version, which is a session's own and always on its path."""
-    return (yield from one(NEWEST, number=number))
 
 
 def resume_row(number: int) -> Op[Row | None]:
     """Return the newest record on the path that starts or ends an iteration."""
+    return (yield from _first_on_path(number, READ_ITERATION))
+
+
+def keyed(codec: Codec, number: int, session_id: str, key: str) -> Op[Checkpoint | None]:
+    """Return the version on a session's path that was written under a key, if there is one."""
+    row = yield from _first_on_path(number, READ_KEYED, idempotency_key=key)
+    return None if row is None else header(codec, session_id, row)
+
+
+def _first_on_path(number: int, sql: str, **given: object) -> Op[Row | None]:
     for owner, low, high in (yield from spans(number, on_path=True)):
-        row = yield from one(ITERATION, low=owner * SHIFT + low, high=owner * SHIFT + high)
+        row = yield from one(sql, low=owner * SHIFT + low, high=owner * SHIFT + high, **given)
         if row is not None:
             return row
     return None
 
 
-def load(
-    codec: Codec, session_id: str, owner: int, row: Row, last: int | None
-) -> Op[LoadedCheckpoint]:
+def load(codec: Codec, session_id: str, row: Row, last: int | None) -> Op[LoadedCheckpoint]:
     """Return a version with its channels; `last` loads only the end of each list."""
-    version = row["key"] % SHIFT
-    context = checkpoint_context(owner, version, "manifest")
     channels: dict[str, Any] = {}
     left_out: dict[str, int] = {}
-    with naming(session_id, version):
-        for channel, entry in manifests.unpack(codec, row["manifest"], context).items():
-            channels[channel], missing = yield from value_of(codec, entry, last)
-            if missing:
-                left_out[channel] = missing
-    return LoadedCheckpoint(
-        **_header(codec, session_id, owner, row), channels=channels, left_out=left_out
-    )
+    with naming(session_id, row["key"] % SHIFT):
+        for channel, entry in manifest_of(codec, row).items():
+            is_window = last is not None and isinstance(entry, Ref) and entry.length > last
+            start = entry.length - last if is_window else 0  # type: ignore[union-attr,operator]
+            channels[channel] = yield from value_of(codec, entry, start)
+            if start:
+                left_out[channel] = start
+    return LoadedCheckpoint(**_header(codec, session_id, row), channels=channels, left_out=left_out)
 
 
-def value_of(codec: Codec, entry: Entry, last: int | None) -> Op[tuple[Any, int]]:
-    """Return a channel's value, and how many items at its beginning a window left out."""
+def value_of(codec: Codec, entry: Entry, start: int) -> Op[Any]:
+    """Return a channel's value, of a list the items from `start` on."""
     match entry:
         case Inline(body):
-            return codec.decode(body), 0
+            return codec.decode(body)
         case Stored(line_id):
-            (value,) = yield from values_of(codec, [Piece(line_id, 0, 1)])
-            return value, 0
+            return (yield from values_of(codec, [Piece(line_id, 0, 1)]))[0]
         case Ref():
-            start = max(0, entry.length - last) if last is not None else 0
             pieces = yield from pieces_of(codec, entry)
-            values = yield from values_of(codec, cut(pieces, start, entry.length))
-            return values, start
+            return (yield from values_of(codec, cut(pieces, start, entry.length)))
 
 
 def header(codec: Codec, session_id: str, row: Row) -> Checkpoint:
     """Return a row without its channels."""
-    return Checkpoint(**_header(codec, session_id, row["key"] // SHIFT, row))
+    return Checkpoint(**_header(codec, session_id, row))
 
 
-def _header(codec: Codec, session_id: str, owner: int, row: Row) -> dict[str, Any]:
-    version = row["key"] % SHIFT
+def _header(codec: Codec, session_id: str, row: Row) -> dict[str, Any]:
+    key = row["key"]
+    fields = {"session_id": session_id, "version": key % SHIFT}
+    fields |= {name: row[name] for name in _PLAIN}
+    for part in ("data", "metadata"):
+        fields[part] = None
+        if row[part] is not None:
+            with naming(session_id, key % SHIFT):
+                fields[part] = codec.unpack(row[part], context=checkpoint_context(key, part))
+    return fields
 
-    def unsealed(part: str) -> Any:
-        if row[part] is None:
-            return None
-        with naming(session_id, version):
-            return codec.unpack(row[part], context=checkpoint_context(owner, version, part))
 
-    return {
-        "session_id": session_id,
-        "version": version,
-        "epoch": row["epoch"],
-        "kind": row["kind"],
-        "data": unsealed("data"),
-        "metadata": unsealed("metadata"),
-        "item_id": row["item_id"],
-        "idempotency_key": row["idempotency_key"],
-        "state_sequence": row["state_sequence"],
-        "created_at": row["created_at"],
-    }
+_PLAIN = ("epoch", "kind", "item_id", "idempotency_key", "state_sequence", "created_at")
 
 
 def listed(
@@ -209,36 +246,21 @@ def listed(
 ) -> Op[list[Row]]:
     """Return headers' rows of some spans, which are given newest first."""
     found: list[Row] = []
-    text = _listing(item_id is not None, oldest_first)
     named = {"kind": kind} if item_id is None else {"kind": kind, "item_id": item_id}
+    of_item = "" if item_id is None else "AND item_id = :item_id"
+    sql = LIST_VERSIONS.format(of_item=of_item, order="ASC" if oldest_first else "DESC")
     for owner, low, high in reversed(where) if oldest_first else where:
         bottom = max(low, after + 1)
         top = high if before is None else min(high, before - 1)
         if bottom <= top and len(found) < limit:
             bounds = {"low": owner * SHIFT + bottom, "high": owner * SHIFT + top}
-            found += yield from rows(text, **named, **bounds, limit=limit - len(found))
+            found += yield from rows(sql, **named, **bounds, limit=limit - len(found))
     return found
-
-
-@functools.cache
-def _listing(of_item: bool, oldest_first: bool) -> str:
-    condition = "AND item_id = :item_id" if of_item else ""
-    return f"{LIST}{condition} ORDER BY key {'ASC' if oldest_first else 'DESC'} LIMIT :limit"
-
-
-def keyed(codec: Codec, number: int, session_id: str, key: str) -> Op[Checkpoint | None]:
-    """Return the version on a session's path that was written under a key, if there is one."""
-    for owner, low, high in (yield from spans(number, on_path=True)):
-        bounds = {"low": owner * SHIFT + low, "high": owner * SHIFT + high}
-        row = yield from one(KEYED, idempotency_key=key, **bounds)
-        if row is not None:
-            return header(codec, session_id, row)
-    return None
 
 
 @contextmanager
 def naming(session_id: str, version: int) -> Iterator[None]:
-    """Let damage say which version of which session it is in, and what to do."""
+    """Let a CorruptRecord say which version of which session is damaged, and what to do."""
     try:
         yield
     except CorruptRecord as error:
@@ -258,10 +280,48 @@ def newest_of_all(
     kinds = KINDS if kind is None else (kind,)
     # One look per kind, each along the index; the newest of all are among them.
     looks = ({"kind": each, "since": since_ms, "limit": limit} for each in kinds)
-    found = yield from batch(*(Query(NEWEST_OF_ALL, given) for given in looks))
+    found = yield from batch(*(Query(LIST_NEWEST, given) for given in looks))
     newest = sorted(
         (row for rows_of_kind in found for row in rows_of_kind),
         key=lambda row: (row["created_at"], row["key"]),
         reverse=True,
     )
     return [header(codec, row["session_id"], row) for row in newest[:limit]]
+
+
+def growth(limit: int) -> Op[list[Growth]]:
+    """Return the sessions with the most checkpoints."""
+    return [Growth(**row) for row in (yield from rows(LIST_LONGEST, limit=limit))]
+
+
+def read_delta(
+    codec: Codec, before: Manifest, after: Manifest, *, with_before: bool = True
+) -> Op[Delta]:
+    """Load what two manifests do not share; without `before`, only the newer side of it."""
+    delta = Delta()
+    for channel in sorted(before.keys() | after.keys()):
+        old, new = before.get(channel), after.get(channel)
+        if old is not None and new is not None and closed(old) == closed(new):
+            continue
+        shared = 0
+        if isinstance(old, Ref) and isinstance(new, Ref):
+            olds = yield from pieces_of(codec, old)
+            news = yield from pieces_of(codec, new)
+            shared = delta.shared[channel] = _shared(olds, news)
+        if old is not None and with_before:
+            delta.before[channel] = yield from value_of(codec, old, shared)
+        if new is not None:
+            delta.after[channel] = yield from value_of(codec, new, shared)
+    return delta
+
+
+def _shared(olds: Sequence[Piece], news: Sequence[Piece]) -> int:
+    """Return how many items at the beginning of two lists are the very same rows."""
+    count = 0
+    for old, new in zip(olds, news, strict=False):
+        if (old.line_id, old.start) != (new.line_id, new.start):
+            break
+        count += min(old.length, new.length)
+        if old.length != new.length:
+            break
+    return count

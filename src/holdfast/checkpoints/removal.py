@@ -1,35 +1,72 @@
-"""Removing history, and the lines that nothing needs any more.
+"""Removal of history, and of the lines that nothing needs any more.
 
 Two operations may remove checkpoints: pruning and deleting a session. They open a door that the
 append-only triggers look for, and close it before COMMIT. A line goes when its last use goes; of
-one that stays, what lies beyond the longest reference goes.
+one that stays, the items beyond the longest reference go.
+
+Each session is pruned in transactions of its own, so that others can write in between and a
+process that is killed loses nothing: the next prune does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 
 from ..codec import Codec
-from ..errors import CorruptRecord
+from ..errors import CorruptRecord, SessionNotFound
+from ..feed import emit
 from ..kernel.append_only import through_door
-from ..kernel.operation import Lock, Op, Query, Row, batch, rows
-from ..sessions.rows import ANY
-from . import manifest as manifests
-from .lines import RUN_ITEMS, SHIFT, Piece, Ref, pieces_of, written_until
-from .manifest import checkpoint_context
+from ..kernel.flow import Flow, invoke, perform
+from ..kernel.nouns import Retention
+from ..kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..records import Pruned
+from ..sessions.retention import FORKS, LONG
+from ..sessions.rows import ANY, READ
+from .archive import archive_line
+from .lines import (
+    RUN_ITEMS,
+    SHIFT,
+    Manifest,
+    Piece,
+    Ref,
+    Stored,
+    manifest_of,
+    pieces_of,
+    written_until,
+)
+from .read import READ_VERSION, header, read_delta, resume_row
 
-REMOVE_ALL = (
+SESSIONS_PER_PAGE = 200
+VERSIONS_PER_PASS = 1_000
+ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
+LINES_PER_PASS = 1_000
+LINES_PER_BATCH = 100
+MANIFESTS_PER_PAGE = 500
+
+REMOVE_SESSION = (
     "DELETE FROM hf_checkpoints WHERE key >= :low AND key < :high",
     "DELETE FROM hf_pins WHERE key >= :low AND key < :high",
     "DELETE FROM hf_attestations WHERE key >= :low AND key < :high",
     "DELETE FROM hf_epochs WHERE session_number = :number",
 )
-REMOVE_ONE = "DELETE FROM hf_checkpoints WHERE key = :key"
-USES = "SELECT line_id FROM hf_uses WHERE session_number = :number ORDER BY line_id"
-# The line is locked first, so that of two sessions that let go of it the second sees the first.
-RELEASE = (
+REMOVE_VERSION = "DELETE FROM hf_checkpoints WHERE key = :key"
+LIST_USES = "SELECT line_id FROM hf_uses WHERE session_number = :number ORDER BY line_id"
+# The line is locked first, so that of two sessions that release it the second sees the first.
+RELEASE_LINE = (
     "SELECT id FROM hf_lines WHERE id = :line_id /*pg FOR UPDATE */",
     "DELETE FROM hf_uses WHERE line_id = :line_id AND session_number = :number",
     """
@@ -41,24 +78,22 @@ RELEASE = (
         AND NOT EXISTS (SELECT 1 FROM hf_uses WHERE line_id = :line_id)
     """,
 )
-USERS = f"""
+LIST_USERS = f"""
 SELECT s.number, s.root_id FROM hf_uses u JOIN {ANY} ON s.number = u.session_number
 WHERE u.line_id = :line_id
 """  # noqa: S608
-TAIL = """
+FIND_TAIL = """
 SELECT key FROM hf_items WHERE key >= :run AND key < :high AND key + count > :low
 ORDER BY key LIMIT 1
 """
-CUT = "DELETE FROM hf_items WHERE key >= :low AND key < :high"
-KEEP = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
-LINES_PER_BATCH = 100
-MANIFESTS_PER_PAGE = 500
-MANIFESTS = """
+REMOVE_TAIL = "DELETE FROM hf_items WHERE key >= :low AND key < :high"
+KEEP_ITEMS = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
+LIST_MANIFESTS = """
 SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
 ORDER BY key LIMIT :limit
 """
 # Everything that retention must keep is excluded here, in one place.
-PRUNABLE = f"""
+LIST_PRUNABLE = f"""
 SELECT key FROM hf_checkpoints c
 WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND key < (
@@ -75,97 +110,98 @@ WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     )
 ORDER BY key LIMIT :limit
 """  # noqa: S608
+LIST_UNUSED = """
+SELECT id FROM hf_lines WHERE id > :after
+    AND NOT EXISTS (SELECT 1 FROM hf_uses WHERE line_id = id)
+ORDER BY id LIMIT :limit
+"""
 
 
 @dataclass(slots=True)
-class Needs:
+class LineNeeds:
     """Which lines checkpoints need, with their pieces, and up to which own item each."""
 
     ends: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
 
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """Need what lies in some pieces."""
+    def add(self, codec: Codec, manifest: Manifest) -> Op[None]:
+        """Need what a manifest refers to."""
+        for entry in manifest.values():
+            if isinstance(entry, Stored):
+                self._add([Piece(entry.line_id, 0, 1)])
+            elif isinstance(entry, Ref):
+                if entry.base and entry.line_id not in self.pieces:
+                    whole = Ref(entry.line_id, entry.base, entry.base)
+                    self.pieces[entry.line_id] = yield from pieces_of(codec, whole)
+                    self._add(self.pieces[entry.line_id])
+                self._add([Piece(entry.line_id, entry.skip, entry.length - entry.base)])
+
+    def _add(self, pieces: Iterable[Piece]) -> None:
         for line_id, start, length in pieces:
             self.ends[line_id] = max(self.ends.get(line_id, 0), start + length)
 
 
-def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[Needs]:
+def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
     """Read every manifest of some sessions once, to know what of which line they need."""
-    needs = Needs()
+    needs = LineNeeds()
     for number in numbers:
         bounds = {"high": (number + 1) * SHIFT, "limit": MANIFESTS_PER_PAGE}
         after = number * SHIFT
-        while page := (yield from rows(MANIFESTS, **bounds, after=after)):
+        while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
             for row in page:
-                context = checkpoint_context(number, row["key"] % SHIFT, "manifest")
-                yield from _need(codec, needs, manifests.unpack(codec, row["manifest"], context))
+                yield from needs.add(codec, manifest_of(codec, row))
             after = page[-1]["key"]
     return needs
 
 
-def _need(codec: Codec, needs: Needs, manifest: manifests.Manifest) -> Op[None]:
-    for entry in manifest.values():
-        match entry:
-            case manifests.Stored(line_id):
-                needs.add([Piece(line_id, 0, 1)])
-            case Ref():
-                if entry.base and entry.line_id not in needs.pieces:
-                    whole = Ref(entry.line_id, entry.base, entry.base)
-                    pieces = yield from pieces_of(codec, whole)
-                    needs.pieces[entry.line_id] = pieces
-                    needs.add(pieces)
-                needs.add([Piece(entry.line_id, entry.skip, entry.length - entry.base)])
-            case manifests.Inline():
-                pass
-
-
-def _bounds(number: int) -> dict[str, int]:
+def bounds_of(number: int) -> dict[str, int]:
+    """Return the bounds of a session's keys."""
     return {"number": number, "low": number * SHIFT, "high": (number + 1) * SHIFT}
 
 
-def remove_all(codec: Codec, number: int) -> Op[None]:
-    """Remove every checkpoint of a session, what was said of them, and the lines they used."""
-    removals = (Query(statement, _bounds(number)) for statement in REMOVE_ALL)
+def remove_session(codec: Codec, number: int) -> Op[None]:
+    """Remove every checkpoint of a session, its pins and attestations, and the lines it used."""
+    removals = (Query(statement, bounds_of(number)) for statement in REMOVE_SESSION)
     yield from through_door(f"delete {number}", *removals)
-    used = yield from rows(USES, number=number)
-    line_ids = [row["line_id"] for row in used]
-    yield from release(number, line_ids)
+    line_ids = [row["line_id"] for row in (yield from rows(LIST_USES, number=number))]
+    yield from release_lines(number, line_ids)
     yield from _cut_tails(codec, line_ids)
 
 
 def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
     """Remove some checkpoints of a session, and the lines that only they used."""
-    removals = (Query(REMOVE_ONE, {"key": key}) for key in keys)
+    removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
     yield from through_door(f"prune {number}", *removals)
     ends = (yield from read_needs(codec, [number])).ends
-    used = {row["line_id"] for row in (yield from rows(USES, number=number))}
-    yield from release(number, sorted(used - ends.keys()))
-    tails = yield from _each(TAIL, [_tail(line_id, end) for line_id, end in ends.items()])
-    yield from _cut_tails(codec, [row["key"] // SHIFT for row in tails])
+    used = {row["line_id"] for row in (yield from rows(LIST_USES, number=number))}
+    yield from release_lines(number, sorted(used - ends.keys()))
+    tails = []
+    for line_id, end in ends.items():
+        low, run = line_id * SHIFT, end // RUN_ITEMS * RUN_ITEMS
+        tails.append({"run": low + run, "low": low + end, "high": low + SHIFT})
+    found = yield from _each(FIND_TAIL, tails)
+    yield from _cut_tails(codec, [row["key"] // SHIFT for row in found])
 
 
-def prunable(number: int, keep: int, key_ms: int, limit: int) -> Op[list[int]]:
-    """Return the keys of versions that retention may remove, oldest first."""
-    found = yield from rows(PRUNABLE, **_bounds(number), keep=keep, key_ms=key_ms, limit=limit)
-    return [row["key"] for row in found]
-
-
-def release(number: int, line_ids: Sequence[int]) -> Op[None]:
-    """Take back a session's uses of lines; what nobody uses any more is removed."""
+def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
+    """Release a session's uses of lines, and remove the lines that nobody uses any more."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
-        removals = _releases(number, line_ids[start : start + LINES_PER_BATCH])
+        removals = [
+            Query(statement, {**bounds_of(line_id), "line_id": line_id, "number": number})
+            for line_id in line_ids[start : start + LINES_PER_BATCH]
+            for statement in RELEASE_LINE
+        ]
         yield from through_door(f"release {number}", *removals)
 
 
 def _cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
-    """Remove what lies beyond the longest reference of any checkpoint to these lines."""
+    """Remove the items beyond the longest reference of any checkpoint to these lines."""
     users: dict[int, str] = {}
     while True:
-        found = yield from _each(USERS, [{"line_id": line_id} for line_id in line_ids])
+        found = yield from _each(LIST_USERS, [{"line_id": line_id} for line_id in line_ids])
         if users == (users := {row["number"]: row["root_id"] for row in found}):
             break
-        # Who locks the trees of all that refer to a line keeps new references away.
+        # Whoever locks the trees of all that refer to a line keeps new references away.
         for root_id in sorted(set(users.values())):
             yield Lock(root_id)
     try:
@@ -181,19 +217,15 @@ def _cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
 
 
 def _cut(codec: Codec, line_id: int, end: int) -> Op[list[Query]]:
-    """Return what removes all of a line from an end on; a packed run is written out up to it."""
+    """Return what removes a line's items from an end on; a packed run is written out up to it."""
     instead = yield from written_until(codec, line_id, end)
     low, high = (line_id * SHIFT + end, (line_id + 1) * SHIFT)
     if instead is None:
-        return [Query(CUT, {"low": low, "high": high})]
+        return [Query(REMOVE_TAIL, {"low": low, "high": high})]
     low, high = instead.replaced or (low, high)
     kept = ({"key": key, "count": count, "data": data} for key, count, data in instead.rows)
-    return [Query(CUT, {"low": low, "high": high}), *(Query(KEEP, row) for row in kept)]
-
-
-def _tail(line_id: int, end: int) -> dict[str, int]:
-    run = line_id * SHIFT + end // RUN_ITEMS * RUN_ITEMS
-    return {"run": run, "low": line_id * SHIFT + end, "high": (line_id + 1) * SHIFT}
+    removal = Query(REMOVE_TAIL, {"low": low, "high": high})
+    return [removal, *(Query(KEEP_ITEMS, row) for row in kept)]
 
 
 def _each(sql: str, asked: Sequence[dict[str, int]]) -> Op[list[Row]]:
@@ -205,17 +237,136 @@ def _each(sql: str, asked: Sequence[dict[str, int]]) -> Op[list[Row]]:
     return found
 
 
-def _releases(number: int, line_ids: Iterable[int]) -> list[Query]:
-    return [
-        Query(
-            statement,
-            {
-                "line_id": line_id,
-                "number": number,
-                "low": line_id * SHIFT,
-                "high": (line_id + 1) * SHIFT,
-            },
-        )
-        for line_id in line_ids
-        for statement in RELEASE
-    ]
+def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+    """Remove all but the newest checkpoints of each session, and lines that nothing uses."""
+    pruned = Pruned()
+    if retention.keep is None:
+        return pruned
+    after = 0
+    while page := (yield from perform(list_long, runtime, retention, after)):
+        for session in page:
+            try:
+                removed, archived = yield from _prune_session(runtime, retention, session)
+            except CorruptRecord:
+                pruned += Pruned(damaged=(session["id"],))
+                continue
+            pruned += Pruned(sessions=removed > 0, checkpoints=removed, archived=archived)
+            if removed and retention.progress is not None:
+                yield from invoke(retention.progress, pruned.checkpoints)
+        after = page[-1]["number"]
+    if retention.session is not None:
+        return pruned
+    # A save that lost its race leaves such lines behind; nothing can begin to use them.
+    count = after = 0
+    while unused := (yield from perform(list_unused, runtime, after)):
+        yield from perform(remove_unused, runtime, unused)
+        count += len(unused)
+        after = unused[-1]
+    return replace(pruned, lines=count)
+
+
+def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow[tuple[int, int]]:
+    removed = archived = 0
+    while True:
+        only: list[int] | None = None
+        if retention.archive is not None:
+            only, lines = yield from perform(read_prunable, runtime, retention, session)
+            if not only:
+                return removed, archived
+            yield from invoke(retention.archive.append, lines)
+            archived += len(lines)
+        count = yield from perform(remove_prunable, runtime, retention, session, only)
+        removed += count
+        if only is None and count < VERSIONS_PER_PASS:
+            return removed, archived
+
+
+@query
+def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
+    """Return the next sessions that may have something to remove."""
+    only = retention.session
+    if only is not None and (yield from one(READ, id=only)) is None:
+        raise SessionNotFound(f"there is no session {only!r}", id=only)
+    wanted = {"only": only, "keep": retention.keep, "limit": SESSIONS_PER_PAGE}
+    return (yield from rows(LONG, after=after, **wanted))
+
+
+@large_query
+def read_prunable(
+    runtime: Runtime, retention: Retention, session: Row
+) -> Op[tuple[list[int], list[str]]]:
+    """Return the next versions to remove, as keys and as lines of the archive."""
+    codec = runtime.codec
+    keys: list[int] = []
+    lines: list[str] = []
+    before: Manifest = {}
+    after: int | None = None
+    size = 0
+    for key in (yield from prunable(retention, session["number"])):
+        row = yield from one(READ_VERSION, key=key)
+        if row is None or size > ARCHIVED_CHARACTERS_PER_PASS:
+            break
+        checkpoint = header(codec, session["id"], row)
+        manifest = manifest_of(codec, row)
+        delta = yield from read_delta(codec, before, manifest, with_before=False)
+        dropped = before.keys() - manifest.keys()
+        line = archive_line(codec, checkpoint, after, delta, sorted(dropped))
+        before, after = manifest, checkpoint.version
+        keys.append(key)
+        lines.append(line)
+        size += len(line)
+    return keys, lines
+
+
+@operation
+def remove_prunable(
+    runtime: Runtime, retention: Retention, session: Row, only: Collection[int] | None
+) -> Op[int]:
+    """Remove what may go now, of `only` these if given, and tell the feed."""
+    yield Lock(session["root_id"])
+    keys = yield from prunable(retention, session["number"])
+    if only is not None:
+        # Since they were archived, one may have been pinned, attested or forked.
+        keys = sorted(set(keys) & set(only))
+    if keys:
+        yield from remove_versions(runtime.codec, session["number"], keys)
+        data = {"versions": _ranges([key % SHIFT for key in keys]), "count": len(keys)}
+        where = (session["root_id"], session["id"])
+        yield from emit(runtime.codec, *where, "checkpoints_pruned", data)
+    return len(keys)
+
+
+@large_query
+def list_unused(_: Runtime, after: int) -> Op[list[int]]:
+    """Return the next lines that no session uses."""
+    return [row["id"] for row in (yield from rows(LIST_UNUSED, after=after, limit=LINES_PER_PASS))]
+
+
+@operation
+def remove_unused(_: Runtime, line_ids: list[int]) -> Op[None]:
+    """Remove lines, with their items, that still nobody uses."""
+    yield from release_lines(0, line_ids)
+
+
+def prunable(retention: Retention, number: int) -> Op[list[int]]:
+    """Return the keys of versions that may be removed, the oldest first, a bounded number."""
+    protected = set()
+    # A fork may still resume from what lies before its fork point, in this session.
+    forks = yield from rows(FORKS, number=number)
+    for member in (number, *(fork["member"] for fork in forks)):
+        row = yield from resume_row(member)
+        if row is not None and row["key"] // SHIFT == number:
+            protected.add(row["key"])
+    given = {"keep": retention.keep, "key_ms": retention.key_ms}
+    limit = VERSIONS_PER_PASS + len(protected)
+    found = yield from rows(LIST_PRUNABLE, **bounds_of(number), **given, limit=limit)
+    return [row["key"] for row in found if row["key"] not in protected][:VERSIONS_PER_PASS]
+
+
+def _ranges(versions: list[int]) -> list[list[int]]:
+    """Return ascending numbers as ranges, both ends included."""
+    found = []
+    for _, group in groupby(enumerate(versions), key=lambda pair: pair[1] - pair[0]):
+        members = [version for _, version in group]
+        found.append([members[0], members[-1]])
+    return found

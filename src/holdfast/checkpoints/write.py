@@ -1,4 +1,4 @@
-"""Writing one checkpoint: the head is compared and moved, and everything else follows it."""
+"""Writes of one checkpoint: the head is compared and moved, and everything else follows it."""
 
 from __future__ import annotations
 
@@ -12,43 +12,67 @@ from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
 from ..feed.events import SEQUENCE
 from ..kernel.append_only import CLOSE, open_door
-from ..kernel.operation import AfterCommit, Lock, Op, Query, Row, Runtime, decide, fresh_id, one
+from ..kernel.operation import (
+    AfterCommit,
+    Decide,
+    FreshId,
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    one,
+    rows,
+)
 from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, random_id
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
-from ..sessions.rows import AT_HEAD
-from . import manifest as manifests
-from .changes import Change, is_simple, make_plan
-from .heads import Head, Heads
-from .lines import SHIFT
-from .manifest import checkpoint_context
-from .read import keyed, naming
+from ..sessions.rows import AT_HEAD, place_of_number
+from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
+from .lines import (
+    SHIFT,
+    Manifest,
+    Ref,
+    checkpoint_context,
+    closed,
+    line_ids,
+    manifest_of,
+    pieces_of,
+    write_manifest,
+)
+from .read import find, keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
-ADVANCE = access.ADVANCE.format(
+ADVANCE_HEAD = access.ADVANCE.format(
     unless="""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
             AND c.key > s.number * 4294967296 AND c.key < (s.number + 1) * 4294967296
     ))"""
 )
 OPEN_PACKING = open_door("'pack ' || s.number", AT_HEAD)
-UNPACK = f"""
+REMOVE_PACKED = f"""
 DELETE FROM hf_items WHERE key >= :low AND key < :high AND EXISTS (SELECT 1 FROM {AT_HEAD})
 """  # noqa: S608
-ADD_ITEM = f"""
+ADD_ITEMS = f"""
 INSERT INTO hf_items (key, count, data)
 SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB) FROM {AT_HEAD}
 """  # noqa: S608
-USE = f"""
+USE_OPENED_LINE = f"""
 INSERT INTO hf_uses (line_id, session_number)
 SELECT CAST(:line_id AS INTEGER), s.number FROM {AT_HEAD}
 """  # noqa: S608
-ADD_CHECKPOINT = f"""
+USE_LINE = """
+INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number) ON CONFLICT DO NOTHING
+"""
+INSERT_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
     key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
     created_at
 )
+"""
+ADD_CHECKPOINT = f"""{INSERT_CHECKPOINT}
 SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
     CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
     {SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
@@ -56,9 +80,18 @@ SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
 FROM {AT_HEAD}
 RETURNING epoch, state_sequence, created_at
 """  # noqa: S608
-ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
-ITERATIONS = ("iteration_start", "iteration_end")
-MANIFEST = "SELECT manifest FROM hf_checkpoints WHERE key = :key"
+COPY_CHECKPOINT = f"""{INSERT_CHECKPOINT}
+SELECT CAST(:key AS INTEGER), 1, kind, iteration, item_id, idempotency_key, state_sequence,
+    CAST(:manifest AS BLOB), CAST(:data AS BLOB), CAST(:metadata AS BLOB), created_at
+FROM hf_checkpoints WHERE key = :source
+"""  # noqa: S608
+READ_ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
+READ_MANIFEST = "SELECT key, manifest FROM hf_checkpoints WHERE key = :key"
+ADD_EPOCH = """
+INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
+VALUES (:number, :epoch, :first_version, :target_version)
+"""
+ITERATIONS = frozenset({"iteration_start", "iteration_end"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +99,9 @@ class Draft:
     """A checkpoint before it has a version."""
 
     kind: Kind
-    changes: Mapping[str, Change]
+    changes: Mapping[str, ChannelChange]
     data: bytes | None
-    metadata: bytes | None
+    metadata: bytes | None = None
     iteration: int | None = None
     item_id: str | None = None
     expected_version: int | None = None
@@ -76,47 +109,57 @@ class Draft:
     opens_epoch: bool = False
 
 
-def draft(
-    codec: Codec,
+def write(
+    runtime: Runtime,
+    place: Place,
     kind: str,
-    changes: Mapping[str, Change],
+    changes: Mapping[str, ChannelChange],
     data: Any,
-    metadata: Mapping[str, Any] | None,
-    item: object,
-    expected_version: int | None,
-    key: object = None,
-) -> Draft:
-    """Check and encode a checkpoint's own parts."""
-    # Most checkpoints have few of these parts, and most calls come from the middle of a loop.
+    metadata: Mapping[str, Any] | None = None,
+    item: object = None,
+    expected_version: int | None = None,
+    key: str | None = None,
+) -> Op[Checkpoint]:
+    """Write the next version of a session, all of it or nothing; once for each key."""
+    codec = runtime.codec
     if kind not in KINDS:
         require_one_of("kind", kind, KINDS)
     if expected_version is not None and not _is_whole(expected_version):
         raise InvalidArgument(f"expected_version must be a version, not {shown(expected_version)}")
-    return Draft(
+    if metadata is not None and type(metadata) is not dict:
+        raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
+    wanted = Draft(
         kind=cast("Kind", kind),
         changes=changes,
         data=None if data is None else codec.encode(data, name="data"),
-        metadata=None if metadata is None else encode_metadata(codec, metadata),
+        metadata=None if metadata is None else codec.encode(metadata, name="metadata"),
         iteration=_iteration(kind, data) if kind in ITERATIONS else None,
         item_id=None if item is None else id_of_item(item),
         expected_version=expected_version,
         key=None if key is None else require_text("key", key),
     )
+    head = Heads.of(runtime).get(place.number)
+    if head is not None and is_simple(head, changes):
+        written = yield from write_after(runtime, place, wanted, head, unless_key=key)
+        if written is not None:
+            return written
+    # The remembered head is old, or the write is not allowed; now the tree is locked.
+    found = yield from lock_and_look(runtime, place)
+    if key is not None and found:
+        require_fence(place, found[0])
+        earlier = yield from keyed(codec, place.number, place.session_id, key)
+        if earlier is not None:
+            return earlier
+    head = yield from _current_head(runtime, place, expected_version, found)
+    written = yield from write_after(runtime, place, wanted, head)
+    assert written is not None
+    return written
 
 
 def id_of_item(item: object) -> str | None:
     """Return the id of a work item, given as itself or by its id."""
     item_id = getattr(item, "id", item)
-    if item_id is None:
-        return None
-    return require_text("item", item_id)
-
-
-def encode_metadata(codec: Codec, metadata: Mapping[str, Any]) -> bytes:
-    """Return metadata as a body; it must be a dict."""
-    if type(metadata) is not dict:
-        raise InvalidArgument(f"metadata must be a dict, not {type(metadata).__name__}")
-    return codec.encode(metadata, name="metadata")
+    return None if item_id is None else require_text("item", item_id)
 
 
 def _iteration(kind: str, data: Any) -> int:
@@ -130,82 +173,56 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < SHIFT
 
 
-def write(runtime: Runtime, place: Place, wanted: Draft) -> Op[Checkpoint]:
-    """Write the next version of a session, all of it or nothing; once for each key."""
-    head = Heads.of(runtime).get(place.number)
-    if head is not None and is_simple(head, wanted.changes):
-        written = yield from write_after(runtime, place, wanted, head, unless_key=wanted.key)
-        if written is not None:
-            return written
-    # What was remembered is old, or the write is not allowed; now the tree is locked.
-    found = yield from lock_and_look(runtime, place)
-    if wanted.key is not None and found:
-        require_fence(place, found[0])
-        earlier = yield from keyed(runtime.codec, place.number, place.session_id, wanted.key)
-        if earlier is not None:
-            return earlier
-    head = yield from current_head(runtime, place, wanted, found)
-    written = yield from write_after(runtime, place, wanted, head)
-    assert written is not None
-    return written
-
-
-def current_head(runtime: Runtime, place: Place, wanted: Draft, found: list[Row]) -> Op[Head]:
-    """Return the head of a session whose tree is locked, or say why it cannot be written."""
+def _current_head(
+    runtime: Runtime, place: Place, expected_version: int | None, found: list[Row]
+) -> Op[Head]:
+    """Return the head of a session whose tree is locked, or raise why it cannot be written."""
     row = require_writable(runtime, place, found)
-    if wanted.expected_version not in {None, row["version"]}:
+    version = row["version"]
+    if expected_version not in {None, version}:
         raise VersionConflict(
-            f"session {place.session_id} is at version {row['version']}, "
-            f"not {wanted.expected_version}; load it and decide again",
+            f"session {place.session_id} is at version {version}, "
+            f"not {expected_version}; load it and decide again",
             session_id=place.session_id,
-            current_version=row["version"],
-            expected_version=wanted.expected_version,
+            current_version=version,
+            expected_version=expected_version,
         )
     known = Heads.of(runtime).get(place.number)
     if known is not None and known.id == row["head"]:
         return known
-    with naming(place.session_id, row["version"]):
-        manifest = yield from read_manifest(runtime.codec, place.number, row["version"])
-    return Head(row["head"], row["version"], manifest)
+    manifest: Manifest = {}
+    with naming(place.session_id, version):
+        if version > 0:
+            newest = yield from one(READ_MANIFEST, key=place.number * SHIFT + version)
+            if newest is None:
+                raise CorruptRecord(
+                    f"session number {place.number} has lost its version {version}, which is the "
+                    "newest"
+                )
+            manifest = manifest_of(runtime.codec, newest)
+    return Head(row["head"], version, manifest)
 
 
 def record_status(runtime: Runtime, place: Place, before: str, after: str) -> Op[None]:
     """Write a change of status into the session's history and into the feed."""
     data = {"from": before, "to": after}
-    ready = draft(runtime.codec, "state_transition", {}, data, None, None, None)
-    yield from write(runtime, place, ready)
+    yield from write(runtime, place, "state_transition", {}, data)
     yield from emit(runtime.codec, place.root_id, place.session_id, "session_status_changed", data)
 
 
-def read_manifest(codec: Codec, number: int, version: int) -> Op[dict[str, manifests.Entry]]:
-    """Return the manifest of a session's version; a session without versions has none."""
-    if version == 0:
-        return {}
-    row = yield from one(MANIFEST, key=number * SHIFT + version)
-    if row is None:
-        raise CorruptRecord(
-            f"session number {number} has lost its version {version}, which is the newest"
-        )
-    context = checkpoint_context(number, version, "manifest")
-    return manifests.unpack(codec, row["manifest"], context)
-
-
 def write_after(
-    runtime: Runtime,
-    place: Place,
-    wanted: Draft,
-    head: Head,
-    *,
-    unless_key: str | None = None,
+    runtime: Runtime, place: Place, wanted: Draft, head: Head, *, unless_key: str | None = None
 ) -> Op[Checkpoint | None]:
     """Write the version after a head; None when the head has moved or may not be moved.
 
     It is not moved either while `unless_key` may be that of a version already written.
     """
     codec = runtime.codec
-    plan = yield from make_plan(codec, head, wanted.changes)
+    plan = ChannelPlan(codec, head)
+    yield from plan.add(wanted.changes)
     version = head.version + 1
-    new_head = random_id((yield from fresh_id()))
+    key = place.number * SHIFT + version
+    new_head = random_id((yield FreshId()))
     here = {"number": place.number, "head": new_head}
     advance = {
         **here,
@@ -215,48 +232,36 @@ def write_after(
         "fence": place.fence,
         "epochs": int(wanted.opens_epoch),
     }
-    queries = [Query(ADVANCE, advance)]
-    for written in plan.writes:
-        if written.replaced is not None:
-            low, high = written.replaced
-            queries += [
-                Query(OPEN_PACKING, here),
-                Query(UNPACK, {**here, "low": low, "high": high}),
-                Query(CLOSE, {"name": f"pack {place.number}"}),
-            ]
-        queries += [
-            Query(ADD_ITEM, {**here, "key": key, "count": count, "data": data})
-            for key, count, data in written.rows
-        ]
-    queries += [Query(USE, {**here, "line_id": line_id}) for line_id in plan.opened]
-    context = checkpoint_context(place.number, version, "manifest")
-    row = {
+    row: dict[str, object] = {
         **here,
         "kind": wanted.kind,
         "iteration": wanted.iteration,
         "item_id": wanted.item_id,
         "idempotency_key": wanted.key,
-        "manifest": manifests.pack(codec, plan.manifest, context),
-        "data": None,
-        "metadata": None,
     }
-    for part, body in (("data", wanted.data), ("metadata", wanted.metadata)):
-        if body is not None:
-            context = checkpoint_context(place.number, version, part)
-            row[part] = codec.seal(body, context=context)
-    queries.append(Query(ADD_CHECKPOINT, row))
-    told = {"version": version, "kind": wanted.kind}
+    bodies = {
+        "manifest": write_manifest(codec, plan.manifest),
+        "data": wanted.data,
+        "metadata": wanted.metadata,
+    }
+    for part, body in bodies.items():
+        row[part] = body and codec.seal(body, context=checkpoint_context(key, part))
     looks = []
     if place.guard is not None:
         keeper = Keeper.of(runtime)
         keeper.require_known(place.guard)
         looks = keeper.looks(place.guard)
-    answers = yield from decide(
-        Lock(place.root_id),
-        *looks,
-        *queries,
+    told = {"version": version, "kind": wanted.kind}
+    answers = yield Decide(
+        [
+            Lock(place.root_id),
+            *looks,
+            Query(ADVANCE_HEAD, advance),
+            *_item_queries(plan, here),
+            Query(ADD_CHECKPOINT, row),
+        ],
         emits=[event(codec, place.root_id, place.session_id, "checkpoint_saved", told)],
-        again=Query(ADDED, {"key": place.number * SHIFT + version}),
+        again=Query(READ_ADDED, {"key": key}),
     )
     if not answers[-1]:
         return None
@@ -274,3 +279,90 @@ def write_after(
         idempotency_key=wanted.key,
         **answers[-1][0],
     )
+
+
+def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
+    """Return the statements that write a plan's items and the uses of its new lines."""
+    queries = []
+    for written in plan.writes:
+        if written.replaced is not None:
+            low, high = written.replaced
+            queries += [
+                Query(OPEN_PACKING, here),
+                Query(REMOVE_PACKED, {**here, "low": low, "high": high}),
+                Query(CLOSE, {"name": f"pack {here['number']}"}),
+            ]
+        queries += [
+            Query(ADD_ITEMS, {**here, "key": key, "count": count, "data": data})
+            for key, count, data in written.rows
+        ]
+    return queries + [
+        Query(USE_OPENED_LINE, {**here, "line_id": line_id}) for line_id in plan.opened
+    ]
+
+
+def copy_fork_point(codec: Codec, row: Row, number: int) -> Op[None]:
+    """Copy a version's row as the first of a new session; its lines are shared, not copied."""
+    key = number * SHIFT + row["key"] % SHIFT
+    manifest = manifest_of(codec, row)
+    moved = {channel: closed(entry) for channel, entry in manifest.items()}
+    bodies = {"manifest": write_manifest(codec, moved)}
+    for part in ("data", "metadata"):
+        if row[part] is not None:
+            bodies[part] = codec.unseal(row[part], context=checkpoint_context(row["key"], part))
+    copy = {"data": None, "metadata": None, "key": key, "source": row["key"]}
+    for part, body in bodies.items():
+        copy[part] = codec.seal(body, context=checkpoint_context(key, part))
+    yield from rows(COPY_CHECKPOINT, **copy)
+    yield from share_lines(codec, manifest, number)
+
+
+def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
+    """Note that a session needs every line of a manifest, those of pieces included."""
+    used = line_ids(manifest)
+    for entry in manifest.values():
+        if isinstance(entry, Ref):
+            used |= {piece.line_id for piece in (yield from pieces_of(codec, entry))}
+    uses = ({"line_id": line_id, "number": number} for line_id in sorted(used))
+    yield from batch(*(Query(USE_LINE, each) for each in uses))
+
+
+def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
+    """Return the row of a version; one of an origin in another tree is locked in place."""
+    row = yield from find(number, session_id, version)
+    if row["key"] // SHIFT != number:
+        origin = yield from place_of_number(row["key"] // SHIFT)
+        if origin is not None:
+            yield Lock(origin["root_id"])
+        row = yield from find(number, session_id, version)
+    return row
+
+
+def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]:
+    """Go on from an older version, in a new epoch; what came after it stays, aside.
+
+    Versions go on counting: the rewind itself is a `state_transition` record.
+    """
+    data = runtime.codec.encode({"rewound_to": version})
+    wanted = Draft("state_transition", {}, data, opens_epoch=True)
+    # The newest version itself is not read: a damaged one is left behind in this way.
+    now = require_writable(runtime, place, (yield from lock_and_look(runtime, place)))
+    row = yield from find_and_hold(place.number, place.session_id, version)
+    with naming(place.session_id, version):
+        manifest = manifest_of(runtime.codec, row)
+    moved = {channel: closed(entry) for channel, entry in manifest.items()}
+    target = Head(now["head"], now["version"], moved)
+    checkpoint = yield from write_after(runtime, place, wanted, target)
+    assert checkpoint is not None
+    if row["key"] // SHIFT != place.number:
+        yield from share_lines(runtime.codec, manifest, place.number)
+    yield from rows(
+        ADD_EPOCH,
+        number=place.number,
+        epoch=checkpoint.epoch,
+        first_version=checkpoint.version,
+        target_version=version,
+    )
+    told = {"version": checkpoint.version, "target": version, "epoch": checkpoint.epoch}
+    yield from emit(runtime.codec, place.root_id, place.session_id, "session_rewound", told)
+    return checkpoint

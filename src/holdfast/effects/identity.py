@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..checkpoints.read import EPOCHS, path
+from ..checkpoints.read import LIST_EPOCHS, path
 from ..codec import Limits, canonical, check, with_first
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Row, one, rows
@@ -176,7 +176,7 @@ def lineage_at(number: int, id: str, version: int) -> Op[str]:
     """Return the lineage of a fork made from a version: where the effects before it lie."""
     session = yield from one(LINEAGE, number=number)
     assert session is not None
-    epochs = yield from rows(EPOCHS, number=number)
+    epochs = yield from rows(LIST_EPOCHS, number=number)
     ranges, below = path(epochs, session["origin_version"] or 0, version)
     own = [[id, number, low, high] for low, high in ranges]
     return json.dumps([*own, *_lineage(session, below)])
@@ -189,7 +189,7 @@ def read_past(number: int) -> Op[Past]:
 
 
 def _past(number: int, session: Row) -> Op[Past]:
-    epochs = yield from rows(EPOCHS, number=number)
+    epochs = yield from rows(LIST_EPOCHS, number=number)
     ranges, below = path(epochs, session["origin_version"] or 0, session["version"])
     # An effect belongs to the version that was current when it was issued. What was issued at
     # the target of a rewind came after it.

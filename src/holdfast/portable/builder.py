@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..checkpoints.changes import EMPTY_LIST
-from ..checkpoints.lines import RUN_BYTES_MAX, RUN_ITEMS, Ref
-from ..checkpoints.manifest import INLINE_BYTES_MAX, Entry, Inline, Stored, write
+from ..checkpoints.lines import (
+    INLINE_BYTES_MAX,
+    RUN_BYTES_MAX,
+    RUN_ITEMS,
+    Entry,
+    Inline,
+    Ref,
+    Stored,
+    write_manifest,
+)
 from ..checkpoints.portable import CheckpointRecord, ItemsRecord, LineRecord
 from ..codec import Codec
 from ..kernel.portable import Record
@@ -58,7 +66,7 @@ class SessionBuilder:
             iteration=iteration,
             item_id=item_id,
             state_sequence=0,
-            manifest=write(self._codec, manifest),
+            manifest=write_manifest(self._codec, manifest),
             data=None if data is None else self._codec.encode(data, name=name),
             metadata=None if metadata is None else self._codec.encode(metadata, name=name),
             created_at=created_at,
@@ -86,7 +94,7 @@ class SessionBuilder:
         body = self._codec.encode(value, name=name)
         if len(body) <= INLINE_BYTES_MAX:
             return Inline(body)
-        known, entry = self._values.get(channel, (b"", Inline(EMPTY_LIST)))
+        known, entry = self._values.get(channel, (b"", EMPTY_LIST))
         if known != body:
             entry = Stored(self._open([body]))
             self._values[channel] = body, entry
@@ -94,7 +102,7 @@ class SessionBuilder:
 
     def _list(self, channel: str, bodies: list[bytes]) -> Entry:
         if not bodies:
-            return Inline(EMPTY_LIST)
+            return EMPTY_LIST
         line_id = self._lists.get(channel, 0)
         old = self._lines.get(line_id, [])
         if old and bodies[: len(old)] == old:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from ..arguments import require_text, require_text_or_none, require_whole, shown
-from ..checkpoints.portable import ITERATIONS
+from ..checkpoints.write import ITERATIONS
 from ..codec import Limits, from_json
 from ..effects import Ledger
 from ..errors import InvalidArgument, InvalidValue

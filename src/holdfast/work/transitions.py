@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoints.handle import CheckpointOps
-from ..checkpoints.write import draft, write
+from ..checkpoints.write import write
 from ..effects.rows import is_resolved
 from ..errors import (
     InProgress,
@@ -320,8 +320,7 @@ def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
     if session["holder"] is not None and session["is_leased"]:
         place = item._place(session["fence"])
     assert place is not None
-    ready = draft(item.runtime.codec, kind, {}, data, None, item.id, None)
-    yield from write(item.runtime, place, ready)
+    yield from write(item.runtime, place, kind, {}, data, item=item.id)
 
 
 def cancel(item: Item[Any]) -> Op[WorkStatus]:
