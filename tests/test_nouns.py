@@ -30,10 +30,6 @@ CREATED = re.compile(r"CREATE (?:TABLE|VIEW)(?: IF NOT EXISTS)? (hf_\w+)")
 STANDING = {
     # People who look at the view want to see the session's id.
     "checkpoints/schema.sql": {"hf_sessions"},
-    "effects/portable.py": {"hf_meta"},
-    "effects/rows.py": {"hf_meta"},
-    "effects/salts.py": {"hf_meta"},
-    "effects/schema.sql": {"hf_meta"},
     "testing/conformance.py": {"hf_events"},
 }  # fmt: skip
 

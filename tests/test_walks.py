@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 LIMITS = {
     "append": (88, 18, 16),
     "save": (93, 18, 16),
-    "call": (155, 27, 21),
+    "call": (154, 25, 21),
     "claim": (70, 15, 15),
     "complete": (68, 13, 14),
 }

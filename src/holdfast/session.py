@@ -16,9 +16,9 @@ from .checkpoints.lines import SHIFT
 from .checkpoints.read import naming
 from .checkpoints.write import copy_fork_point, find_and_hold, record_status, write_rewind
 from .effects import SessionEffects
-from .effects.identity import lineage_at
+from .effects.history import inherit
 from .effects.tools import by_name
-from .effects.undoing import Compensation, Rewound, leave_behind, undo_after
+from .effects.undo import Compensation, Rewound, leave_behind, undo_after
 from .errors import InvalidArgument, SessionBusy, SessionNotFound
 from .feed import emit, plant_tree
 from .kernel.flow import Flow, finish, flow, in_thread, perform
@@ -180,10 +180,10 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             metadata=self.runtime.codec.pack(metadata, context=("hf_sessions", new_id)),
             number=self.number,
             owner=row["key"] // SHIFT,
-            lineage=(yield from lineage_at(self.number, self.id, version)),
         )
         if created is None:
             raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
+        yield from inherit(self.number, self.id, version, created["number"])
         with naming(self.id, version):
             yield from copy_fork_point(self.runtime.codec, row, created["number"])
         data = {"origin": self.id, "version": version}

@@ -245,7 +245,7 @@ async def test_bad_calls_are_told_to_the_model_and_run_nothing(subject: Subject)
     assert "missing required field `city`" in said[0]
     assert "Expected `str`, got `int` - at `$.city`" in said[1]
     assert "no tool named 'fly'; the tools are: look, write, mail" in said[2]
-    assert "no valid JSON" in said[3]
+    assert "not valid JSON" in said[3]
     assert "unknown field `idempotency_key`" in said[6]
     assert world.lines[1:-1] == ["look Rome"]
 

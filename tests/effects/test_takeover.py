@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast import InProgress, Landed, NotLanded, Unresolved, VirtualClock
-from holdfast.effects.rows import RENEW
+from holdfast.effects.statements import RENEW_EFFECT
 from holdfast.kernel.operation import rows
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
@@ -121,7 +121,7 @@ async def test_a_heartbeat_puts_the_takeover_off(subject: Subject) -> None:
 def renew(tx: Any, begun: Any) -> holdfast.Op[None]:
     """Do what the owner's heartbeat does."""
     given = {"number": begun.ticket.number, "fence": begun.ticket.fence}
-    assert (yield from rows(RENEW, **given, lease_ms=round(LEASE * 1000)))
+    assert (yield from rows(RENEW_EFFECT, **given, lease_ms=round(LEASE * 1000)))
 
 
 # Expiry

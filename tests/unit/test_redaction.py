@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.effects.identity import derive_key
+from holdfast.effects.requests import derive_key
 from holdfast.errors import InvalidArgument
 from holdfast.redaction import NoRedaction, Redaction, Redactor
 

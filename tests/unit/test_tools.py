@@ -14,8 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.codec import DEFAULT_LIMITS, Limits, canonical
-from holdfast.effects.identity import identify
-from holdfast.effects.rows import Request
+from holdfast.effects.requests import EffectRequest
 from holdfast.errors import InvalidArgument, LimitExceeded
 from holdfast.sessions.access import Place
 
@@ -80,16 +79,17 @@ def test_nobody_can_give_the_idempotency_key(function: Callable[..., None]) -> N
         holdfast.tool(function).bind({"amount": 1, "idempotency_key": "mine"})
 
 
-def asked(arguments: Any, distinct: Any, policy: str = "session") -> Request:
-    return Request(
-        tool="Überweisung",
-        effect="mutate",
+def asked(
+    arguments: Any, distinct: Any, policy: str = "session", place: Place | None = None
+) -> EffectRequest:
+    return EffectRequest(
+        tool=holdfast.tool(name="Überweisung")(only_others),
         arguments=arguments,
         policy=policy,
         distinct=distinct,
-        doubt="park",
         holder="h",
-        lease_ms=1,
+        place=place,
+        guard=None,
     )
 
 
@@ -107,19 +107,19 @@ def test_keys_and_digests_are_an_hmac_of_the_canonical_form(
         return hmac.digest(salt, canonical(value), "sha256").hex()
 
     for distinct in (arguments, dict(arguments), ["chosen", 1]):
-        request = asked(arguments, distinct, policy)
-        found = identify(salt, DEFAULT_LIMITS, place, request)
-        assert found.digest == expected([request.tool, arguments])
-        assert found.key == f"{scope}:{expected([scope, request.tool, distinct])[:32]}"
+        request = asked(arguments, distinct, policy, place)
+        found = request.identify(salt, DEFAULT_LIMITS)
+        assert found.digest == expected([request.tool.name, arguments])
+        assert found.key == f"{scope}:{expected([scope, request.tool.name, distinct])[:32]}"
 
 
 def test_a_request_at_the_limit_counts_with_its_scope() -> None:
     arguments = {"a": "x" * 50}
     request = asked(arguments, arguments)
-    size = len(canonical([request.tool, arguments]))
+    size = len(canonical([request.tool.name, arguments]))
     for distinct in (arguments, dict(arguments)):
         with pytest.raises(LimitExceeded) as refused:
-            identify(b"salt", Limits(value_bytes=size), None, asked(arguments, distinct))
+            asked(arguments, distinct).identify(b"salt", Limits(value_bytes=size))
         assert refused.value.path == "arguments"
 
 

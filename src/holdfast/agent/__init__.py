@@ -16,7 +16,7 @@ from .progress import (
     Stopped,
 )
 from .rules import Cadence, every
-from .running import Outcome
+from .run import Outcome
 from .transcript import (
     Block,
     Message,

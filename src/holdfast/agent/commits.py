@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..kernel.operation import Lock, Op, fresh_id, one, operation
-from ..records import Checkpoint
+from ..records import Checkpoint, Kind
 from ..session import Session
 from ..spend import Spend, SpendOps, SpendState
 from .budget import Budget, Usage
@@ -34,7 +34,7 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class ModelAttempt:
     """One model call as the ledger of spend shows it."""
 
     model: str
@@ -52,75 +52,51 @@ class CommitOps:
         self._session = session
 
     @operation
-    def begin(
-        self,
-        executed: Sequence[Executed],
-        said: Sequence[Message],
-        iteration: int,
-        channels: Mapping[str, Any],
-        attempt: Attempt,
-        budget: Budget,
-    ) -> Op[tuple[list[Message], Spend]]:
-        """Store what is not stored yet and that the model is about to be asked."""
-        spend = yield from self._reserve(attempt, budget)
-        stored = yield from self._store_executed(executed)
-        stored += yield from self._stamp(said)
-        new = [message.to_plain() for message in stored[len(executed) :]]
-        data = {"iteration": iteration}
-        if channels:
-            yield from Session.save(self._session, channels, kind="turn", data=data)
-        yield from Session.append(self._session, CHANNEL, new, kind="iteration_start", data=data)
-        return stored, spend
-
-    @operation
-    def ask_again(self, attempt: Attempt, budget: Budget) -> Op[Spend]:
-        """Store that the model is about to be asked once more."""
-        return (yield from self._reserve(attempt, budget))
-
-    @operation
-    def answered(self, message: Message, data: Mapping[str, Any], attempt: Attempt) -> Op[Message]:
-        """Store the model's message, before its tools run, with what it cost."""
-        (stored,) = yield from self._stamp([message])
-        yield from Session.append(
-            self._session, CHANNEL, [stored.to_plain()], kind="llm_response", data=dict(data)
-        )
-        yield from self._spend(attempt)
-        yield from self._reconcile(attempt)
-        return stored
-
-    @operation
-    def failed(self, attempt: Attempt, data: Mapping[str, Any]) -> Op[None]:
-        """Store that a model call failed, and what it cost."""
-        yield from self._spend(attempt)
-        yield from Session.record(self._session, "error_boundary", dict(data))
-
-    @operation
-    def spent(self, attempt: Attempt) -> Op[Spend]:
-        """Store what a call cost whose answer cannot be stored: it was paid all the same."""
-        return (yield from self._spend(attempt))
-
-    @operation
     def keep(
         self,
         executed: Sequence[Executed],
         channels: Mapping[str, Any],
         iteration: int,
         said: Sequence[Message] = (),
+        attempt: ModelAttempt | None = None,
+        budget: Budget | None = None,
         error: Mapping[str, Any] | None = None,
-    ) -> Op[list[Message]]:
-        """Store results; and if the run stops here, why, and what was said and not yet heard."""
+    ) -> Op[tuple[list[Message], Spend | None]]:
+        """Store what is not stored yet: results, and changed channels.
+
+        With an attempt, also that the model is about to be asked; with an error, why the run
+        stops here. Both come with what was said.
+        """
+        spend = None
+        if attempt is not None and budget is not None:
+            spend = yield from CommitOps.reserve(self, attempt, budget)
         stored = yield from self._store_executed(executed)
+        data: Mapping[str, Any] = {"iteration": iteration}
         if channels:
-            data = {"iteration": iteration}
             yield from Session.save(self._session, channels, kind="turn", data=data)
-        if error is not None:
+        if attempt is not None or error is not None:
+            kind: Kind = "iteration_start" if error is None else "error_boundary"
             heard = yield from self._stamp(said)
-            new = [message.to_plain() for message in heard]
-            yield from Session.append(
-                self._session, CHANNEL, new, kind="error_boundary", data=dict(error)
-            )
+            yield from self._append(heard, kind, data if error is None else error)
             stored += heard
+        return stored, spend
+
+    @operation
+    def answered(
+        self, message: Message, data: Mapping[str, Any], attempt: ModelAttempt
+    ) -> Op[Message]:
+        """Store the model's message, before its tools run, with what it cost."""
+        (stored,) = yield from self._stamp([message])
+        yield from self._append([stored], "llm_response", data)
+        yield from CommitOps.spend(self, attempt)
+        yield from self._reconcile(attempt)
         return stored
+
+    @operation
+    def failed(self, attempt: ModelAttempt, data: Mapping[str, Any]) -> Op[None]:
+        """Store that a model call failed, and what it cost."""
+        yield from CommitOps.spend(self, attempt)
+        yield from Session.record(self._session, "error_boundary", dict(data))
 
     @operation
     def end_turn(
@@ -142,14 +118,12 @@ class CommitOps:
     def _store_executed(self, executed: Sequence[Executed]) -> Op[list[Message]]:
         stored = yield from self._stamp([each.message for each in executed])
         for each, message in zip(executed, stored, strict=True):
-            yield from Session.append(
-                self._session,
-                CHANNEL,
-                [message.to_plain()],
-                kind="tool_executed",
-                data=each.evidence,
-            )
+            yield from self._append([message], "tool_executed", each.evidence)
         return stored
+
+    def _append(self, messages: Sequence[Message], kind: Kind, data: Mapping[str, Any]) -> Op[None]:
+        plain = [message.to_plain() for message in messages]
+        yield from Session.append(self._session, CHANNEL, plain, kind=kind, data=dict(data))
 
     def _stamp(self, messages: Sequence[Message]) -> Op[list[Message]]:
         if not messages:
@@ -165,7 +139,8 @@ class CommitOps:
             done.append(stamped(message, message_id, int(row["now_ms"]), block_ids))
         return done
 
-    def _reserve(self, attempt: Attempt, budget: Budget) -> Op[Spend]:
+    @operation
+    def reserve(self, attempt: ModelAttempt, budget: Budget) -> Op[Spend]:
         """Write an attempt with its estimate if the budget has room for it, or BudgetExceeded.
 
         The tree is locked first: no other session of it can take the same room.
@@ -173,9 +148,9 @@ class CommitOps:
         yield Lock(self._session.root_id)
         spent = yield from Session.spent(self._session, tree=budget.tree)
         budget.check(spent, attempt.usage)
-        return (yield from self._spend(attempt))
+        return (yield from CommitOps.spend(self, attempt))
 
-    def _reconcile(self, attempt: Attempt) -> Op[None]:
+    def _reconcile(self, attempt: ModelAttempt) -> Op[None]:
         """Let lost attempts at the same answer count what this one cost, not their estimates.
 
         They stay uncertain: what each really cost can still be told.
@@ -190,9 +165,11 @@ class CommitOps:
                 repeated = replace(
                     attempt, source=each.source, state="uncertain", id=each.id, details=counted
                 )
-                yield from self._spend(repeated)
+                yield from CommitOps.spend(self, repeated)
 
-    def _spend(self, attempt: Attempt) -> Op[Spend]:
+    @operation
+    def spend(self, attempt: ModelAttempt) -> Op[Spend]:
+        """Write an attempt, or its outcome, to the ledger of spend."""
         return (
             yield from Session.spend(
                 self._session,

@@ -30,9 +30,11 @@ from .rules import (
     OnProgress,
     OnUnresolved,
     Permit,
-    make_rules,
+    Rules,
+    cadence_of,
+    described,
 )
-from .running import Outcome, Running
+from .run import AgentRun, Outcome
 
 LEASE_SECONDS = 60.0
 
@@ -77,12 +79,13 @@ class Agent:
             raise InvalidArgument(
                 f"an agent needs a session (store.session(…)), not {type(session).__name__}"
             )
-        self._rules = make_rules(
+        self._rules = Rules(
             model=model,
-            tools=tools,
+            tools=described(tools),
             system=system,
-            budget=budget,
-            cadence=cadence,
+            budget=Budget() if budget is None else budget,
+            cadence=cadence_of(cadence),
+            settings=dict(settings or {}),
             planning=planning,
             permit=permit,
             approve=approve,
@@ -93,8 +96,7 @@ class Agent:
             retries=retries,
             backoff_seconds=backoff_seconds,
             retry_on=retry_on,
-            settings=settings,
-            scratchpad=scratchpad,
+            scratchpad=None if scratchpad is None else Path(scratchpad).absolute(),
             source=source,
             instance=instance,
         )
@@ -165,7 +167,7 @@ class Agent:
         info = yield from perform(Session.info, self.session)
         if info.status != "completed":
             return None
-        running = Running(self._rules, self.session, self._given_plan)
+        running = AgentRun(self._rules, self.session, self._given_plan)
         old = yield from running.stored_answer(message, message_id)
         if old is not None:
             self.plan = running.plan
@@ -189,7 +191,7 @@ class Agent:
     def _flow(
         self, session: Any, message: str | None, message_id: str | None, *, ends: bool = False
     ) -> Flow[Outcome]:
-        running = Running(self._rules, session, self._given_plan, ends=ends)
+        running = AgentRun(self._rules, session, self._given_plan, ends=ends)
         try:
             return (yield from running.run(message, message_id))
         finally:

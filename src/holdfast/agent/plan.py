@@ -6,8 +6,8 @@ channel; a plan that was given up is None; `{}` is an empty plan. All three stay
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -29,20 +29,10 @@ class Postcondition(Shape):
     text: str
     evidence: Any = UNSET
 
-    TYPES: ClassVar = {"text": str}
-
     @property
     def is_met(self) -> bool:
         """Whether there is evidence; empty evidence shows nothing."""
         return self.evidence is not UNSET and bool(self.evidence)
-
-
-def _read_postconditions(data: Any, where: str) -> tuple[Postcondition, ...]:
-    return tuple(read(Postcondition, each, f"{where}[{i}]") for i, each in enumerate(data))
-
-
-def _write_each(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
-    return [shape.to_plain() for shape in shapes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +45,6 @@ class Step(Shape):
     postconditions: tuple[Postcondition, ...] = ()
     evidence: Any = UNSET
 
-    TYPES: ClassVar = {"id": str, "title": str, "status": str, "postconditions": (list, tuple)}
-    READERS: ClassVar = {"postconditions": _read_postconditions}
-    WRITERS: ClassVar = {"postconditions": _write_each}
-
-
-def _read_steps(data: Any, where: str) -> tuple[Step, ...]:
-    steps = tuple(read(Step, each, f"{where}[{i}]") for i, each in enumerate(data))
-    for number, step in enumerate(steps):
-        if step.status not in STEP_STATUSES:
-            raise InvalidValue(
-                f"{where}[{number}].status is {shown(step.status)}; it is one of "
-                f"{', '.join(STEP_STATUSES)}",
-                path=f"{where}[{number}].status",
-            )
-    if len({step.id for step in steps}) < len(steps):
-        raise InvalidValue(f"{where} has two steps of one id", path=where)
-    return steps
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Shape):
@@ -80,12 +52,9 @@ class Plan(Shape):
 
     format: int = FORMAT
     goal: str | None = None
-    steps: tuple[Step, ...] = field(default=())
+    steps: tuple[Step, ...] = ()
 
     ALWAYS = frozenset({"format"})
-    TYPES: ClassVar = {"format": int, "goal": (str, type(None)), "steps": (list, tuple)}
-    READERS: ClassVar = {"steps": _read_steps}
-    WRITERS: ClassVar = {"steps": _write_each}
 
     def step(self, step_id: str) -> Step:
         """Return a step by its id."""
@@ -123,6 +92,8 @@ def read_plan(data: Any) -> Plan | None:
             current=plan.format,
             newest=FORMAT,
         )
+    if len({step.id for step in plan.steps}) < len(plan.steps):
+        raise InvalidValue(f"{CHANNEL}.steps has two steps of one id", path=f"{CHANNEL}.steps")
     return plan
 
 

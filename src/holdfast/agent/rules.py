@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..arguments import require_one_of, require_seconds, require_whole, shown
-from ..effects.schema import parameters_of, taking_plain
+from ..effects.json_schema import parameters_of, taking_plain
 from ..effects.tools import Tool, by_name
 from ..errors import InvalidArgument
 from .budget import Budget
@@ -16,8 +16,8 @@ from .models import Model
 from .progress import Progress
 from .transcript import ToolCall
 
-Verdict = Literal["allow", "deny", "ask"]
-Decision: TypeAlias = Verdict | tuple[Verdict, str]
+Permission = Literal["allow", "deny", "ask"]
+Decision: TypeAlias = Permission | tuple[Permission, str]
 Permit: TypeAlias = Callable[[ToolCall, Any], Decision | Awaitable[Decision]]
 Approve: TypeAlias = Callable[[ToolCall, Any], bool | Awaitable[bool]]
 OnProgress: TypeAlias = Callable[[Progress], object]
@@ -54,7 +54,7 @@ def every(*, turns: int | None = None, seconds: float | None = None) -> Cadence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one agent works."""
+    """How one agent works, as it was told when it was made."""
 
     model: Model
     tools: Mapping[str, Tool[..., Any]]
@@ -75,63 +75,38 @@ class Rules:
     scratchpad: Path | None
     source: str
     instance: str | None
-    content_bytes_max: int = field(default=CONTENT_BYTES_MAX)
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise InvalidArgument(
+                "a model is a callable from a Request to a Response, not "
+                f"{type(self.model).__name__}"
+            )
+        if not isinstance(self.budget, Budget):
+            raise InvalidArgument(f"budget must be a Budget, not {type(self.budget).__name__}")
+        require_one_of("on_unresolved", self.on_unresolved, get_args(OnUnresolved))
+        if self.repeats_max is not None:
+            require_whole("repeats_max", self.repeats_max, 1)
+        require_whole("turns_max", self.turns_max, 1)
+        require_whole("retries", self.retries, 0)
+        require_seconds("backoff_seconds", self.backoff_seconds, CADENCE_SECONDS_MAX)
+        for name in ("permit", "approve", "on_progress"):
+            hook = getattr(self, name)
+            if hook is not None and not callable(hook):
+                raise InvalidArgument(f"{name} must be a function, not {type(hook).__name__}")
 
 
-def make_rules(
-    *,
-    model: object,
-    tools: Sequence[Tool[..., Any]],
-    budget: Budget | None,
-    cadence: Cadence | Literal["turn", "call"],
-    on_unresolved: str,
-    repeats_max: int | None,
-    turns_max: int,
-    retries: int,
-    backoff_seconds: float,
-    scratchpad: str | Path | None,
-    settings: Mapping[str, Any] | None,
-    **rest: Any,
-) -> Rules:
-    """Check an agent's arguments before anything is done."""
-    if not callable(model):
-        raise InvalidArgument(
-            f"a model is a callable from a Request to a Response, not {type(model).__name__}"
-        )
-    if budget is not None and not isinstance(budget, Budget):
-        raise InvalidArgument(f"budget must be a Budget, not {type(budget).__name__}")
-    require_one_of("on_unresolved", on_unresolved, get_args(OnUnresolved))
-    if repeats_max is not None:
-        require_whole("repeats_max", repeats_max, 1)
-    require_whole("turns_max", turns_max, 1)
-    require_whole("retries", retries, 0)
-    require_seconds("backoff_seconds", backoff_seconds, CADENCE_SECONDS_MAX)
-    for name in ("permit", "approve", "on_progress"):
-        if rest[name] is not None and not callable(rest[name]):
-            raise InvalidArgument(f"{name} must be a function, not {type(rest[name]).__name__}")
-    return Rules(
-        model=cast("Model", model),
-        tools={name: _ready(known) for name, known in by_name(list(tools)).items()},
-        budget=Budget() if budget is None else budget,
-        cadence=_cadence(cadence),
-        on_unresolved="tell" if on_unresolved == "tell" else "stop",
-        repeats_max=repeats_max,
-        turns_max=turns_max,
-        retries=retries,
-        backoff_seconds=backoff_seconds,
-        scratchpad=None if scratchpad is None else Path(scratchpad).absolute(),
-        settings=dict(settings or {}),
-        **rest,
-    )
+def described(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
+    """Return tools, by name, that are described to a model and take what a model writes."""
+    found = by_name(list(tools))
+    for name, tool in found.items():
+        parameters_of(tool.function)
+        found[name] = replace(tool, function=taking_plain(tool.function))
+    return found
 
 
-def _ready(known: Tool[..., Any]) -> Tool[..., Any]:
-    """Return a tool that can be described to a model and called with what a model writes."""
-    parameters_of(known.function)
-    return replace(known, function=taking_plain(known.function))
-
-
-def _cadence(cadence: object) -> Cadence:
+def cadence_of(cadence: object) -> Cadence:
+    """Return a cadence by its name."""
     if isinstance(cadence, Cadence):
         return cadence
     if cadence == "turn":

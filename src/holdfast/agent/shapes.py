@@ -1,23 +1,21 @@
-"""Typed records over plain data that give back exactly the bytes they were read from.
+"""Stored records: dataclasses that keep what they do not know, and the order they were read in.
 
-A record keeps what it does not know in `extra`, and the order of the keys it was read with. Written
-again unchanged, it is the same data: unknown fields stay, a missing field stays missing, and None,
-{} and missing are three different things.
+What a field has to hold follows from its annotation.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, ClassVar, TypeVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ..arguments import shown
 from ..errors import InvalidValue
 
 S = TypeVar("S", bound="Shape")
-Reader = Callable[[Any, str], Any]
-Writer = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +26,29 @@ class Shape:
     keys: tuple[str, ...] | None = field(default=None, repr=False, compare=False)
 
     ALWAYS: ClassVar[frozenset[str]] = frozenset()
-    TYPES: ClassVar[Mapping[str, type | tuple[type, ...]]] = {}
-    READERS: ClassVar[Mapping[str, Reader]] = {}
-    WRITERS: ClassVar[Mapping[str, Writer]] = {}
+    """Fields that are written also if they have their default."""
+    ITEMS: ClassVar[Mapping[str, Callable[[Any, str], Any]]] = {}
+    """How the items of a field are read that are not all of one shape."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return the record as plain data, in the order in which it was read."""
         written: dict[str, Any] = {}
-        known = {each.name: each for each in _fields(type(self))}
+        defaults = _defaults(type(self))
         for name in self.keys or ():
-            if name in known:
-                written[name] = self._write(name)
+            if name in defaults:
+                written[name] = self._plain(name)
             elif name in self.extra:
                 written[name] = self.extra[name]
-        for name, each in known.items():
+        for name, default in defaults.items():
             is_kept = name in self.ALWAYS and self.keys is None
-            if name not in written and (is_kept or getattr(self, name) != _default(each)):
-                written[name] = self._write(name)
+            if name not in written and (is_kept or getattr(self, name) != default):
+                written[name] = self._plain(name)
         return {**written, **{name: self.extra[name] for name in self.extra if name not in written}}
 
-    def _write(self, name: str) -> Any:
+    def _plain(self, name: str) -> Any:
         value = getattr(self, name)
-        writer = self.WRITERS.get(name)
-        return value if writer is None else writer(value)
+        origin: Any = get_origin(_hints(type(self))[name])
+        return [each.to_plain() for each in value] if origin is tuple else value
 
 
 def read(shape: type[S], data: Any, where: str) -> S:
@@ -59,32 +57,53 @@ def read(shape: type[S], data: Any, where: str) -> S:
         raise InvalidValue(f"{where} must be a dict, not {type(data).__name__}", path=where)
     values: dict[str, Any] = {}
     extra = dict(data)
-    for each in _fields(shape):
-        if each.name in extra:
-            values[each.name] = _read(shape, each.name, extra.pop(each.name), where)
-        elif _default(each) is MISSING:
-            raise InvalidValue(f"{where} has no {shown(each.name)}", path=f"{where}.{each.name}")
+    for name, default in _defaults(shape).items():
+        if name in extra:
+            values[name] = _read(shape, name, extra.pop(name), f"{where}.{name}")
+        elif default is MISSING:
+            raise InvalidValue(f"{where} has no {shown(name)}", path=f"{where}.{name}")
     return shape(**values, extra=extra, keys=tuple(data))
 
 
 def _read(shape: type[Shape], name: str, value: Any, where: str) -> Any:
-    wanted = shape.TYPES.get(name)
-    is_number = type(value) is bool and wanted is int
-    if wanted is not None and (not isinstance(value, wanted) or is_number):
-        names = wanted if isinstance(wanted, tuple) else (wanted,)
-        words = " or ".join("None" if each is type(None) else each.__name__ for each in names)
-        raise InvalidValue(
-            f"{where}.{name} must be {words}, not {type(value).__name__}", path=f"{where}.{name}"
-        )
-    reader = shape.READERS.get(name)
-    return value if reader is None else reader(value, f"{where}.{name}")
+    hint = _hints(shape)[name]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            choices = ", ".join(get_args(hint))
+            raise InvalidValue(f"{where} is {shown(value)}; it is one of {choices}", path=where)
+        return value
+    _require_type(hint, value, where)
+    if get_origin(hint) is not tuple:
+        return value
+    reader = shape.ITEMS.get(name) or functools.partial(read, get_args(hint)[0])
+    return tuple(reader(each, f"{where}[{number}]") for number, each in enumerate(value))
 
 
-def _fields(shape: type[Shape]) -> list[dataclasses.Field[Any]]:
-    return [each for each in dataclasses.fields(shape) if each.name not in {"extra", "keys"}]
+def _require_type(hint: Any, value: object, where: str) -> None:
+    wanted = _types(hint)
+    is_flag = wanted == (int,) and isinstance(value, bool)
+    if wanted and (is_flag or not isinstance(value, wanted)):
+        words = " or ".join("None" if each is NoneType else each.__name__ for each in wanted)
+        raise InvalidValue(f"{where} must be {words}, not {type(value).__name__}", path=where)
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:
-    if each.default_factory is not MISSING:
-        return each.default_factory()
-    return each.default
+def _types(hint: Any) -> tuple[type, ...]:
+    """Return what an annotation allows; () for anything."""
+    if hint is Any:
+        return ()
+    if isinstance(hint, UnionType):
+        return tuple(each for part in get_args(hint) for each in _types(part))
+    origin = get_origin(hint) or hint
+    return (list, tuple) if origin is tuple else (origin,)
+
+
+def _read_defaults(shape: Any) -> dict[str, Any]:
+    fields = [each for each in dataclasses.fields(shape) if each.name not in {"extra", "keys"}]
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields
+    }
+
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+_defaults: Callable[[Any], dict[str, Any]] = functools.cache(_read_defaults)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..arguments import shown
 from ..errors import InvalidValue, SchemaMismatch, UnknownBlock
@@ -23,38 +23,38 @@ from .shapes import Shape, read
 FORMAT = 2
 CHANNEL = "transcript"
 Role = Literal["system", "user", "assistant", "tool"]
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextBlock(Shape):
+class BlockShape(Shape):
+    """What every block of a message has."""
+
+    kind: str = ""
+    id: str = ""
+    created_at: int = 0
+
+    ALWAYS = frozenset({"kind"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBlock(BlockShape):
     """What was said."""
 
     kind: Literal["text"] = "text"
-    id: str = ""
-    created_at: int = 0
     text: str
-
-    ALWAYS = frozenset({"kind"})
-    TYPES: ClassVar = {"id": str, "created_at": int, "text": str}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningBlock(Shape):
+class ReasoningBlock(BlockShape):
     """What a model thought; `metadata` is its provider's (a signature, for example)."""
 
     kind: Literal["reasoning"] = "reasoning"
-    id: str = ""
-    created_at: int = 0
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    ALWAYS = frozenset({"kind"})
-    TYPES: ClassVar = {"id": str, "created_at": int, "text": str, "metadata": dict}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ToolCall(Shape):
+class ToolCall(BlockShape):
     """A tool that the model wants to be called.
 
     `call_id` is the model's and unique in a transcript. `id` is ours, and the call's name in the
@@ -62,36 +62,20 @@ class ToolCall(Shape):
     """
 
     kind: Literal["tool_call"] = "tool_call"
-    id: str = ""
-    created_at: int = 0
     call_id: str
     name: str
     arguments: Any
 
-    ALWAYS = frozenset({"kind"})
-    TYPES: ClassVar = {"id": str, "created_at": int, "call_id": str, "name": str}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ToolResult(Shape):
+class ToolResult(BlockShape):
     """What a call returned, or why it did not; `replay_of` names the effect whose result it is."""
 
     kind: Literal["tool_result"] = "tool_result"
-    id: str = ""
-    created_at: int = 0
     call_id: str
     content: Any
     is_error: bool = False
     replay_of: str | None = None
-
-    ALWAYS = frozenset({"kind"})
-    TYPES: ClassVar = {
-        "id": str,
-        "created_at": int,
-        "call_id": str,
-        "is_error": bool,
-        "replay_of": (str, type(None)),
-    }
 
 
 Block: TypeAlias = TextBlock | ReasoningBlock | ToolCall | ToolResult
@@ -117,10 +101,6 @@ def read_block(data: Any, where: str = "block") -> Block:
     return read(shape, data, where)
 
 
-def _read_blocks(data: Any, where: str) -> tuple[Block, ...]:
-    return tuple(read_block(each, f"{where}[{number}]") for number, each in enumerate(data))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Message(Shape):
     """One message; before it is stored it has no id. `metadata` says which model answered."""
@@ -133,16 +113,7 @@ class Message(Shape):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     ALWAYS = frozenset({"format"})
-    TYPES: ClassVar = {
-        "format": int,
-        "id": str,
-        "role": str,
-        "created_at": int,
-        "blocks": (list, tuple),
-        "metadata": dict,
-    }
-    READERS: ClassVar = {"blocks": _read_blocks}
-    WRITERS: ClassVar = {"blocks": lambda blocks: [block.to_plain() for block in blocks]}
+    ITEMS: ClassVar = {"blocks": read_block}
 
     @property
     def text(self) -> str:
@@ -174,13 +145,7 @@ def read_message(data: Any, where: str = "message") -> Message:
             current=format_number,
             newest=FORMAT,
         )
-    message = read(Message, _from_1(data, where) if format_number == 1 else data, where)
-    if message.role not in ROLES:
-        raise InvalidValue(
-            f"{where}.role is {shown(message.role)}; it is one of {', '.join(ROLES)}",
-            path=f"{where}.role",
-        )
-    return message
+    return read(Message, _from_1(data, where) if format_number == 1 else data, where)
 
 
 def read_transcript(data: Any) -> list[Message]:
@@ -301,14 +266,12 @@ def legal(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         rest = tuple(block for block in message.blocks if not isinstance(block, ToolResult))
         if rest or not message.blocks:
-            shown.append(message if len(rest) == len(message.blocks) else _cut(message, rest))
+            shown.append(
+                message if len(rest) == len(message.blocks) else replace(message, blocks=rest)
+            )
         for call in message.calls:
             shown.append(results.get(call.call_id) or interrupted(call))
     return shown
-
-
-def _cut(message: Message, blocks: tuple[Block, ...]) -> Message:
-    return replace(message, blocks=blocks)
 
 
 def interrupted(call: ToolCall) -> Message:

@@ -2,13 +2,13 @@
 
 from .call_all import ToolUse
 from .calls import Result
-from .issued import Issued, Replay
+from .handles import SessionEffects, StoreEffects
 from .ledger import Ledger
+from .manual import Issued, Replay
 from .noun import EffectsNoun
-from .ops import SessionEffects, StoreEffects
-from .rows import Ticket
+from .statements import Ticket
 from .tools import Landed, NotLanded, Tool, Unknown, tool
-from .undoing import Compensation, Rewound
+from .undo import Compensation, Rewound
 
 __all__ = [
     "Compensation",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
@@ -40,14 +41,29 @@ from ..kernel.flow import (
 )
 from ..kernel.operation import Call
 from ..leases import Guard, Keeper, Kept, uptime_seconds
-from ..records import Effect
+from ..records import Effect, EffectKind
 from ..sessions.access import Place
-from .doubt import ask_verdict, describe, doubt_of, landed, unknown_outcome, unresolved
-from .ledger import Ledger, log
-from .rows import Busy, InDoubt, Known, Outcome, Request, Run, Ticket, topic, unless_spent
-from .tools import KEY, Landed, NotLanded, Tool, Unknown, Verdict, require_span
+from .ledger import Busy, InDoubt, Known, Ledger, Owned
+from .requests import EffectRequest
+from .statements import EffectOutcome, Ticket, topic
+from .tools import (
+    KEY,
+    TTL_SECONDS_MAX,
+    Landed,
+    OnUnknown,
+    Tool,
+    Unknown,
+    Verdict,
+    Verify,
+    require_span,
+)
+from .verification import describe, settle, unresolved, verify
+
+log = logging.getLogger("holdfast.effects")
 
 V = TypeVar("V")
+ONCE_SECONDS = 24 * 3600.0
+ONCE_KEY_CHARACTERS_MAX = 200
 FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
 POLL_SECONDS = 0.1
@@ -73,51 +89,54 @@ class Result(Generic[V]):
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
-class Calling:
-    """One call on its way: which tool, with what, and for which session."""
+class PreparedCall:
+    """A call whose arguments were checked: its request, and what the function is given."""
 
     ledger: Ledger
-    place: Place | None
-    tool: Tool[..., Any]
+    request: EffectRequest
     arguments: dict[str, Any]
-    request: Request
     wait_seconds: float
+    gather: Callable[[Ticket, EffectOutcome, Kept], None] | None = field(default=None, init=False)
+    """Takes the outcome of a tool that has returned, to record it with others."""
     _issue: Call[Any] | None = field(default=None, init=False)
     """What may have issued an attempt."""
     _step: Invoke | None = field(default=None, init=False)
     """The call of the tool."""
-    gather: Callable[[Ticket, Outcome, Kept], None] | None = field(default=None, init=False)
-    """Takes the outcome of a tool that has returned, to record it with others."""
     _is_kept_on: bool = field(default=False, init=False)
     """Whether somebody else records the outcome, and drops the lease then."""
+
+    @property
+    def tool(self) -> Tool[..., Any]:
+        """The tool that is called."""
+        return self.request.tool
 
     @property
     def is_called(self) -> bool:
         """Whether the tool was called; if it was not, it will not be."""
         return self._step is not None and not self._step.withdraw()
 
-    def asking(self, **changes: Any) -> Calling:
-        """Return the same call with another request."""
-        return replace(self, request=replace(self.request, **changes))
-
-    def run(self) -> Flow[Result[Any]]:
-        """Return the effect's result: run it if nobody has, wait if somebody does."""
+    def require_colour(self) -> None:
+        """Refuse a tool with coroutine functions in a sync store."""
         for function in (self.tool.function, self.tool.verify):
             if function is not None and is_async(function) and not self.ledger.runtime.is_async:
                 raise needs_async_store(function)
+
+    def run(self) -> Flow[Result[Any]]:
+        """Return the effect's result: run it if nobody has, wait if somebody does."""
+        self.require_colour()
         if self.tool.effect == "read":
             return (yield from self._read())
         return (yield from self.unless_interrupted(self._take_and_execute()))
 
     def unless_interrupted(self, steps: Flow[V]) -> Flow[V]:
-        """Do what may issue an attempt; who is interrupted before its tool is called closes it."""
+        """Do what may issue an attempt; if interrupted before the tool is called, close it."""
         try:
             return (yield from steps)
         except INTERRUPTS:
             if self._issue is not None and not self.is_called:
+                given = (self.request.place, self.request.guard, self._issue.ids)
                 with contextlib.suppress(HoldfastError):
-                    given = (self.place, self.request.guard, self._issue.ids)
-                    yield from perform_to_the_end(Ledger.let_go, self.ledger, *given)
+                    yield from perform_to_the_end(Ledger.withdraw, self.ledger, *given)
             raise
 
     def _take_and_execute(self) -> Flow[Result[Any]]:
@@ -127,17 +146,16 @@ class Calling:
         return (yield from self.execute(taken[0], self.keep(*taken)))
 
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
-        """Return the result that there is, or the right to run and when it was asked for."""
+        """Return the result if it is known, or the right to run and when it was asked for."""
         deadline = uptime_seconds() + self.wait_seconds
         watched, pause = "", POLL_SECONDS
         while True:
             # Counted before each look, no ring that comes after the look can be missed.
             seen = self.ledger.signals.count(watched)
             asked_at = uptime_seconds()
-            taking = Call(Ledger.take, self.ledger, (self.place, self.request))
-            taken = yield from self._issuing(taking)
-            match taken:
-                case Run(ticket):
+            self._issue = Call(Ledger.take, self.ledger, (self.request,))
+            match (yield Perform(self._issue)):
+                case Owned(ticket):
                     return ticket, asked_at
                 case Known(effect):
                     return known_result(effect)
@@ -156,47 +174,40 @@ class Calling:
                     yield from wait(min(left, pause, wait_ms / 1000 + 0.001), watched, seen)
                     pause = min(pause * 2, POLL_SECONDS_MAX)
 
-    def _issuing(self, call: Call[V]) -> Flow[V]:
-        self._issue = call
-        result: V = yield Perform(call)
-        return result
-
     def _read(self) -> Flow[Result[Any]]:
         """Run a tool without effects; a completed read of the same call id is returned."""
-        asked = (self.ledger, self.place, self.request)
-        if self.request.policy != "none":
-            found = yield from perform(Ledger.find_read, *asked)
+        ledger, request = self.ledger, self.request
+        if request.policy != "none":
+            found = yield from perform(Ledger.find_read, ledger, request)
             if found is not None:
-                earlier, is_own = found
-                if not is_own:
-                    # It answers another call, which gets a row that says so.
-                    same = Outcome("completed", None, earlier.result)
-                    _, logged = yield from perform(Ledger.log, *asked, same)
-                    earlier = logged or earlier
+                earlier, needs_row = found
+                if needs_row:
+                    same = EffectOutcome("completed", None, earlier.result)
+                    taken = yield from perform(Ledger.take, ledger, request, same)
+                    earlier = taken.effect if isinstance(taken, Known) else earlier
                 return known_result(earlier)
-        given = self.arguments
-        if self.request.policy == "once":
-            given = {"request": self.request.arguments}
+        is_once = request.policy == "once"
+        given = {"request": request.arguments} if is_once else self.arguments
         for name, value in given.items():
-            check(value, self.ledger.codec.limits, name=name)
+            check(value, ledger.codec.limits, name=name)
         try:
             value = yield from self._invoke("")
         except Exception as error:
-            failed = Outcome("failed", "raised", error=describe(error))
-            yield from perform(Ledger.log, *asked, failed)
+            failed = EffectOutcome("failed", "raised", error=describe(error))
+            yield from perform(Ledger.take, ledger, request, failed)
             raise
-        outcome = self.ledger.storable(value)
+        outcome = ledger.statements.storable(value)
         if outcome.error is not None:
-            outcome = Outcome("failed", "not_storable", error=outcome.error)
-        id, counted = yield from perform(Ledger.log, *asked, outcome)
-        if counted is not None:
-            return known_result(counted)
+            outcome = EffectOutcome("failed", "not_storable", error=outcome.error)
+        taken = yield from perform(Ledger.take, ledger, request, outcome)
+        if isinstance(taken, Known):
+            return known_result(taken.effect)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
-        return Result(value, id)
+        return Result(value, taken.ticket.id if isinstance(taken, Owned) else taken.effect.id)
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
-        """Run the tool under a lease that is kept alive, and record what became of it."""
+        """Run the tool under a lease that is kept alive, and record how it ended."""
         try:
             yield from self.make_sure(kept, ticket)
             return (yield from self._run_owned(ticket, kept))
@@ -220,12 +231,12 @@ class Calling:
             raise
         except BaseException as error:
             return (yield from self._raised(ticket, error))
-        outcome = self.ledger.storable(value)
+        outcome = self.ledger.statements.storable(value)
         if self.gather is not None and outcome.error is None:
             self._is_kept_on = True
             self.gather(ticket, outcome, kept)
             return Result(value, ticket.id)
-        yield from self._finish(ticket, outcome)
+        yield from finish(self.ledger, ticket, outcome)
         if outcome.error is not None:
             raise _not_storable(self.tool, outcome.error)
         return Result(value, ticket.id)
@@ -237,9 +248,9 @@ class Calling:
         assert self._step is not None
         ended = self._step.ended
         if ended is None:
-            yield from self._finish(ticket, self._outcome_of(interrupt))
+            yield from finish(self.ledger, ticket, self._outcome_of(interrupt))
         elif ended.flag.is_set:
-            yield from self._finish(ticket, self._outcome_at(ended))
+            yield from finish(self.ledger, ticket, self._outcome_at(ended))
         else:
             # Its caller was interrupted again and waits no longer; the thread goes on.
             self._watch(ticket, kept, ended)
@@ -250,9 +261,9 @@ class Calling:
         ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
 
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:
-        """Keep the ownership of an effect alive until it is dropped, or this call is gone."""
+        """Renew the lease on an effect until it is dropped, or this call is gone."""
         guard = Guard("effect", ticket.id, ticket.number, ticket.fence)
-        return self.ledger.keeper.keep(Kept(self, guard, self.request.lease_ms / 1000, asked_at))
+        return self.ledger.keeper.keep(Kept(self, guard, self.tool.lease_ms / 1000, asked_at))
 
     def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
         """Look whether the effect is still owned, if its owner slept since it asked for it."""
@@ -277,60 +288,41 @@ class Calling:
         self._step = Invoke(self.tool.function, (), given, self.tool.timeout_seconds)
         return (yield self._step)
 
-    def _finish(self, ticket: Ticket, outcome: Outcome) -> Flow[None]:
-        return finish(self.ledger, ticket, outcome)
-
     def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
-        """Record that a tool raised; of one that may have acted, find out whether it did."""
+        """Record that a tool raised; if it may have acted, find out whether it did."""
         outcome = self._outcome_of(error)
+        if outcome.status == "unknown" and isinstance(error, Exception):
+            verdict = yield from self._verify_later(ticket)
+            said = (outcome.reason, outcome.error)
+            outcome = self._settled(verdict, reason=said[0], error=said[1])
+            if isinstance(verdict, Landed):
+                yield from finish(self.ledger, ticket, outcome)
+                return Result(verdict.result, ticket.id)
+        yield from finish(self.ledger, ticket, outcome)
         if outcome.status == "failed" or not isinstance(error, Exception):
-            yield from self._finish(ticket, outcome)
             raise error
-        return (yield from self._doubted(ticket, outcome, error))
+        raise self._unresolved(ticket, outcome) from error
 
-    def _outcome_of(self, error: BaseException) -> Outcome:
+    def _outcome_of(self, error: BaseException) -> EffectOutcome:
         """Return what an error that came out of the tool says about the effect."""
-        said = describe(error)
         is_certain = isinstance(error, NotDone) or (
             self.tool.atomic and isinstance(error, Exception)
         )
         if is_certain or self.tool.effect != "mutate":
-            return Outcome("failed", "raised", error=said)
+            return EffectOutcome("failed", "raised", error=describe(error))
         reason = "raised"
         if isinstance(error, INTERRUPTS):
             reason = "cancelled"
         elif isinstance(error, TimeoutError):
             reason = "timed_out"
-        return Outcome("unknown", reason, error=said)
-
-    def _doubted(self, ticket: Ticket, outcome: Outcome, error: BaseException) -> Flow[Result[Any]]:
-        """Settle a call that raised and may have acted: verified, or by the tool's own rule."""
-        verdict: Verdict = Unknown()
-        if self.tool.verify is not None:
-            yield from wait(self.tool.settle_seconds)
-            verdict = yield from self._verdict(ticket)
-        match verdict:
-            case Landed(result):
-                yield from self._finish(ticket, landed(self.ledger, result))
-                return Result(result, ticket.id)
-            case NotLanded():
-                outcome = Outcome("failed", "not_landed", error=outcome.error)
-            case Unknown(why):
-                said = "; ".join(filter(None, (outcome.error, why)))
-                outcome = unknown_outcome(self.tool.on_unknown, outcome.reason, said)
-        yield from self._finish(ticket, outcome)
-        if outcome.status == "failed":
-            raise error
-        said = self.ledger.redactor.redact(outcome.error)
-        raise unresolved(self.tool.name, ticket.id, said) from error
+        return EffectOutcome("unknown", reason, error=describe(error))
 
     def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
-        """Say what is known of a call whose thread goes on; it stays owned until that ends."""
-        if self.tool.verify is not None and self.tool.effect == "mutate":
-            yield from wait(self.tool.settle_seconds)
-            verdict = yield from self._verdict(ticket)
+        """Report a call whose thread goes on; it stays owned until that ends."""
+        if self.tool.effect == "mutate":
+            verdict = yield from self._verify_later(ticket)
             if isinstance(verdict, Landed):
-                yield from self._finish(ticket, landed(self.ledger, verdict.result))
+                yield from finish(self.ledger, ticket, self._settled(verdict))
                 return Result(verdict.result, ticket.id)
         raise InProgress(
             f"{late}; it cannot be stopped, so it is not run again while it lives, and its "
@@ -338,17 +330,19 @@ class Calling:
             effect_id=ticket.id,
         ) from late
 
-    def _outcome_at(self, ended: Future[Any]) -> Outcome:
+    def _outcome_at(self, ended: Future[Any]) -> EffectOutcome:
         """Return the outcome of a function that its caller did not wait for."""
         error = ended.exception()
-        return self.ledger.storable(ended.result()) if error is None else self._outcome_of(error)
+        if error is not None:
+            return self._outcome_of(error)
+        return self.ledger.statements.storable(ended.result())
 
     def _record_late_end(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
         """Record, from its own thread, the outcome of a function that had timed out."""
-        outcome = self._outcome_at(ended)
+        given = (ticket, self._outcome_at(ended))
         try:
-            if not self.ledger.runtime.run(Call(Ledger.finish, self.ledger, (ticket, outcome))):
-                self.ledger.runtime.run(Call(Ledger.keep_late, self.ledger, (ticket, outcome)))
+            if not self.ledger.runtime.run(Call(Ledger.finish, self.ledger, given)):
+                self.ledger.runtime.run(Call(Ledger.keep_late, self.ledger, given))
         except HoldfastError as problem:
             # The store may be closed by now; the next caller finds the effect without an owner.
             log.warning("effect %s ended, which could not be recorded: %s", ticket.id, problem)
@@ -361,34 +355,42 @@ class Calling:
         """Verify what a dead owner left; return the result, or the right to run it."""
         kept = self.keep(ticket, asked_at)
         try:
-            verdict = yield from self._verdict(ticket)
-            if isinstance(verdict, Landed):
-                yield from self._finish(ticket, landed(self.ledger, verdict.result))
-                if self.request.call_id not in {None, effect.call_id}:
-                    # Looked for once more, this call gets a row of its own.
-                    return None
-                return Result(verdict.result, ticket.id, ticket.id)
-            closed = Outcome("failed", "not_landed")
-            if isinstance(verdict, Unknown):
-                closed = unknown_outcome(self.tool.on_unknown, effect.reason, verdict.why)
-            most = self.tool.max_attempts
-            closed = unless_spent(closed, effect.attempt, most, effect.reason)
-            if closed.reason in {"not_landed", "abandoned"}:
+            verdict = yield from self._verify(ticket)
+            outcome = self._settled(verdict, of=effect)
+            if outcome.reason in {"not_landed", "abandoned"}:
                 again_at = uptime_seconds()
-                running = Call(Ledger.run_again, self.ledger, (ticket, self.request, closed))
-                again = yield from self._issuing(running)
+                self._issue = Call(Ledger.run_again, self.ledger, (ticket, self.request, outcome))
+                again: Ticket | None = yield Perform(self._issue)
                 return None if again is None else (again, again_at)
-            yield from self._finish(ticket, closed)
+            yield from finish(self.ledger, ticket, outcome)
         finally:
             self.ledger.keeper.drop(kept)
-        if closed.status == "failed":
-            raise _failed(self.tool.name, ticket.id, closed.error)
-        raise unresolved(self.tool.name, ticket.id, self.ledger.redactor.redact(closed.error))
+        if isinstance(verdict, Landed):
+            if self.request.call_id not in {None, effect.call_id}:
+                # Looked for once more, this call gets a row of its own.
+                return None
+            return Result(verdict.result, ticket.id, ticket.id)
+        if outcome.status == "failed":
+            raise _failed(self.tool.name, ticket.id, outcome.error)
+        raise self._unresolved(ticket, outcome)
 
-    def _verdict(self, ticket: Ticket) -> Flow[Verdict]:
+    def _settled(self, verdict: Verdict, **known: Any) -> EffectOutcome:
+        return settle(self.ledger.statements, self.tool, verdict, **known)
+
+    def _verify_later(self, ticket: Ticket) -> Flow[Verdict]:
+        """Verify a call of our own, once its request can no longer be under way."""
+        if self.tool.verify is None:
+            return Unknown()
+        yield from wait(self.tool.settle_seconds)
+        return (yield from self._verify(ticket))
+
+    def _verify(self, ticket: Ticket) -> Flow[Verdict]:
         assert self.tool.verify is not None
-        arguments = dict(self.arguments)
-        return (yield from ask_verdict(self.tool.verify, arguments, ticket.idempotency_key))
+        return (yield from verify(self.tool.verify, dict(self.arguments), ticket.idempotency_key))
+
+    def _unresolved(self, ticket: Ticket, outcome: EffectOutcome) -> Exception:
+        said = self.ledger.statements.redactor.redact(outcome.error)
+        return unresolved(self.tool.name, ticket.id, said)
 
     def _in_progress(self, effect: Effect) -> InProgress:
         return InProgress(
@@ -402,18 +404,19 @@ class Calling:
 
 def prepare(
     ledger: Ledger,
-    place: Place | None,
     tool: Tool[..., Any],
     arguments: Mapping[str, Any],
+    /,
     *,
-    call_id: str | None,
-    item: object,
-    wait_seconds: float | None,
-    chain_id: str | None = None,
-    holder: str | None = None,
+    place: Place | None = None,
     guard: Guard | None = None,
-) -> Calling:
-    """Check a call before anything is written, and say what makes it the same as another."""
+    holder: str | None = None,
+    call_id: str | None = None,
+    item: object = None,
+    wait_seconds: float | None = None,
+    **rules: Any,
+) -> PreparedCall:
+    """Check a call before anything is written; `rules` override fields of its request."""
     if call_id is not None:
         require_text("call_id", call_id)
     require_span("wait_seconds", wait_seconds)
@@ -425,80 +428,19 @@ def prepare(
         )
     ledger.tools[tool.name] = tool
     policy, distinct = _policy(tool, given, call_id)
-    request = Request(
-        tool=tool.name,
-        effect=tool.effect,
-        arguments=given,
-        policy=policy,
-        distinct=distinct,
-        doubt=doubt_of(tool),
+    ttl_ms = None if tool.ttl_seconds is None else round(tool.ttl_seconds * 1000)
+    asked = {"arguments": given, "policy": policy, "distinct": distinct, "ttl_ms": ttl_ms, **rules}
+    request = EffectRequest(
+        tool=tool,
+        holder=holder or ledger.holder,
+        place=place,
+        guard=guard if place is None else place.guard,
         call_id=call_id,
         item_id=id_of_item(item),
-        chain_id=chain_id,
-        is_irreversible=tool.is_irreversible,
-        cache_failures=tool.cache_failures,
-        holder=holder or ledger.holder,
-        lease_ms=tool.lease_ms,
-        timeout_ms=round((tool.timeout_seconds or 0) * 1000),
-        settle_ms=round(tool.settle_seconds * 1000),
-        max_attempts=tool.max_attempts,
-        ttl_ms=None if tool.ttl_seconds is None else round(tool.ttl_seconds * 1000),
-        guard=guard,
+        **asked,
     )
-    return Calling(
-        ledger=ledger,
-        place=place,
-        tool=tool,
-        arguments=given,
-        request=request,
-        wait_seconds=tool.wait_seconds if wait_seconds is None else wait_seconds,
-    )
-
-
-def finish(ledger: Ledger, ticket: Ticket, outcome: Outcome) -> Flow[None]:
-    """Record an outcome; of one that comes too late, keep it beside the effect and raise.
-
-    It is all that is known of what was done, so a store that is busy or away is waited for.
-    """
-    unknown: CommitUnknown | None = None
-    for pause in (*FINISH_PAUSES_SECONDS, None):
-        try:
-            if unknown is not None and (yield from _is_committed(unknown)):
-                ledger.signals.ring(topic(ticket.id))
-                return
-            if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
-                return
-            break
-        except INTERRUPTS:
-            # Nobody else knows it. If it was written after all, that changes nothing.
-            with contextlib.suppress(HoldfastError):
-                yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
-            raise
-        except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
-            if pause is None:
-                raise
-            if isinstance(error, CommitUnknown):
-                unknown = error
-            yield from wait(pause)
-    yield from perform(Ledger.keep_late, ledger, ticket, outcome)
-    raise ticket.lost()
-
-
-def known_result(effect: Effect) -> Result[Any]:
-    """Return the result of a settled effect, or raise what there is instead."""
-    match effect.status:
-        case "completed" if effect.reason == "not_storable":
-            raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
-        case "completed":
-            return Result(effect.result, effect.id, effect.replay_of or effect.id)
-        case "failed":
-            raise _failed(effect.tool, effect.id, effect.error)
-    raise unresolved(effect.tool, effect.id, effect.error)
-
-
-def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
-    writer_id, batch = parse_commit_id(unknown.id)
-    return (yield from perform(MarkOps.is_committed, MarkOps(), writer_id, batch))
+    seconds = tool.wait_seconds if wait_seconds is None else wait_seconds
+    return PreparedCall(ledger=ledger, request=request, arguments=given, wait_seconds=seconds)
 
 
 def _policy(
@@ -513,6 +455,85 @@ def _policy(
     if tool.dedupe == "call":
         return "call", ["call", call_id]
     return tool.dedupe, arguments
+
+
+def once_rules(key: str, request: Any, ttl_seconds: float | None) -> dict[str, Any]:
+    """Return what makes a call count by a key of the caller's, and for some time only."""
+    require_text("key", key, ONCE_KEY_CHARACTERS_MAX)
+    require_span("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
+    return {"policy": "once", "distinct": key, "arguments": request, "ttl_ms": ttl_ms}
+
+
+def once_tool(
+    function: Callable[..., Any],
+    request: Any,
+    effect: EffectKind,
+    verify: Verify | None,
+    on_unknown: OnUnknown,
+    cache_failures: bool,
+) -> tuple[Tool[..., Any], Mapping[str, Any]]:
+    """Return what `once` is to run, and with which arguments: a tool has its own rules."""
+    if isinstance(function, Tool):
+        return function, {} if request is None else request
+    if not callable(function):
+        raise InvalidArgument(f"once takes a function, not {type(function).__name__}")
+    made = Tool(
+        function=function,
+        name=getattr(function, "__name__", type(function).__name__),
+        effect=effect,
+        verify=verify,
+        on_unknown=on_unknown,
+        cache_failures=cache_failures,
+        dedupe="global",
+    )
+    return made, {}
+
+
+def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:
+    """Record an outcome; one that comes too late is kept beside the effect, and raises LeaseLost.
+
+    Nobody else knows the outcome, so a store that is busy or unreachable is waited for.
+    """
+    unknown: CommitUnknown | None = None
+    for pause in (*FINISH_PAUSES_SECONDS, None):
+        try:
+            if unknown is not None and (yield from _is_committed(unknown)):
+                ledger.signals.ring(topic(ticket.id))
+                return
+            if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
+                return
+            break
+        except INTERRUPTS:
+            # If it was written after all, that changes nothing.
+            with contextlib.suppress(HoldfastError):
+                yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
+            raise
+        except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
+            if pause is None:
+                raise
+            if isinstance(error, CommitUnknown):
+                unknown = error
+            yield from wait(pause)
+    yield from perform(Ledger.keep_late, ledger, ticket, outcome)
+    raise ticket.lost()
+
+
+def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
+    writer_id, batch = parse_commit_id(unknown.id)
+    return (yield from perform(MarkOps.is_committed, MarkOps(), writer_id, batch))
+
+
+def known_result(effect: Effect) -> Result[Any]:
+    """Return the result of a settled effect, or raise what there is instead."""
+    match effect.status:
+        case "completed" if effect.reason == "not_storable":
+            raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
+        case "completed":
+            return Result(effect.result, effect.id, effect.replay_of or effect.id)
+        case "failed":
+            raise _failed(effect.tool, effect.id, effect.error)
+    raise unresolved(effect.tool, effect.id, effect.error)
 
 
 def _failed(tool: str, id: str, error: str | None) -> EffectFailed:

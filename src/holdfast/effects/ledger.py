@@ -1,15 +1,16 @@
-"""The ledger: who may run an effect, and what became of it. Each method is one transaction."""
+"""The ledger: who may run an effect, and how it ended. Each method is one transaction."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 from ..errors import SessionNotFound
 from ..kernel.operation import (
     AfterCommit,
+    Emit,
     Op,
     PerStore,
     Query,
@@ -26,50 +27,74 @@ from ..kernel.operation import (
 )
 from ..leases import Guard, Keeper, default_holder
 from ..records import Effect
-from ..sessions.access import Place
-from .finding import Found, find, is_latest, looks_for
-from .identity import is_whole
-from .pen import Pen
-from .rows import (
-    ABANDONED_UNDER,
-    BY_ID,
-    BY_KEY,
+from ..sessions.access import LOOK, Place, require_writable
+from ..sessions.rows import BY_NUMBER
+from .history import Found, effects_after, find, is_superseded, lookups
+from .requests import EffectRequest, Identity, is_whole
+from .salts import Salts
+from .statements import (
+    EFFECT_BY_ID,
+    EFFECT_BY_KEY,
     FIRST_FENCE,
     ISSUED,
-    KEEP_LATE,
-    TAKE_OVER,
-    UNDONE,
-    Busy,
-    Identity,
-    InDoubt,
-    Known,
-    Match,
-    Outcome,
-    Request,
-    Run,
-    Taken,
+    LOCK_EFFECT,
+    TAKE_OVER_EFFECT,
+    EffectOutcome,
+    Statements,
     Ticket,
-    Wanted,
     context,
-    effect_of,
     locks,
-    look_at,
-    look_without_session,
-    settled_at,
-    takeover_at,
     ticket_of,
     topic,
-    unless_spent,
     unlink,
 )
-from .salts import LOOK, SALTS, Salts
-from .tools import Tool
+from .tools import Tool, Unknown
+from .verification import settle
 
-log = logging.getLogger("holdfast.effects")
-
-PENDING = Outcome("issued")
 KNOWN_SESSIONS_MAX = 10_000
 NOT_CALLED = "its caller was interrupted before the tool was called"
+SESSION_BRANCH = f"SELECT s.epoch, s.origin_number FROM {BY_NUMBER}"  # noqa: S608
+ABANDONED_UNDER_KEY = """
+SELECT number FROM hf_effects
+WHERE key = :key AND idempotency_key = :idempotency_key AND reason = 'abandoned' LIMIT 1
+"""
+MARK_UNDONE = "UPDATE hf_effects SET undone_by = :id WHERE id = :undoes"
+KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
+
+Match = Literal["match", "conflict", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The effect is this caller's to run."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The effect is settled: completed, failed for good, or in doubt."""
+
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another is running it; a takeover is possible after some time."""
+
+    effect: Effect
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Its owner is dead, and it is this caller's to verify."""
+
+    ticket: Ticket
+    effect: Effect
+
+
+Taken: TypeAlias = Owned | Known | Busy | InDoubt
 
 
 class Ledger(PerStore):
@@ -78,11 +103,11 @@ class Ledger(PerStore):
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.codec = runtime.codec
-        self.redactor = runtime.redactor
         self.signals = runtime.signals
         self.holder = default_holder()
-        self.pen = Pen(self.codec, self.redactor)
-        self.salts = Salts(getattr(self.redactor, "key", None))
+        self.statements = Statements(runtime.codec, runtime.redactor)
+        self.effect = self.statements.effect
+        self.salts = Salts(getattr(runtime.redactor, "key", None), runtime.codec.limits)
         self.keeper = Keeper.of(runtime)
         self.tools: dict[str, Tool[..., Any]] = {}
         """The tools that were called in this process, by name."""
@@ -91,379 +116,352 @@ class Ledger(PerStore):
 
     @query
     def require_key(self) -> Op[None]:
-        """Refuse a store whose effects are known by another key than ours."""
+        """Refuse a store whose effects were identified with another key than ours."""
         yield from self.salts.learn()
 
     @deciding
-    def take(self, place: Place | None, request: Request) -> Op[Taken]:
-        """Decide whether a call is to be run, was run, or is being run by somebody."""
-        wanted = yield from self._want(place, request)
-        issued = None
+    def take(self, request: EffectRequest, outcome: EffectOutcome = ISSUED) -> Op[Taken]:
+        """Decide whether a call is to be run, was run, or is being run by another.
+
+        A read comes with its outcome: it is written, unless an earlier one counts.
+        """
+        place = request.place
+        yield from self._identify(request)
         if place is None or place.number not in self._known_sessions:
-            issued = yield from self._issue_first(wanted, PENDING)
-        if issued is not None:
-            if issued["fence"] != FIRST_FENCE or issued.get("status", "issued") != "issued":
-                # The answer was lost for so long that another has stepped in.
-                return Busy(self.effect(issued), 1)
-            return Run(ticket_of(issued, place, request.guard))
-        taken = None
-        while taken is None:
-            taken = yield from self._take(wanted)
+            row = yield from self._issue_first(request, outcome)
+            if row is not None:
+                is_same = row.get("status", outcome.status) == outcome.status
+                if is_same and row["fence"] == FIRST_FENCE:
+                    return Owned(self._ticket(request, row))
+                # The answer was lost for so long that another has taken it over.
+                return Busy(self.effect(row), 1)
+        while True:
+            first = self.statements.issue((yield from fresh_id()), request, outcome, is_first=True)
+            asked = (self.salts.now(place), *lookups(request), first)
+            session, (salts, *answers, issued) = yield from self._look(request, asked)
+            if (yield from self.salts.confirm(request, salts[0])):
+                break
+            yield from self._identify(request)
+        taken: Taken | None = None
+        if issued:
+            taken = yield from self._own(request, issued[0], outcome)
+        else:
+            found = yield from find(self.salts, request, session, answers)
+            if outcome is ISSUED or (found.row is not None and found.row["status"] == "completed"):
+                taken = yield from self._judge(request, found)
             if taken is None:
-                wanted = yield from self._want(place, request)
-        self._remember(place, is_known=not isinstance(taken, Run))
+                taken = yield from self._issue(request, outcome, found.newest, found.row)
+        if outcome is ISSUED and place is not None:
+            self._remember(place.number, is_known=not isinstance(taken, Owned))
         return taken
 
-    def _take(self, wanted: Wanted) -> Op[Taken | None]:
-        """Do so for a request that was identified; None if that was done with the wrong salt."""
-        first = yield from self._issuing(wanted, None, None, PENDING)
-        looked = yield from self._look(wanted, [SALTS, *looks_for(wanted), first])
-        session, (salts, *answers, issued) = looked
-        if not self.salts.is_true(wanted.belief, wanted.place, salts[0], session):
-            return None
-        if issued:
-            return (yield from self._run(wanted, issued[0]))
-        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
-        if found.row is not None:
-            taken = yield from self._decide(wanted, found, found.row)
-            if taken is not None:
-                return taken
-        return (yield from self._issue(wanted, found.newest, found.row))
+    @operation
+    def take_all(self, requests: Sequence[EffectRequest]) -> Op[list[Ticket | None]]:
+        """Issue calls of one session in one commit; None for each that there is more to say about.
 
-    @deciding
-    def log(
-        self, place: Place | None, request: Request, outcome: Outcome
-    ) -> Op[tuple[str, Effect | None]]:
-        """Write a read that has been done; return its id, and the earlier one if that counts."""
-        wanted = yield from self._want(place, request)
-        issued = None
-        if place is None or place.number not in self._known_sessions:
-            issued = yield from self._issue_first(wanted, outcome)
-        if issued is not None:
-            return issued["id"], None
-        while True:
-            first = yield from self._issuing(wanted, None, None, outcome)
-            looked = yield from self._look(wanted, [SALTS, *looks_for(wanted), first])
-            session, (salts, *answers, logged) = looked
-            if self.salts.is_true(wanted.belief, place, salts[0], session):
-                break
-            wanted = yield from self._want(place, request)
-        if logged:
-            yield from self.pen.events(wanted, logged[0]["id"], outcome)
-            return logged[0]["id"], None
-        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
-        if found.row is not None and found.row["status"] == "completed":
-            taken = yield from self._decide(wanted, found, found.row)
-            if isinstance(taken, Known):
-                return taken.effect.id, taken.effect
-        row, is_ours = yield from self._insert(wanted, found.newest, None, outcome)
-        counts = not is_ours and row["status"] == "completed"
-        return row["id"], self.effect(row) if counts else None
+        The statements go out together: one round trip on PostgreSQL.
+        """
+        place, guard = requests[0].place, requests[0].guard
+        self.keeper.require_known(guard)
+        issues = []
+        for request in requests:
+            yield from self._identify(request)
+            id = yield from fresh_id()
+            issues.append(self.statements.issue(id, request, is_first=True))
+        looks = self.keeper.looks(guard)
+        answers = yield from batch(*locks(place), *looks, *issues)
+        self.keeper.require(guard, answers[len(locks(place)) :])
+        tickets: list[Ticket | None] = []
+        for request, found in zip(requests, answers[-len(issues) :], strict=True):
+            for row in found:
+                yield from self._own(request, row, ISSUED)
+            tickets.append(self._ticket(request, found[0]) if found else None)
+        return tickets
 
     @query
-    def find_read(self, place: Place | None, request: Request) -> Op[tuple[Effect, bool] | None]:
-        """Return the completed read that answers a call, and whether it is the call's own."""
+    def find_read(self, request: EffectRequest) -> Op[tuple[Effect, bool] | None]:
+        """Return the completed read that answers a call, and whether it needs a row of its own."""
+        if not (yield from self.salts.learn()):
+            return None
         while True:
+            request.identity = yield from self.salts.identify(request)
+            number = None if request.place is None else request.place.number
+            branch = Query(SESSION_BRANCH, {"number": number})
+            looks = (self.salts.now(request.place), branch, *lookups(request))
+            (salts,), session, *answers = yield from batch(*looks)
+            if (yield from self.salts.confirm(request, salts)):
+                break
             if not (yield from self.salts.learn()):
                 return None
-            belief = self.salts.believed(place)
-            identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
-            wanted = Wanted(place, request, identity, b"", belief)
-            look = Query(LOOK, {"number": None if place is None else place.number})
-            (salts,), seen, *answers = yield from batch(SALTS, look, *looks_for(wanted))
-            session = next(iter(seen), None)
-            if self.salts.is_true(belief, place, salts, session):
-                break
-        found = yield from find(self.salts, self.codec.limits, wanted, session, answers)
+        found = yield from find(self.salts, request, next(iter(session), None), answers)
         if found.row is None or found.row["status"] != "completed":
             return None
-        is_other = request.policy == "latest" and not found.is_same_call
-        if is_other and not (yield from is_latest(wanted, found)):
+        if (yield from is_superseded(request, found)):
             return None
-        has_row = found.is_own or (request.call_id is None and not found.is_inherited)
-        return self.effect(found.row), has_row
+        return self.effect(found.row), found.needs_row(request)
 
     @query
-    def compare(self, request: Request) -> Op[Match]:
+    def compare(self, request: EffectRequest) -> Op[Match]:
         """Tell whether a key of the whole store belongs to an equal request, another, or none."""
         if not (yield from self.salts.learn()):
             return "none"
         yield from self.salts.look()
-        belief = self.salts.believed(None)
-        identity = yield from self.salts.identify(self.codec.limits, None, request, belief)
-        row = yield from one(BY_KEY, key=identity.key, limit=1)
+        request.identity = yield from self.salts.identify(request)
+        row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
         if row is None or row["is_expired"]:
             return "none"
-        wanted = Wanted(None, request, identity, b"", belief)
-        return "match" if self.salts.is_of(self.codec.limits, row, wanted) else "conflict"
+        return "match" if self.salts.is_of(row, request) else "conflict"
 
     @deciding
-    def finish(self, ticket: Ticket, outcome: Outcome) -> Op[bool]:
-        """Record what became of an attempt; False when it is no longer the ticket's to say."""
-        place = ticket.place
+    def finish(self, ticket: Ticket, outcome: EffectOutcome) -> Op[bool]:
+        """Record how an attempt ended; False if it is no longer the ticket's to record."""
         if ticket.undoes is None and ticket.fence == FIRST_FENCE:
-            emits = []
-            if place is not None:
-                emits = [self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)]
-            finished = self.pen.finishing(ticket, outcome, "issued")
-            looks = self.keeper.looks(ticket.lease)
-            answers = yield from decide(*locks(place), *looks, finished, emits=emits)
+            answers = yield from decide(
+                *locks(ticket.place),
+                *self.keeper.looks(ticket.guard),
+                self.statements.finish(ticket, outcome, "issued"),
+                emits=self._events(ticket, outcome),
+            )
             if answers[-1]:
-                yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
+                yield AfterCommit(partial(self.signals.ring, topic(ticket.id)))
                 return True
-        return (yield from self.finishing(ticket, outcome))
+        return (yield from self.finishing([(ticket, outcome)]))[0]
 
-    def finishing(self, ticket: Ticket, outcome: Outcome, old_status: str = "issued") -> Op[bool]:
-        """Record an outcome inside another transaction."""
-        place, looks = ticket.place, self.keeper.looks(ticket.lease)
+    @operation
+    def finish_all(self, ended: Sequence[tuple[Ticket, EffectOutcome]]) -> Op[list[bool]]:
+        """Record how calls of one session ended in one commit; False for each that was lost."""
+        return (yield from self.finishing(ended))
+
+    def finishing(
+        self, ended: Sequence[tuple[Ticket, EffectOutcome]], old_status: str = "issued"
+    ) -> Op[list[bool]]:
+        """Record outcomes of one place inside another transaction, in one round trip."""
+        place, looks = ended[0][0].place, self.keeper.looks(ended[0][0].guard)
         if looks and not all((yield from batch(*locks(place), *looks))):
-            return False
-        answers = yield from batch(*locks(place), self.pen.finishing(ticket, outcome, old_status))
-        if not answers[-1]:
-            return False
-        if ticket.undoes is not None and outcome.status == "completed":
-            yield from rows(UNDONE, id=ticket.id, undoes=ticket.undoes)
+            return [False] * len(ended)
+        finishes = (self.statements.finish(*each, old_status) for each in ended)
+        answers = yield from batch(*locks(place), *finishes)
         # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
-        if place is not None and answers[0]:
-            yield self.pen.event(place, ticket.id, ticket.tool, ticket.call_id, outcome)
-        # One that was taken over may have been in doubt, and items may wait for it.
-        was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
-        if was_in_doubt and outcome.status != "unknown":
-            for noun in self.runtime.nouns:
-                yield from noun.settled(self.runtime, ticket.id)
-        yield AfterCommit(lambda: self.signals.ring(topic(ticket.id)))
-        return True
-
-    @operation
-    def take_all(self, place: Place | None, requests: Sequence[Request]) -> Op[list[Ticket | None]]:
-        """Issue several calls in one commit; None for each that there is more to say about."""
-        tickets: list[Ticket | None] = []
-        for request in requests:
-            wanted = yield from self._want(place, request)
-            row = yield from self._issue_first(wanted, PENDING)
-            tickets.append(None if row is None else ticket_of(row, place, request.guard))
-        return tickets
-
-    @operation
-    def finish_all(self, ended: Sequence[tuple[Ticket, Outcome]]) -> Op[list[bool]]:
-        """Record what became of several attempts in one commit; False for each that was lost."""
-        recorded = []
-        for ticket, outcome in ended:
-            recorded.append((yield from self.finishing(ticket, outcome)))
+        has_tree = place is not None and bool(answers[0])
+        recorded = [bool(found) for found in answers[len(locks(place)) :]]
+        for (ticket, outcome), is_recorded in zip(ended, recorded, strict=True):
+            if not is_recorded:
+                continue
+            if ticket.undoes is not None and outcome.status == "completed":
+                yield from rows(MARK_UNDONE, id=ticket.id, undoes=ticket.undoes)
+            if has_tree:
+                yield from self._events(ticket, outcome)
+            # One that was taken over may have been in doubt, and items may wait for it.
+            was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
+            if was_in_doubt and outcome.status != "unknown":
+                for noun in self.runtime.nouns:
+                    yield from noun.settled(self.runtime, ticket.id)
+            yield AfterCommit(partial(self.signals.ring, topic(ticket.id)))
         return recorded
 
     @operation
-    def run_again(self, ticket: Ticket, request: Request, outcome: Outcome) -> Op[Ticket | None]:
-        """Close an attempt that is known not to have happened, and issue the next of it."""
-        before = yield from one(BY_ID, id=ticket.id)
-        if not (yield from self.finishing(ticket, outcome)):
+    def run_again(
+        self, ticket: Ticket, request: EffectRequest, outcome: EffectOutcome
+    ) -> Op[Ticket | None]:
+        """Close an attempt that is known not to have happened, and issue the next one."""
+        before = yield from one(LOCK_EFFECT, id=ticket.id)
+        if not (yield from self.finishing([(ticket, outcome)]))[0]:
             return None
         if ticket.place is not None:
             try:
-                yield from look_at(self.runtime, ticket.place)
+                yield from self._look(request, ())
             except SessionNotFound:
                 # Deleted meanwhile. It is closed, and whoever asks once more is told so.
                 return None
-        row = yield from one(BY_ID, id=ticket.id)
+        row = yield from one(LOCK_EFFECT, id=ticket.id)
         assert before is not None
         assert row is not None
-        # An effect whose session was deleted has none any more once it is closed.
-        arguments = self.codec.unseal(before["arguments"], context=context(row["id"], "arguments"))
-        owner = None
-        if row["session_number"] is not None:
-            # An effect of the session that this one was forked from stays that one's: both, and
-            # other forks, find it there.
-            owner = (row["session_number"], row["session_id"])
-        belief = self.salts.believed(ticket.place)
-        salt = self.salts.of(belief, request)[0]
-        identity = Identity(salt, row["scope"], row["key"], row["request_digest"])
-        version = row["issued_version"]
-        wanted = Wanted(ticket.place, request, identity, arguments, belief, owner, version)
-        issued = yield from self._issue(wanted, row, row)
-        if owner is not None and row["unlinked_at"] is not None:
-            yield from unlink(owner[0])
-        return issued.ticket if isinstance(issued, Run) else None
+        # Once it is closed, an effect of a deleted session has no arguments any more.
+        sealed = context(row["id"], "arguments")
+        request.body = self.codec.unseal(before["arguments"], context=sealed)
+        salt = self.salts.of(request)[0]
+        request.identity = Identity(salt, row["scope"], row["key"], row["request_digest"])
+        # An effect of the session that this one was forked from stays that one's: both, and other
+        # forks, find it there.
+        issued = yield from self._issue(request, ISSUED, row, row, owner=row)
+        if row["session_number"] is not None and row["unlinked_at"] is not None:
+            yield from unlink(row["session_number"])
+        return issued.ticket if isinstance(issued, Owned) else None
 
     @operation
-    def let_go(self, place: Place | None, guard: Guard | None, ids: Sequence[str]) -> Op[None]:
+    def withdraw(self, place: Place | None, guard: Guard | None, ids: Sequence[str]) -> Op[None]:
         """Close what was issued for a caller that was interrupted before it ran anything."""
         yield from batch(*locks(place))
         for id in ids:
-            row = yield from one(BY_ID, id=id)
-            # Its first fence is the issuer's: nobody has stepped in.
-            if row is not None and (row["status"], row["fence"]) == ("issued", 1):
-                ticket = ticket_of(row, place, guard)
-                yield from self.finishing(ticket, Outcome("failed", "not_landed", error=NOT_CALLED))
+            row = yield from one(LOCK_EFFECT, id=id)
+            # Its first fence is the issuer's: nobody has taken it over.
+            if row is not None and (row["status"], row["fence"]) == ("issued", FIRST_FENCE):
+                outcome = EffectOutcome("failed", "not_landed", error=NOT_CALLED)
+                yield from self.finishing([(ticket_of(row, place, guard), outcome)])
 
     @operation
-    def keep_late(self, ticket: Ticket, outcome: Outcome) -> Op[None]:
+    def keep_late(self, ticket: Ticket, outcome: EffectOutcome) -> Op[None]:
         """Keep what an owner reports after it has lost the effect; it changes nothing."""
-        sealed = self.pen.late(ticket.id, outcome, self.holder)
-        yield from rows(KEEP_LATE, number=ticket.number, late=sealed)
+        late = self.statements.late(ticket.id, outcome, self.holder)
+        yield from rows(KEEP_LATE, number=ticket.number, late=late)
+
+    @query
+    def standing(self, number: int, version: int) -> Op[list[tuple[Effect, bool]]]:
+        """Return what a session did since a version that stands or may stand, newest first.
+
+        Each with whether all its arguments were stored.
+        """
+        yield from self.salts.look()
+        found = yield from effects_after(number, version)
+        return [(self.effect(row), self.is_whole(row)) for row in found]
 
     def is_whole(self, row: Row) -> bool:
-        """Whether an effect's stored arguments are those it was asked with, secrets and all."""
+        """Whether an effect's stored arguments are those of its request, with nothing redacted."""
         return is_whole(self.salts.all(), self.codec.limits, row, self.effect(row).arguments)
 
-    def effect(self, row: Row) -> Effect:
-        """Return a row as a record."""
-        return effect_of(self.codec, row)
+    def take_over(self, row: Row, holder: str, lease_ms: int) -> Op[int | None]:
+        """Become the owner of a dead owner's attempt; return its new fence, None if too late."""
+        given = {"number": row["number"], "fence": row["fence"]}
+        taken = yield from one(TAKE_OVER_EFFECT, **given, holder=holder, lease_ms=lease_ms)
+        return None if taken is None else int(taken["fence"])
 
-    def storable(self, result: Any) -> Outcome:
-        """Return a completed call's outcome; a result that cannot be stored is left out of it."""
-        return self.pen.storable(result)
-
-    def _want(self, place: Place | None, request: Request) -> Op[Wanted]:
-        """Say what a request is known by, and encode it, before any lock is held."""
+    def _identify(self, request: EffectRequest) -> Op[None]:
+        """Identify a request and encode its arguments, before any lock is held."""
         yield from self.salts.learn_to_write()
-        belief = self.salts.believed(place)
-        identity = yield from self.salts.identify(self.codec.limits, place, request, belief)
-        arguments = self.pen.encoded("arguments", request.arguments)
-        owner = None if place is None else (place.number, place.session_id)
-        return Wanted(place, request, identity, arguments, belief, owner)
+        request.identity = yield from self.salts.identify(request)
+        request.body = self.statements.encoded("arguments", request.arguments)
 
-    def _issue_first(self, wanted: Wanted, outcome: Outcome) -> Op[Row | None]:
+    def _issue_first(self, request: EffectRequest, outcome: EffectOutcome) -> Op[Row | None]:
         """Write the first attempt of an effect that nobody has asked for, which most are.
 
         The statement itself makes sure of everything; it does nothing where there is more to it.
         """
-        place = wanted.place
-        guard = wanted.request.guard if place is None else place.guard
-        self.keeper.require_known(guard)
-        first = yield from self._issuing(wanted, None, None, outcome)
-        id = str(first.parameters["id"])
+        self.keeper.require_known(request.guard)
+        id = yield from fresh_id()
         answers = yield from decide(
-            *locks(place),
-            *self.keeper.looks(guard),
-            first,
-            emits=self.pen.events(wanted, id, outcome),
-            again=Query(ISSUED, {"id": id}),
+            *locks(request.place),
+            *self.keeper.looks(request.guard),
+            self.statements.issue(id, request, outcome, is_first=True),
+            emits=self._request_events(request, id, outcome),
+            again=Query(EFFECT_BY_ID, {"id": id}),
         )
         return next(iter(answers[-1]), None)
 
-    def _remember(self, place: Place | None, *, is_known: bool) -> None:
+    def _remember(self, number: int, *, is_known: bool) -> None:
         """Remember whether a session's calls are known already: a resumed or forked one's are."""
-        if place is None:
-            return
-        if is_known and len(self._known_sessions) < KNOWN_SESSIONS_MAX:
-            self._known_sessions.add(place.number)
-        elif not is_known:
-            self._known_sessions.discard(place.number)
+        if not is_known:
+            self._known_sessions.discard(number)
+        elif len(self._known_sessions) < KNOWN_SESSIONS_MAX:
+            self._known_sessions.add(number)
 
     def _look(
-        self, wanted: Wanted, asked: Sequence[Query]
+        self, request: EffectRequest, asked: Sequence[Query]
     ) -> Op[tuple[Row | None, list[list[Row]]]]:
         """Lock what a request belongs to; return the session's row, if any, and the answers."""
-        if wanted.place is None:
-            guard = wanted.request.guard
-            return None, (yield from look_without_session(self.runtime, guard, *asked))
-        return (yield from look_at(self.runtime, wanted.place, *asked))
+        place, guard = request.place, request.guard
+        looks = [*self.keeper.looks(guard), *asked]
+        if place is None:
+            answers = (yield from batch(*looks)) if looks else []
+            return None, self.keeper.require(guard, answers)
+        session = Query(LOOK, {"number": place.number})
+        looks.insert(len(looks) - len(asked), session)
+        _, *answers = yield from batch(*locks(place), *looks)
+        found, *answers = self.keeper.require(guard, answers)
+        return require_writable(self.runtime, place, found), answers
 
-    def _decide(self, wanted: Wanted, found: Found, row: Row) -> Op[Taken | None]:
-        """Say what a row that was found means for a request; None: it is to be run."""
-        request = wanted.request
+    def _judge(self, request: EffectRequest, found: Found) -> Op[Taken | None]:
+        """Say what the row that was found means for a request; None: it is to be run."""
+        row = found.row
+        if row is None:
+            return None
         match row["status"]:
             case "completed":
-                is_other = request.policy == "latest" and not found.is_same_call
-                if is_other and not (yield from is_latest(wanted, found)):
+                if (yield from is_superseded(request, found)):
                     return None
-                return Known((yield from self._answer(wanted, found, row)))
-            case "unknown" if request.doubt == "park":
-                return Known(self.effect(row))
-            case "unknown":
-                wait_ms = settled_at(row) - row["now_ms"]
-                if wait_ms > 0:
-                    return Busy(self.effect(row), wait_ms)
+                return Known((yield from self._answer(request, found, row)))
             case "failed":
-                is_cached = request.cache_failures and row["reason"] == "raised"
+                is_cached = request.tool.cache_failures and row["reason"] == "raised"
                 if not is_cached and row["reason"] != "given_up":
                     return None
-                return Known((yield from self._answer(wanted, found, row)))
-            case _ if not row["is_abandoned"]:
-                free_at = takeover_at(row)
-                assert free_at is not None
-                return Busy(self.effect(row), max(1, free_at - row["now_ms"]))
-        return (yield from self._step_in(wanted.place, request, row))
+                return Known((yield from self._answer(request, found, row)))
+            case "unknown" if request.tool.verify is None and request.tool.if_unknown == "park":
+                return Known(self.effect(row))
+        if row["wait_ms"] > 0:
+            return Busy(self.effect(row), row["wait_ms"])
+        return (yield from self._step_in(request, row))
 
-    def _answer(self, wanted: Wanted, found: Found, row: Row) -> Op[Effect]:
+    def _answer(self, request: EffectRequest, found: Found, row: Row) -> Op[Effect]:
         """Return the effect that answers a call, which has a row of its own from then on."""
         effect = self.effect(row)
-        if found.is_own or (wanted.request.call_id is None and not found.is_inherited):
+        if not found.needs_row(request):
             return effect
-        key, generation = row["key"], 0
-        if found.is_inherited:
-            key = wanted.identity.key
-            generation = 1 if found.newest is None else found.newest["generation"] + 1
-        replay = self.pen.replaying((yield from fresh_id()), wanted, effect, key, generation)
-        [inserted] = yield replay
-        id, call_id = str(replay.parameters["id"]), wanted.request.call_id
+        id = yield from fresh_id()
+        newest = (found.newest or {"generation": 0}) if found.is_inherited else None
+        [inserted] = yield self.statements.replay(id, request, row, newest)
         replay_of = effect.replay_of or effect.id
-        if wanted.place is not None:
-            outcome = Outcome(effect.status, effect.reason)
-            told = (wanted.place, id, effect.tool, call_id, outcome)
-            yield self.pen.event(*told, replay_of=replay_of)
+        outcome = EffectOutcome(effect.status, effect.reason)
+        told = (request.place, id, effect.tool, request.call_id, outcome, replay_of)
+        yield from self.statements.events(*told)
         return replace(effect, id=id, number=inserted["number"], replay_of=replay_of)
 
-    def _step_in(self, place: Place | None, request: Request, row: Row) -> Op[Taken | None]:
+    def _step_in(self, request: EffectRequest, row: Row) -> Op[Taken | None]:
         """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""
-        given = {"number": row["number"], "fence": row["fence"]}
-        taken = yield from one(TAKE_OVER, **given, holder=request.holder, lease_ms=request.lease_ms)
-        if taken is None:
+        fence = yield from self.take_over(row, request.holder, request.tool.lease_ms)
+        if fence is None:
             return Busy(self.effect(row), 1)
-        ticket = ticket_of({**row, "fence": taken["fence"]}, place, request.guard)
-        if request.doubt == "verify":
-            return InDoubt(ticket, self.effect(row))
-        outcome = {
-            "retry": Outcome("failed", "abandoned"),
-            "fail": Outcome("failed", "given_up", error="its owner died"),
-            "park": Outcome("unknown", "owner_died"),
-        }[request.doubt]
-        outcome = unless_spent(outcome, row["attempt"], request.max_attempts, row["reason"])
-        yield from self.finishing(ticket, outcome)
+        ticket = self._ticket(request, {**row, "fence": fence})
+        effect = self.effect(row)
+        if request.tool.verify is not None:
+            return InDoubt(ticket, effect)
+        outcome = settle(self.statements, request.tool, Unknown(), of=effect)
+        yield from self.finishing([(ticket, outcome)])
         if outcome.reason == "abandoned":
             row.update(status="failed", reason="abandoned")
             return None
-        ended = yield from one(BY_ID, id=row["id"])
+        ended = yield from one(LOCK_EFFECT, id=row["id"])
         assert ended is not None
         return Known(self.effect(ended))
 
-    def _issue(self, wanted: Wanted, newest: Row | None, before: Row | None) -> Op[Taken]:
-        """Insert the next generation; whose insert it is owns the effect."""
-        row, is_ours = yield from self._insert(wanted, newest, before, PENDING)
-        if is_ours:
-            return Run(ticket_of(row, wanted.place, wanted.request.guard))
-        return Busy(self.effect(row), 1)
-
-    def _run(self, wanted: Wanted, row: Row) -> Op[Run]:
-        yield from self.pen.events(wanted, row["id"], PENDING)
-        return Run(ticket_of(row, wanted.place, wanted.request.guard))
-
-    def _insert(
-        self, wanted: Wanted, newest: Row | None, before: Row | None, outcome: Outcome
-    ) -> Op[tuple[Row, bool]]:
-        """Return the row of the next generation, and whether it is this request's."""
-        statement = yield from self._issuing(wanted, newest, before, outcome, is_first=False)
-        inserted = yield statement
-        if inserted:
-            yield from self.pen.events(wanted, inserted[0]["id"], outcome)
-            return inserted[0], True
-        found = yield from one(BY_KEY, key=wanted.identity.key, limit=1)
-        assert found is not None
-        return found, False
-
-    def _issuing(
+    def _issue(
         self,
-        wanted: Wanted,
+        request: EffectRequest,
+        outcome: EffectOutcome,
         newest: Row | None,
         before: Row | None,
-        outcome: Outcome,
-        *,
-        is_first: bool = True,
-    ) -> Op[Query]:
+        owner: Row | None = None,
+    ) -> Op[Owned | Known | Busy]:
+        """Insert the next generation; whoever inserts it owns the effect."""
         id = yield from fresh_id()
+        before = before if outcome is ISSUED else None
         keeps_key = before is not None and (yield from _keeps_key(before))
-        given = (id, wanted, newest, before, outcome)
-        return self.pen.issuing(*given, is_first=is_first, keeps_key=keeps_key)
+        given = (id, request, outcome, newest, before, owner)
+        inserted = yield self.statements.issue(*given, keeps_key=keeps_key)
+        if inserted:
+            return (yield from self._own(request, inserted[0], outcome))
+        row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
+        assert row is not None
+        if outcome is ISSUED:
+            return Busy(self.effect(row), 1)
+        if row["status"] == "completed":
+            return Known(self.effect(row))
+        return Owned(self._ticket(request, row))
+
+    def _own(self, request: EffectRequest, row: Row, outcome: EffectOutcome) -> Op[Owned]:
+        yield from self._request_events(request, row["id"], outcome)
+        return Owned(self._ticket(request, row))
+
+    def _ticket(self, request: EffectRequest, row: Row) -> Ticket:
+        return ticket_of(row, request.place, request.guard)
+
+    def _events(self, ticket: Ticket, outcome: EffectOutcome) -> list[Emit]:
+        told = (ticket.place, ticket.id, ticket.tool, ticket.call_id, outcome)
+        return self.statements.events(*told)
+
+    def _request_events(
+        self, request: EffectRequest, id: str, outcome: EffectOutcome
+    ) -> list[Emit]:
+        told = (request.place, id, request.tool.name, request.call_id, outcome)
+        return self.statements.events(*told)
 
 
 def _keeps_key(before: Row) -> Op[bool]:
@@ -475,4 +473,4 @@ def _keeps_key(before: Row) -> Op[bool]:
     if before["reason"] != "raised":
         return True
     given = {"key": before["key"], "idempotency_key": before["idempotency_key"]}
-    return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER, **given)) is not None
+    return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER_KEY, **given)) is not None

@@ -8,29 +8,29 @@ from typing import Any
 from ..formatting import plural
 from ..kernel.flow import Flow
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Op, Runtime, rows
+from ..kernel.operation import Op, Query, Runtime, batch, rows
 from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
 from .ledger import Ledger
 from .portable import EffectsPortable
 from .recovery import recover
 from .retention import forget_effects
-from .rows import RENEW, unlink
+from .statements import IS_ABANDONED, RENEW_EFFECT, unlink
 
-# Its time is over now; what its receiver may still be doing is waited for as always.
-FENCE = f"""
+# Its lease expires now; its request may still be under way, which is waited for as always.
+FENCE_EFFECTS = f"""
 UPDATE hf_effects SET lease_expires_at = :now, fence = fence + 1
 WHERE status = 'issued' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
-# The indexes of open and doubtful effects hold no others.
-COUNTS = """
+# The partial indexes of open and unknown effects hold no others.
+COUNT_EFFECTS = f"""
 SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
-    (SELECT count(*) FROM hf_effects WHERE status = 'issued'
-        AND lease_expires_at + settle_ms <= :now
-        AND issued_at + timeout_ms + settle_ms <= :now) AS abandoned
-"""
+    (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned
+"""  # noqa: S608
+FORGET_ORIGINS = "DELETE FROM hf_effect_origins WHERE session_number = :number"
+FORGET_SESSION_SALT = "DELETE FROM hf_effect_sessions WHERE session_number = :number"
 
 
 class EffectsNoun(Noun):
@@ -38,14 +38,16 @@ class EffectsNoun(Noun):
 
     portable = EffectsPortable()
     name = "effect"
-    renewal = RENEW
-    fencing = FENCE
+    renewal = RENEW_EFFECT
+    fencing = FENCE_EFFECTS
     any_record = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Take sessions' effects apart from them; what a late retry needs stays."""
+        """Unlink sessions' effects; what a late retry needs stays."""
         for session in sessions:
+            given = {"number": session.number}
             yield from unlink(session.number)
+            yield from batch(Query(FORGET_ORIGINS, given), Query(FORGET_SESSION_SALT, given))
 
     def recover(
         self, runtime: Runtime, holder: str, tools: Mapping[str, Any]
@@ -66,7 +68,7 @@ class EffectsNoun(Noun):
 
 def check() -> Op[list[Finding]]:
     """Look for effects that nobody knows the outcome of."""
-    [row] = yield from rows(COUNTS)
+    [row] = yield from rows(COUNT_EFFECTS)
     found = []
     if row["unknown"]:
         message = f"{plural(row['unknown'], 'effect')} in doubt: equal calls raise Unresolved."

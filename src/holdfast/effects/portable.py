@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from itertools import chain
+from typing import Annotated
 
 import msgspec
 
@@ -32,11 +32,11 @@ from ..kernel.portable import (
 )
 from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import EXISTING_NUMBER
-from ..sessions.rows import ANCESTRY, SET_ANCESTRY
-from .identity import ITEM, UNDO, scope_of
+from .history import ADD_ORIGIN, origin_of, origin_row
 from .ledger import Ledger
-from .rows import context
-from .salts import parts, read_salts, take_on
+from .requests import ITEM, UNDO, scope_of
+from .salts import adopt_key, read_salts
+from .statements import context
 
 SALTS_MAX = 64
 VALUES = ("arguments", "result", "error", "note", "late")
@@ -189,19 +189,12 @@ class AncestryRecord(Record, frozen=True, tag="ancestry"):
     def add(self, into: Import) -> Op[None]:
         """Let the session find its effects here; most need nothing."""
         arrived = into.of(_Arrived)
-        if not arrived.own_salt:
-            arrived.own_salt = parts((yield from read_salts()))[0][0]
-        lineage = []
-        for id, source, low, high in self.lineage or ():
+        number = yield from into.number(self.session_number)
+        for position, (id, source, low, high) in enumerate(self.lineage or (), 1):
             here = yield from arrived.number(into, source)
-            lineage.append([id, arrived.lie_at.get(source, here), low, high])
-        row = {
-            "number": (yield from into.number(self.session_number)),
-            "lineage": None if self.lineage is None else json.dumps(lineage),
-            "salt": None if self.salt == arrived.own_salt else self.salt,
-        }
-        if row["lineage"] is not None or row["salt"] is not None:
-            into.later(SET_ANCESTRY, row)
+            origin = (id, arrived.lie_at.get(source, here), low, high)
+            into.later(ADD_ORIGIN, origin_row(number, position, origin))
+        into.later(SET_SESSION_SALT, {"number": number, "salt": self.salt})
 
 
 @dataclass(slots=True)
@@ -222,7 +215,6 @@ class _Arrived:
     """What is known while effects are written."""
 
     mark: str = ""
-    own_salt: str = ""
     lie_at: dict[int, int] = field(default_factory=dict)
     """Where the effects of a session lie; forks look there, and they may have been here before."""
     _gone: dict[int, int] = field(default_factory=dict)
@@ -235,7 +227,7 @@ class _Arrived:
             own = Ledger.of(into.runtime).salts.mark
             if own not in {"", self.mark}:
                 raise _known_otherwise(own, self.mark)
-            yield from take_on(self.mark, _known_otherwise)
+            yield from adopt_key(self.mark, _known_otherwise)
             self._is_same_key = True
 
     def number(self, into: Import, source: int) -> Op[int]:
@@ -258,9 +250,24 @@ SELECT DISTINCT session_number FROM hf_effects
 WHERE session_id = :session_id AND unlinked_at IS NOT NULL AND session_number > :session_number
 ORDER BY session_number LIMIT :limit
 """
+ORIGINS = """
+SELECT session_number, position, origin_id, origin_number, first_version, last_version
+FROM hf_effect_origins
+WHERE session_number = :session_number AND position > :position ORDER BY position LIMIT :limit
+"""
+SESSION_SALTS = """
+SELECT session_number AS number, salt
+FROM hf_effect_sessions JOIN hf_effect_salts ON hf_effect_salts.number = salt_number
+WHERE session_number = :session_number AND session_number > :number LIMIT :limit
+"""
 ADD_SALT = """
-UPDATE hf_meta SET value = value || ' ' || CAST(:salt AS TEXT)
-WHERE name = 'effects_salt' AND replace(value, CAST(:salt AS TEXT), '') = value
+INSERT INTO hf_effect_salts (kind, salt) VALUES ('imported', :salt) ON CONFLICT (salt) DO NOTHING
+"""
+# A session that has this store's own salt needs none of its own.
+SET_SESSION_SALT = """
+INSERT INTO hf_effect_sessions (session_number, salt_number)
+SELECT CAST(:number AS INTEGER), number FROM hf_effect_salts
+WHERE salt = :salt AND kind = 'imported'
 """
 HERE = "SELECT session_number FROM hf_effects WHERE id = :id"
 LEAST = "SELECT coalesce(min(session_number), 0) AS least FROM hf_effects"
@@ -289,20 +296,26 @@ class EffectsPortable(Portable):
 
     def export(self, out: Export) -> Op[None]:
         """Write what effects are known by, the effects, and where sessions look for them."""
-        salts, mark = parts((yield from read_salts()))
-        out.write(KnownByRecord(salts, mark or None))
-        sessions = [{"number": number} for number in out.sessions]
-        origins: set[int] = set()
-        yield from read_each(ANCESTRY, sessions, lambda row: origins.update(_origins(row)))
-        gone = yield from _gone(out, origins)
+        known = yield from read_salts()
+        salts = list(known.salts.values())
+        out.write(KnownByRecord(salts, known.mark or None))
+        sessions = [{"session_number": number} for number in out.sessions]
+        origins: dict[int, list[Row]] = {}
+        salt_of: dict[int, str] = {}
+
+        def add_origin(row: Row) -> None:
+            origins.setdefault(row["session_number"], []).append(row)
+
+        yield from read_each(ORIGINS, sessions, add_origin, ["position"])
+        yield from read_each(
+            SESSION_SALTS, sessions, lambda row: salt_of.setdefault(row["number"], row["salt"])
+        )
+        gone = yield from _gone(out, {row["origin_number"] for row in chain(*origins.values())})
         owners = ({"session_number": number} for number in [*sorted(gone), *out.sessions])
         yield from read_each(EFFECTS, owners, EffectRecord.to(out))
-
-        def write(row: Row) -> None:
-            lineage = None if row["lineage"] is None else [tuple(each) for each in _lineage(row)]
-            out.write(AncestryRecord(row["number"], row["salt"] or salts[0], lineage))
-
-        yield from read_each(ANCESTRY, sessions, write)
+        for number in out.sessions:
+            lineage = [origin_of(row) for row in origins.get(number, ())] or None
+            out.write(AncestryRecord(number, salt_of.get(number, salts[0]), lineage))
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check that effects which are named exist, and note whose are not in the file."""
@@ -313,15 +326,6 @@ class EffectsPortable(Portable):
             if not seen.has(*owner):
                 seen.counts_beyond(what)
         return None
-
-
-def _lineage(row: Row) -> list[Any]:
-    found: list[Any] = json.loads(row["lineage"] or "[]")
-    return found
-
-
-def _origins(row: Row) -> set[int]:
-    return {number for _, number, _, _ in _lineage(row)}
 
 
 def _gone(out: Export, origins: set[int]) -> Op[set[int]]:

@@ -1,12 +1,11 @@
 """Forgetting effects that nobody can ask for again.
 
-Never what is under way or in doubt, however old it is; and nothing of a session that is there, or
-that a fork which is there came from, except what has expired.
+Never what is under way or in doubt, however old it is; and nothing of a session that exists, or
+that an existing fork came from, except what has expired.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,11 +15,9 @@ from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import Lock, Op, Query, Row, batch, large_query, operation, rows
 from ..records import Pruned
-from ..sessions.retention import LINEAGES
 from ..sessions.rows import ANY
 
 EFFECTS_PER_PASS = 1_000
-FORKS_PER_PAGE = 1_000
 
 # A key that expired is free. Its rows stay a while, because a key that starts over would give its
 # receiver an idempotency key that it may still remember.
@@ -31,25 +28,29 @@ UNREACHABLE = """(
 # For the owner of the items, who adds that no item of the chain is left.
 OF_OLD_CHAINS = """ended_at <= :now - :effect_ms AND session_number IS NULL
     AND item_id IS NOT NULL AND ttl_ms IS NULL"""
-FIND = f"""
-SELECT number, session_number, session_id, ttl_ms,
-    (SELECT s.root_id FROM {ANY} WHERE s.number = session_number) AS root_id
-FROM hf_effects
-WHERE number > :after AND status IN ('completed', 'failed') AND {{which}}
+# What a fork looks back to stays, unless it has expired.
+SETTLED_AND_UNNEEDED = """status IN ('completed', 'failed') AND (ttl_ms IS NOT NULL OR NOT EXISTS (
+        SELECT 1 FROM hf_effect_origins o WHERE o.origin_number = hf_effects.session_number
+    ))"""
+FIND_OLD_EFFECTS = f"""
+SELECT number, session_id, (SELECT s.root_id FROM {ANY} WHERE s.number = session_number) AS root_id
+FROM hf_effects WHERE number > :after AND {SETTLED_AND_UNNEEDED} AND {{which}}
 ORDER BY number LIMIT :limit
 """  # noqa: S608
-FORGET = """
-DELETE FROM hf_effects
-WHERE number = :number AND status IN ('completed', 'failed') AND {which} RETURNING number
-"""
+FORGET_EFFECT = f"""
+DELETE FROM hf_effects WHERE number = :number AND {SETTLED_AND_UNNEEDED} AND {{which}}
+RETURNING number
+"""  # noqa: S608
 
 
 class Forgetting:
     """The transactions that remove old effects."""
 
     def __init__(self, codec: Codec, retention: Retention, which: str) -> None:
-        self.codec = codec
-        self._find, self._forget = FIND.format(which=which), FORGET.format(which=which)
+        self._codec = codec
+        self._find, self._forget = (
+            text.format(which=which) for text in (FIND_OLD_EFFECTS, FORGET_EFFECT)
+        )
         self._ages = {"key_ms": retention.key_ms, "effect_ms": retention.effect_ms}
 
     @large_query
@@ -59,39 +60,24 @@ class Forgetting:
 
     @operation
     def forget(self, page: Sequence[Row]) -> Op[int]:
-        """Remove those of one tree, or of none, that may still go; say how many went."""
-        tree = page[0]["root_id"]
-        root_id: str | None = tree if tree is not None and (yield Lock(tree)) else None
-        # Looked at last: what is forked from a session before it is deleted is seen here.
-        needed = yield from _origins_of_forks()
-        doomed = [
-            row for row in page if row["ttl_ms"] is not None or row["session_number"] not in needed
-        ]
+        """Remove those of one tree, or of none, that may still go; return how many went."""
+        tree: str | None = page[0]["root_id"]
+        root_id = tree if tree is not None and (yield Lock(tree)) else None
+        # Each looks at the forks itself: one made before its session was deleted is seen.
         answers = yield from batch(
-            *(Query(self._forget, {**self._ages, "number": row["number"]}) for row in doomed)
+            *(Query(self._forget, {**self._ages, "number": row["number"]}) for row in page)
         )
-        counts = Counter(
-            row["session_id"] for row, gone in zip(doomed, answers, strict=True) if gone
-        )
+        gone = (row["session_id"] for row, found in zip(page, answers, strict=True) if found)
+        counts = Counter(gone)
         if root_id is not None:
             for session_id, count in counts.items():
-                yield from emit(self.codec, root_id, session_id, "effects_pruned", {"count": count})
+                data = {"count": count}
+                yield from emit(self._codec, root_id, session_id, "effects_pruned", data)
         return counts.total()
 
 
-def _origins_of_forks() -> Op[set[int]]:
-    """Return the numbers of the sessions whose effects a fork that is there looks back to."""
-    needed: set[int] = set()
-    after = 0
-    while found := (yield from rows(LINEAGES, after=after, limit=FORKS_PER_PAGE)):
-        for row in found:
-            needed |= {number for _, number, _, _ in json.loads(row["lineage"])}
-        after = found[-1]["number"]
-    return needed
-
-
 def forget_effects(codec: Codec, retention: Retention, which: str = UNREACHABLE) -> Flow[Pruned]:
-    """Remove old effects, a bounded number in each transaction, and say how many went."""
+    """Remove old effects, a bounded number in each transaction, and return how many went."""
     work = Forgetting(codec, retention, which)
     count = after = 0
     while page := (yield from perform(Forgetting.page, work, after)):

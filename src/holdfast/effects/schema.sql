@@ -11,14 +11,18 @@
 --
 -- An effect outlives its session: a retry that comes late must still find it, and a new session of
 -- the same id lists it. unlinked_at says when its session was deleted; what was settled then has
--- kept what decides a retry, and lost what was said of it: arguments, error, note, late. A fork finds
--- what came before it through its session's lineage.
+-- kept what decides a retry, and lost what was said of it: arguments, error, note, late.
 --
--- Keys and digests are hashes with a salt. hf_meta has the store's, and behind it those of stores
--- that sessions came from; a session that came from one keeps its salt.
+-- hf_effect_salts     what keys and digests are hashed with: the store's own salt, those that imported
+--                     sessions brought, and the mark of the key that is used instead of all of them
+--                     ('' if there is none). Every change adds a row, so the highest number tells
+--                     whether a process knows them all
+-- hf_effect_sessions  the sessions that came from another store, each with the salt it brought
+-- hf_effect_origins   where a fork finds the effects from before the fork: versions first to last of
+--                     a session it was forked from, the nearest at position 1, as of the fork
 --
 -- Life: issued, then completed, failed or unknown; unknown until somebody knows. Lock order: the
--- tree, then the effect.
+-- tree, then the effect. No foreign keys: effects and origins outlive the sessions they name.
 
 --[both]
 CREATE TABLE hf_effects (
@@ -83,11 +87,34 @@ CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 
 CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
 
+CREATE TABLE hf_effect_salts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL CHECK (kind IN ('own', 'imported', 'key')),
+    salt TEXT NOT NULL UNIQUE
+);
+
+CREATE TABLE hf_effect_sessions (
+    session_number INTEGER PRIMARY KEY,
+    salt_number INTEGER NOT NULL
+);
+
+CREATE TABLE hf_effect_origins (
+    session_number INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    origin_id TEXT NOT NULL,
+    origin_number INTEGER NOT NULL,
+    first_version INTEGER NOT NULL,
+    last_version INTEGER NOT NULL,
+    PRIMARY KEY (session_number, position)
+) WITHOUT ROWID;
+
+CREATE INDEX ix_effect_origins_origin ON hf_effect_origins (origin_number);
+
 --[sqlite]
-INSERT INTO hf_meta (name, value) VALUES ('effects_salt', lower(hex(randomblob(32))));
+INSERT INTO hf_effect_salts (kind, salt) VALUES ('own', lower(hex(randomblob(32))));
 
 --[postgres]
-INSERT INTO hf_meta (name, value)
-VALUES ('effects_salt', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
+INSERT INTO hf_effect_salts (kind, salt)
+VALUES ('own', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
 
 ALTER TABLE hf_effects SET (fillfactor = 80);

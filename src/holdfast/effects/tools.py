@@ -1,4 +1,4 @@
-"""Tools: functions with a word on what calling them does, and what to do when that is in doubt."""
+"""Tools: functions that declare what calling them does, and what to do when that is in doubt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..arguments import require_one_of, require_seconds, require_text, require_w
 from ..errors import InvalidArgument
 from ..leases import lease_milliseconds
 from ..records import EffectKind
+from .json_schema import parameters_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -110,8 +111,6 @@ class Tool(Generic[P, R_co]):
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
         """The JSON schema of the arguments, without those that are injected."""
-        from .schema import parameters_of
-
         return parameters_of(self.function)
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +153,25 @@ class Tool(Generic[P, R_co]):
         return lease_milliseconds(min(seconds, SECONDS_MAX))
 
     @functools.cached_property
+    def timeout_ms(self) -> int:
+        """How long a call may take; 0 is no limit."""
+        return round((self.timeout_seconds or 0) * 1000)
+
+    @functools.cached_property
+    def settle_ms(self) -> int:
+        """How long a request may have an effect after its call has ended."""
+        return round(self.settle_seconds * 1000)
+
+    @functools.cached_property
     def is_irreversible(self) -> bool:
-        """Whether what it did cannot be taken back."""
+        """Whether its effects cannot be undone."""
         return self.effect == "mutate" and self.undo is None
+
+    @functools.cached_property
+    def if_unknown(self) -> OnUnknown:
+        """What becomes of a call whose outcome stays unknown: what is safe to repeat is retried."""
+        is_repeatable = self.effect != "mutate" and self.verify is None
+        return "retry" if is_repeatable else self.on_unknown
 
 
 @overload
@@ -208,6 +223,15 @@ def tool(
         return Tool(function=function, name=label, effect=effect, dedupe=policy, **rules)
 
     return make if function is None else make(function)
+
+
+def named_tool(name: str, effect: EffectKind) -> Tool[..., Any]:
+    """Return a tool that its caller runs itself, known by its name alone."""
+
+    def function(**_: Any) -> None:
+        """Do nothing: the caller acts."""
+
+    return tool(effect=effect, name=name)(function)
 
 
 def by_name(tools: object) -> dict[str, Tool[..., Any]]:

@@ -144,7 +144,7 @@ class LegacyDatabase:
         self._path = path
         self._codec = runtime.codec
         self._records = Format(runtime.nouns)
-        self._ledger = LegacyLedger(ledger.pen, ledger.salts.key)
+        self._ledger = LegacyLedger(ledger.statements, ledger.salts.key)
         self._numbers = count(1)
         self._notes: list[str] = []
         with LegacyFile(path) as file:

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ..effects.identity import identify
-from ..effects.pen import Pen
 from ..effects.portable import AncestryRecord, EffectRecord, KnownByRecord
-from ..effects.rows import Identity, Request
+from ..effects.requests import GLOBAL, Identity, identify, scope_of
 from ..effects.salts import mark_of
+from ..effects.statements import Statements
 from ..kernel.portable import Record
 from ..records import EffectReason
-from ..sessions.access import Place
 from ..sessions.portable import SessionRecord
 
 REASONS: dict[str, EffectReason | None] = {
@@ -27,8 +25,8 @@ REASONS: dict[str, EffectReason | None] = {
 class LegacyLedger:
     """Turns the rows of an older ledger into effects; it invents the salt they are known by."""
 
-    def __init__(self, pen: Pen, key: bytes | None) -> None:
-        self._pen = pen
+    def __init__(self, statements: Statements, key: bytes | None) -> None:
+        self._statements = statements
         self._key = key
         self.salt = os.urandom(32).hex()
         self._generations: Counter[str] = Counter()
@@ -44,33 +42,28 @@ class LegacyLedger:
 
     def call(self, session: SessionRecord, arguments: Any, **fields: Any) -> EffectRecord:
         """Return a tool call of a session: an equal call of that session finds it."""
-        identity = self._identify(session.id, fields["tool"], "session", arguments, arguments)
+        identity = self._identify(session, fields["tool"], "session", arguments, arguments)
         return self._record(identity, session, arguments, **fields)
 
     def once(
         self, session: SessionRecord | None, key: str, arguments: Any, **fields: Any
     ) -> EffectRecord:
         """Return a key of the whole store: `once` with it, and without a request, finds it."""
-        session_id = None if session is None else session.id
-        identity = self._identify(session_id, fields["tool"], "once", None, key)
+        identity = self._identify(session, fields["tool"], "once", None, key)
         return self._record(identity, session, arguments, **fields)
 
     def _identify(
-        self, session_id: str | None, tool: str, policy: str, arguments: Any, distinct: Any
+        self,
+        session: SessionRecord | None,
+        tool: str,
+        policy: str,
+        arguments: Any,
+        distinct: Any,
     ) -> Identity:
-        place = None if session_id is None else Place(session_id, 0, session_id, None)
-        request = Request(
-            tool=tool,
-            effect="mutate",
-            arguments=arguments,
-            policy=policy,
-            distinct=distinct,
-            doubt="park",
-            holder="",
-            lease_ms=0,
-        )
         salt = self._key or bytes.fromhex(self.salt)
-        return identify(salt, self._pen.codec.limits, place, request)
+        scope = GLOBAL if session is None else scope_of(session.id)
+        limits = self._statements.codec.limits
+        return identify(salt, limits, scope, tool, policy, arguments, distinct)
 
     def _record(
         self,
@@ -86,11 +79,12 @@ class LegacyLedger:
     ) -> EffectRecord:
         self._generations[identity.key] += 1
         known = status if status in {"completed", "failed"} else "unknown"
-        fields["arguments"] = self._pen.encoded("arguments", arguments)
+        fields["arguments"] = self._statements.encoded("arguments", arguments)
         if known == "completed":
-            fields |= {"result": self._pen.encoded("result", result), "expires_at": expires_at}
+            fields["result"] = self._statements.encoded("result", result)
+            fields["expires_at"] = expires_at
         elif known == "failed":
-            fields["error"] = self._pen.encoded("error", str(result))
+            fields["error"] = self._statements.encoded("error", str(result))
         return EffectRecord(
             session_number=None if session is None else session.number,
             session_id=None if session is None else session.id,

@@ -9,7 +9,7 @@ from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Guard, Keeper
 
 LOOK = """
-SELECT number, version, epoch, head, origin_number, salt, status, holder, fence, lease_expires_at,
+SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """

@@ -15,7 +15,3 @@ WITH RECURSIVE forks (member) AS (
 )
 SELECT member FROM forks
 """
-LINEAGES = """
-SELECT number, lineage FROM hf_sessions
-WHERE number > :after AND lineage IS NOT NULL ORDER BY number LIMIT :limit
-"""

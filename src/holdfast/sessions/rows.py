@@ -26,9 +26,6 @@ COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, versi
     origin_version, metadata, holder, lease_expires_at,
     holder IS NOT NULL AND lease_expires_at > :now AS is_driven,
     created_at, updated_at, last_resumed_at"""
-# What effects are found by: they have no tables of their own for it.
-ANCESTRY = "SELECT number, lineage, salt FROM hf_sessions WHERE number = :number"
-SET_ANCESTRY = "UPDATE hf_sessions SET lineage = :lineage, salt = :salt WHERE number = :number"
 READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
 PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
 PLACE_BY_ID = f"{PLACE} WHERE s.id = :id"
@@ -64,12 +61,11 @@ WHERE id = :id RETURNING {COLUMNS}
 COPY = """
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, version, head, origin_number,
-    origin_version, lineage, salt, metadata, created_at, updated_at, last_resumed_at
+    origin_version, metadata, created_at, updated_at, last_resumed_at
 )
 SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
     'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
-    CAST(:version AS INTEGER), CAST(:lineage AS TEXT), salt, CAST(:metadata AS BLOB),
-    :now, :now, :now
+    CAST(:version AS INTEGER), CAST(:metadata AS BLOB), :now, :now, :now
 FROM hf_sessions WHERE number = :number
 ON CONFLICT (id) DO NOTHING RETURNING number
 """

@@ -2,10 +2,7 @@
 --              the counter of its checkpoints' versions. The fence is raised by every driver and never
 --              goes back. The head is a random number that every version changes
 --
--- A fork names the session and version it came from, and in lineage every session whose effects it
--- looks back to: [session id, number, first version, last version], newest first, as it was when the
--- fork was made. salt is that of another store's, from which the session came, with the keys of its
--- effects (NULL: this store's).
+-- A fork names the session and version it came from.
 --
 -- A session is active or waiting until it ends; one that has ended may be opened again. Deleting it
 -- removes the row. Lock order: the tree, then its sessions.
@@ -26,8 +23,6 @@ CREATE TABLE hf_sessions (
     head INTEGER NOT NULL,
     origin_number INTEGER,
     origin_version INTEGER,
-    lineage TEXT,
-    salt TEXT,
     metadata BLOB NOT NULL,
     holder TEXT,
     fence INTEGER NOT NULL DEFAULT 0,

@@ -1,7 +1,6 @@
 """Spend: what sessions paid for models, attempt by attempt."""
 
 from .ledger import (
-    FORGET_DETAILS,
     SPEND_STATES,
     Money,
     Spend,
@@ -11,16 +10,12 @@ from .ledger import (
     SpendSum,
     Spent,
     StoreSpend,
-    context,
     dollars,
     nanos,
-    session_recounted,
-    tree_recounted,
 )
 from .noun import SpendNoun
 
 __all__ = [
-    "FORGET_DETAILS",
     "SPEND_STATES",
     "Money",
     "Spend",
@@ -31,9 +26,6 @@ __all__ = [
     "SpendSum",
     "Spent",
     "StoreSpend",
-    "context",
     "dollars",
     "nanos",
-    "session_recounted",
-    "tree_recounted",
 ]

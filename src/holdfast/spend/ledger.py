@@ -8,6 +8,7 @@ of an attempt changes the totals of its session and of its tree in the same comm
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,11 +45,13 @@ NANOS = 1_000_000_000
 # A thousand of the largest fit into one total.
 NUMBER_MAX = 2**53
 
-COLUMNS = """number, id, session_id, model, source, state, input_tokens, output_tokens, nano_usd,
-    details, created_at, updated_at"""
-READ = f"SELECT {COLUMNS}, session_number, root_id FROM hf_spend WHERE id = :id"  # noqa: S608
+SPEND_COLUMNS = """number, id, session_id, model, source, state, input_tokens, output_tokens,
+    nano_usd, details, created_at, updated_at"""
+READ_SPEND = f"""
+SELECT {SPEND_COLUMNS}, session_number, root_id FROM hf_spend WHERE id = :id
+"""  # noqa: S608
 # Only what has no outcome yet can be given one.
-WRITE = f"""
+WRITE_SPEND = f"""
 INSERT INTO hf_spend (
     id, session_number, session_id, root_id, model, source, state, input_tokens, output_tokens,
     nano_usd, details, created_at, updated_at
@@ -62,44 +65,42 @@ ON CONFLICT (id) DO UPDATE SET
     nano_usd = excluded.nano_usd, details = excluded.details, updated_at = :now
 WHERE hf_spend.state IN ('open', 'uncertain')
     AND hf_spend.session_number = excluded.session_number
-RETURNING {COLUMNS}
+RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
-IN_DOUBT = "state IN ('open', 'uncertain')"
-CLOSE = f"""
+SPEND_IN_DOUBT = "state IN ('open', 'uncertain')"
+CLOSE_SPENDS = f"""
 UPDATE hf_spend SET state = 'uncertain', updated_at = :now
-WHERE session_number = :number AND {IN_DOUBT} AND state = 'open' RETURNING {COLUMNS}
+WHERE session_number = :number AND {SPEND_IN_DOUBT} AND state = 'open' RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
-LIST = f"SELECT {COLUMNS} FROM hf_spend WHERE number > :after"  # noqa: S608
+LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend WHERE number > :after"  # noqa: S608
 FIGURES = ("attempts", "input_tokens", "output_tokens", "nano_usd", "unpriced")
-COUNT = f"""
+ADD_TO_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
 VALUES (:scope, :model, :source, :state, {", ".join(f":{name}" for name in FIGURES)})
 ON CONFLICT (scope, model, source, state) DO UPDATE SET
     {", ".join(f"{name} = hf_spend_totals.{name} + excluded.{name}" for name in FIGURES)}
 """  # noqa: S608
-TOTALS = f"""
+READ_TOTALS = f"""
 SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
 WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
-FORGET_DETAILS = "UPDATE hf_spend SET details = NULL WHERE session_number = :number"
+FORGET_SPEND_DETAILS = "UPDATE hf_spend SET details = NULL WHERE session_number = :number"
 FORGET_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
-RECOUNT = f"""
+RECOUNT_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
 SELECT CAST(:scope AS TEXT), model, source, state, count(*), sum(input_tokens), sum(output_tokens),
     coalesce(sum(nano_usd), 0), sum(CASE WHEN nano_usd IS NULL THEN 1 ELSE 0 END)
-FROM hf_spend WHERE {{where}} GROUP BY model, source, state
+FROM hf_spend WHERE {{owner}} = :owner GROUP BY model, source, state
 """  # noqa: S608
-RECOUNT_SESSION = RECOUNT.format(where="session_number = :owner")
-RECOUNT_TREE = RECOUNT.format(where="root_id = :owner")
-GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
-SUMS = f"""
+SPEND_GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
+SUM_SPENDS = f"""
 SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_tokens,
     sum(output_tokens) AS output_tokens, sum(nano_usd) AS nano_usd,
-    sum(CASE WHEN {IN_DOUBT} THEN nano_usd ELSE 0 END) AS uncertain_nano_usd,
+    sum(CASE WHEN {SPEND_IN_DOUBT} THEN nano_usd ELSE 0 END) AS uncertain_nano_usd,
     sum(CASE WHEN nano_usd IS NULL AND state <> 'failed' THEN 1 ELSE 0 END) AS unpriced
 FROM hf_spend WHERE {{where}} GROUP BY {{group}} ORDER BY {{group}} LIMIT :limit
 """  # noqa: S608
-DRIVEN = f"""
+SESSION_DRIVER = f"""
 SELECT s.holder FROM {BY_NUMBER} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
 """  # noqa: S608
 
@@ -212,7 +213,7 @@ class SpendOps(SessionHandle[C]):
             yield from self._lock()
         else:
             yield Lock(self.root_id)
-        before = (yield from one(READ, id=spend_id)) if id is not None else None
+        before = (yield from one(READ_SPEND, id=spend_id)) if id is not None else None
         if before is not None and (
             before["session_number"] != self.number or before["state"] not in {"open", "uncertain"}
         ):
@@ -224,7 +225,7 @@ class SpendOps(SessionHandle[C]):
     def close_spend(self) -> Op[list[Spend]]:
         """Flag attempts that a dead process left open as uncertain; they keep their estimates."""
         yield from self._lock()
-        found = yield from rows(CLOSE, number=self.number)
+        found = yield from rows(CLOSE_SPENDS, number=self.number)
         for row in sorted(found, key=lambda row: int(row["number"])):
             opened = {**row, "state": "open"}
             yield from batch(*counted(self.number, self.root_id, (opened, -1), (row, 1)))
@@ -235,7 +236,7 @@ class SpendOps(SessionHandle[C]):
     def spent(self, *, tree: bool = False) -> Op[Spent]:
         """Return what this session spent, or its whole tree, at a cost that does not grow."""
         scope = scopes(self.number, self.root_id)[int(tree)]
-        return _total((yield from rows(TOTALS, scope=scope)))
+        return _total((yield from rows(READ_TOTALS, scope=scope)))
 
     @query
     def spends(
@@ -273,11 +274,11 @@ class StoreSpend(Handle[C]):
         limit: int = SPENDS_PER_PAGE_MAX,
     ) -> Op[list[SpendGroup]]:
         """Return what was spent by session, model or day (UTC); it reads every attempt."""
-        require_one_of("by", by, GROUPS)
+        require_one_of("by", by, SPEND_GROUPS)
         require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
         where = " AND ".join(f"{column} = :{column}" for column in given) or "1 = 1"
-        text = SUMS.format(group=GROUPS[by], where=where)
+        text = SUM_SPENDS.format(group=SPEND_GROUPS[by], where=where)
         return [_group(by, row) for row in (yield from rows(text, **given, limit=limit))]
 
     @operation
@@ -307,17 +308,17 @@ class StoreSpend(Handle[C]):
             if n is not None
         }
         nano_usd = nanos(usd)
-        row = yield from one(READ, id=id)
+        row = yield from one(READ_SPEND, id=id)
         if row is None:
             raise NotFound(f"there is no attempt {id!r} in the ledger of spend", id=id)
         has_tree = yield Lock(row["root_id"])
-        row = yield from one(READ, id=id)
+        row = yield from one(READ_SPEND, id=id)
         assert row is not None
         given = {name: row[name] for name in ("model", "source", "input_tokens", "output_tokens")}
         given |= {**tokens, "nano_usd": nano_usd, "state": "settled"}
         if row["state"] not in {"open", "uncertain"}:
             return _unchanged(self.runtime.codec, row, row["session_number"], given)
-        driven = yield from one(DRIVEN, number=row["session_number"])
+        driven = yield from one(SESSION_DRIVER, number=row["session_number"])
         if row["state"] == "open" and driven is not None:
             raise SessionBusy(
                 f"session {row['session_id']} is driven by {driven['holder']!r}, which will say "
@@ -349,7 +350,7 @@ def _write(
     names = {"number": number, "session_id": owner["session_id"], "root_id": root_id}
     changes = [] if before is None else [(before, -1)]
     written, *_ = yield from batch(
-        Query(WRITE, {"id": spend_id, "details": packed, **names, **given}),
+        Query(WRITE_SPEND, {"id": spend_id, "details": packed, **names, **given}),
         *counted(number, root_id, *changes, (given, 1)),
     )
     if not written:
@@ -384,7 +385,7 @@ def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) 
     """Return the statements that add attempts to their totals, or with -1 take them off."""
     return [
         Query(
-            COUNT,
+            ADD_TO_TOTALS,
             {
                 "scope": scope,
                 **{name: row[name] for name in ("model", "source", "state")},
@@ -400,17 +401,13 @@ def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) 
     ]
 
 
-def session_recounted(number: int) -> list[Query]:
-    """Return the statements that make a session's totals anew from its attempts."""
-    return _recounted(scopes(number, "")[0], RECOUNT_SESSION, number)
-
-
-def tree_recounted(root_id: str) -> list[Query]:
-    """Return the statements that make a tree's totals anew from its attempts."""
-    return _recounted(scopes(0, root_id)[1], RECOUNT_TREE, root_id)
-
-
-def _recounted(scope: str, recount: str, owner: int | str) -> list[Query]:
+def recounted(number: int | None = None, root_id: str = "") -> list[Query]:
+    """Return the statements that make the totals of a session, or of a tree, anew."""
+    column, scope = "root_id", scopes(0, root_id)[1]
+    owner: int | str = root_id
+    if number is not None:
+        column, owner, scope = "session_number", number, scopes(number, "")[0]
+    recount = RECOUNT_TOTALS.format(owner=column)
     forget = Query(FORGET_TOTALS, {"scope": scope})
     return [forget, Query(recount, {"scope": scope, "owner": owner})]
 
@@ -425,8 +422,8 @@ def _listed(
     given = {**where, **({} if state is None else {"state": state})}
     # Only what is given stands in the text: then each has its index.
     conditions = [f"{column} = :{column}" for column in given]
-    conditions += [IN_DOUBT] if state in {"open", "uncertain"} else []
-    text = " AND ".join([LIST, *conditions]) + " ORDER BY number LIMIT :limit"
+    conditions += [SPEND_IN_DOUBT] if state in {"open", "uncertain"} else []
+    text = " AND ".join([LIST_SPENDS, *conditions]) + " ORDER BY number LIMIT :limit"
     found = yield from rows(text, **given, after=after, limit=limit)
     return [_spend(codec, row) for row in found]
 
@@ -465,17 +462,17 @@ def dollars(nano_usd: int) -> Decimal:
 
 
 def _total(found: list[Row]) -> Spent:
-    by: dict[tuple[str, str], list[int]] = {}
-    in_doubt = [row for row in found if row["state"] in {"open", "uncertain"}]
+    by: dict[tuple[str, str], Counter[str]] = {}
     for row in found:
-        sums = by.setdefault((row["model"], row["source"]), [0, 0, 0, 0])
-        for place, name in enumerate(("attempts", "input_tokens", "output_tokens", "nano_usd")):
-            sums[place] += int(row[name] or 0)
+        sums = {name: int(row[name] or 0) for name in FIGURES}
+        by.setdefault((row["model"], row["source"]), Counter()).update(sums)
+    total = sum(by.values(), Counter[str]())
+    in_doubt = [row for row in found if row["state"] in {"open", "uncertain"}]
     return Spent(
-        usd=dollars(sum(sums[3] for sums in by.values())),
-        input_tokens=sum(sums[1] for sums in by.values()),
-        output_tokens=sum(sums[2] for sums in by.values()),
-        attempts=sum(sums[0] for sums in by.values()),
+        usd=dollars(total["nano_usd"]),
+        input_tokens=total["input_tokens"],
+        output_tokens=total["output_tokens"],
+        attempts=total["attempts"],
         failed_attempts=sum(int(row["attempts"]) for row in found if row["state"] == "failed"),
         uncertain_attempts=sum(int(row["attempts"]) for row in in_doubt),
         uncertain_usd=dollars(sum(int(row["nano_usd"] or 0) for row in in_doubt)),
@@ -484,10 +481,8 @@ def _total(found: list[Row]) -> Spent:
             SpendSum(
                 model=model,
                 source=source,
-                attempts=sums[0],
-                input_tokens=sums[1],
-                output_tokens=sums[2],
-                usd=dollars(sums[3]),
+                usd=dollars(sums["nano_usd"]),
+                **{name: sums[name] for name in FIGURES[:3]},
             )
             for (model, source), sums in by.items()
         ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, Runtime, batch
 from ..records import SessionRef
-from .ledger import FORGET_DETAILS
+from .ledger import FORGET_SPEND_DETAILS
 from .portable import SpendPortable
 
 
@@ -18,4 +18,5 @@ class SpendNoun(Noun):
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
         """Forget the details of what sessions spent."""
-        yield from batch(*(Query(FORGET_DETAILS, {"number": each.number}) for each in sessions))
+        numbers = (each.number for each in sessions)
+        yield from batch(*(Query(FORGET_SPEND_DETAILS, {"number": number}) for number in numbers))

@@ -21,7 +21,7 @@ from ..kernel.portable import (
     read_each,
 )
 from ..sessions.portable import first_existing
-from .ledger import SpendState, context, session_recounted, tree_recounted
+from .ledger import SpendState, context, recounted
 
 SPENT_MAX = 2**62
 DETAILS = Value(dict, "details that are no object")
@@ -64,7 +64,7 @@ class SpendRecord(Record, frozen=True, tag="spend"):
         spends.sessions.add(number)
         spends.trees.add(self.root_id)
         problem = f"spend {self.id!r} is that of another session here"
-        into.later(ADD, self.row(into.codec, session_number=number), problem)
+        into.later(ADD_SPEND, self.row(into.codec, session_number=number), problem)
 
 
 @dataclass(slots=True)
@@ -75,13 +75,13 @@ class _Spends:
     trees: set[str] = field(default_factory=set)
 
 
-SPENDS = f"""
+SPENDS_OF_TREE = f"""
 SELECT number, {SpendRecord.selected()} FROM hf_spend
 WHERE root_id = :root_id AND number > :number ORDER BY number LIMIT :limit
 """  # noqa: S608
 # What a deleted session paid may be here still: it is its own again. Its tree is not here then,
 # because its root is in the file.
-ADD = f"""
+ADD_SPEND = f"""
 INSERT INTO hf_spend {SpendRecord.inserted()}
 ON CONFLICT (id) DO UPDATE SET
     session_number = excluded.session_number, root_id = excluded.root_id
@@ -102,7 +102,7 @@ class SpendPortable(Portable):
             number = out.known(row["session_number"])
             out.write(SpendRecord.of(out.codec, row, session_number=number))
 
-        yield from read_each(SPENDS, ({"root_id": id} for id in out.root_ids), write)
+        yield from read_each(SPENDS_OF_TREE, ({"root_id": id} for id in out.root_ids), write)
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
         """Refuse spend that would be listed as that of a session it is not of."""
@@ -120,6 +120,6 @@ class SpendPortable(Portable):
         """Count what sessions and trees have spent."""
         spends = into.of(_Spends)
         for number in sorted(number for number in spends.sessions if number > 0):
-            yield from batch(*session_recounted(number))
+            yield from batch(*recounted(number))
         for root_id in sorted(spends.trees):
-            yield from batch(*tree_recounted(root_id))
+            yield from batch(*recounted(root_id=root_id))

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..effects import Ledger, Result, Tool
-from ..effects.calls import Calling, prepare
-from ..effects.once import ONCE_SECONDS, once_of, tool_of
+from ..effects.calls import ONCE_SECONDS, PreparedCall, once_rules, once_tool, prepare
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..errors import InvalidArgument, LeaseLost
 from ..kernel.flow import Flow, flow
@@ -161,7 +160,8 @@ class ItemOps(Item[C]):
         **arguments: Any,
     ) -> Flow[Result[Any]]:
         """Run a tool once for this item: a retry or redrive of it gets the stored result."""
-        return (yield from self._calling(tool, arguments, call_id, wait_seconds).run())
+        call = self._prepare(tool, arguments, call_id=call_id, wait_seconds=wait_seconds)
+        return (yield from call.run())
 
     @flow
     def once(
@@ -178,30 +178,26 @@ class ItemOps(Item[C]):
         wait_seconds: float | None = None,
     ) -> Flow[Result[Any]]:
         """Run a function once per key of this item; another item's key is another."""
-        tool, arguments = tool_of(function, request, effect, verify, on_unknown, cache_failures)
-        calling = self._calling(tool, arguments, None, wait_seconds)
-        return (yield from once_of(calling, key, request, ttl_seconds).run())
+        tool, arguments = once_tool(function, request, effect, verify, on_unknown, cache_failures)
+        rules = once_rules(key, request, ttl_seconds)
+        call = self._prepare(tool, arguments, wait_seconds=wait_seconds, **rules)
+        return (yield from call.run())
 
-    def _calling(
-        self,
-        tool: Tool[..., Any],
-        arguments: Mapping[str, Any],
-        call_id: str | None,
-        wait_seconds: float | None,
-    ) -> Calling:
+    def _prepare(
+        self, tool: Tool[..., Any], arguments: Mapping[str, Any], /, **rules: Any
+    ) -> PreparedCall:
         """Return a call whose key comes from the item, so that a retry or redrive finds it."""
         guard, fence = (self._guard(), self.driving_fence) if self.is_held else (None, None)
         return prepare(
             Ledger.of(self.runtime),
-            self._place(fence, guard),
             require_tool(tool),
             arguments,
-            call_id=call_id,
+            place=self._place(fence, guard),
+            guard=guard,
+            holder=self.holder,
             item=self.id,
             chain_id=self.first_id or self.id,
-            wait_seconds=wait_seconds,
-            holder=self.holder,
-            guard=guard,
+            **rules,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import write
-from ..effects.rows import is_resolved
+from ..effects.statements import is_settled
 from ..errors import (
     InProgress,
     InvalidArgument,
@@ -227,7 +227,7 @@ def _finish_each(
         if row["state"] == "pending":
             ready.add(item.queue)
         yield from _follow(item, change, row)
-        if row["state"] == "review" and (yield from is_resolved(change.waits_for_effect)):
+        if row["state"] == "review" and (yield from is_settled(change.waits_for_effect)):
             [found[index]] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
     if ready:
         yield from ring(ended[0][0].runtime.signals, ready)

@@ -10,29 +10,21 @@ from typing import Any
 
 import msgspec
 
-from ..effects.call_all import Answer, call_all
+from ..effects.call_all import FATAL_ERRORS, CallAnswer, call_all
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
 from ..session import Session
 from ..spend import Spend, Spent
 from ..store_sessions import StoreSessions
-from .asking import Asker
-from .commits import Attempt, CommitOps, Executed
-from .dispatch import (
-    FATAL,
-    Prepared,
-    equal_calls_before,
-    equal_calls_in_ledger,
-    executed,
-    prepare,
-    specs_of,
-)
+from .commits import CommitOps, Executed, ModelAttempt
+from .model_calls import ModelCall
 from .models import Request
 from .plan import CHANNEL as PLAN
 from .plan import Plan, read_plan, write_plan
 from .progress import Answered, Called, Calling, Resumed, Saved, Stopped
 from .rules import Rules
+from .tool_calls import CheckedCall, ToolCalls
 from .transcript import CHANNEL, Message, ToolCall, dangling, legal, read_transcript, user_message
 
 log = logging.getLogger("holdfast.agent")
@@ -58,7 +50,7 @@ class Outcome:
         return self.message.text
 
 
-class Running:
+class AgentRun:
     """The state of one run; everything in it can be lost and is found again in the store."""
 
     def __init__(
@@ -67,6 +59,7 @@ class Running:
         self._rules = rules
         self._session = session
         self._commits = CommitOps(session)
+        self._tools = ToolCalls(rules, session)
         self._messages: list[Message] = []
         self._executed: list[Executed] = []
         self._said: list[Message] = []
@@ -212,10 +205,16 @@ class Running:
 
     def _ask(self) -> Flow[Message]:
         last = self._last_answer()
-        after = None if last is None else last.id
-        asker = Asker(self._rules, self._session, self._commits, self._iteration, after, self._tell)
-        taken = {call.call_id for message in self._messages for call in message.calls}
-        message, usage = yield from asker.ask(self._request, self._begin, taken)
+        call = ModelCall(
+            rules=self._rules,
+            session=self._session,
+            commits=self._commits,
+            iteration=self._iteration,
+            after=None if last is None else last.id,
+            taken={call.call_id for message in self._messages for call in message.calls},
+            tell=self._tell,
+        )
+        message, usage = yield from call.ask(self._request, self._begin)
         self._messages.append(message)
         yield from self._tell(Answered(iteration=self._iteration, message=message, usage=usage))
         return message
@@ -225,26 +224,24 @@ class Running:
         return Request(
             messages=tuple(legal([*self._messages, *unsaved, *self._said])),
             system=self._rules.system,
-            tools=specs_of(self._rules),
+            tools=self._tools.specs,
             settings=self._rules.settings,
             session_id=self._session.id,
             iteration=self._iteration,
         )
 
-    def _begin(self, attempt: Attempt) -> Flow[Spend]:
+    def _begin(self, attempt: ModelAttempt) -> Flow[Spend]:
         """Store what the conversation still lacks, with the attempt that is about to be made."""
-        stored, spend = yield from perform(
-            CommitOps.begin,
-            self._commits,
-            self._executed,
-            self._said,
-            self._iteration,
-            self._changed_channels(),
-            attempt,
-            self._rules.budget,
-        )
-        self._stored(stored)
+        spend = yield from self._keep(said=self._said, attempt=attempt, budget=self._rules.budget)
         self._said = []
+        assert spend is not None
+        return spend
+
+    def _keep(self, **more: Any) -> Flow[Spend | None]:
+        """Store what is not stored yet."""
+        unstored = (self._executed, self._changed_channels(), max(1, self._iteration))
+        stored, spend = yield from perform(CommitOps.keep, self._commits, *unstored, **more)
+        self._stored(stored)
         return spend
 
     def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
@@ -252,75 +249,55 @@ class Running:
 
         What stops one of them stops those after it; those before it have run.
         """
-        group: list[tuple[Prepared, int]] = []
+        group: list[CheckedCall] = []
         try:
             for call in calls:
-                known = yield from equal_calls_in_ledger(self._rules, self._session, call)
-                codec = self._session.runtime.codec
-                repeats = max(known, equal_calls_before(self._messages, call, codec))
-                prepared = yield from prepare(self._rules, self._session, call, repeats)
-                if prepared.calling is None or self._rules.cadence.each_call:
+                checked = yield from self._tools.check(call, self._messages)
+                if checked.prepared is None or self._rules.cadence.each_call:
                     before, group = group, []
                     yield from self._run_together(before)
-                if prepared.calling is not None:
-                    group.append((prepared, repeats))
+                if checked.prepared is not None:
+                    group.append(checked)
                     continue
                 yield from self._tell(Calling(iteration=self._iteration, call=call))
-                yield from self._take_in(prepared, repeats, None)
+                yield from self._take_in(checked, None)
         except Exception:
             yield from self._run_together(group)
             raise
         yield from self._run_together(group)
 
-    def _run_together(self, group: Sequence[tuple[Prepared, int]]) -> Flow[None]:
-        """Run calls that were prepared, and take in what each came to."""
-        if not group:
-            return
+    def _run_together(self, group: Sequence[CheckedCall]) -> Flow[None]:
+        """Run calls that were prepared, and take in the result of each."""
 
         def announce(index: int) -> Flow[None]:
             if index < len(group):
-                call = group[index][0].call
-                yield from self._tell(Calling(iteration=self._iteration, call=call))
+                yield from self._tell(Calling(iteration=self._iteration, call=group[index].call))
 
-        def told(index: int, answer: Answer) -> Flow[None]:
-            yield from self._take_in(*group[index], answer)
+        def on_answer(index: int, answer: CallAnswer) -> Flow[None]:
+            yield from self._take_in(group[index], answer)
             yield from announce(index + 1)
 
         yield from announce(0)
-        callings = [prepared.calling for prepared, _ in group if prepared.calling is not None]
+        calls = [checked.prepared for checked in group if checked.prepared is not None]
         # Who watches is told of a call when its outcome is durable.
         is_watched = self._rules.on_progress is not None
-        yield from call_all(callings, told, gathers=not is_watched)
+        yield from call_all(calls, on_answer, gathers=not is_watched)
 
-    def _take_in(self, prepared: Prepared, repeats: int, answer: Answer | None) -> Flow[None]:
-        call = prepared.call
-        done = executed(self._rules, self._session, prepared, answer)
+    def _take_in(self, checked: CheckedCall, answer: CallAnswer | None) -> Flow[None]:
+        call, repeats, limit = checked.call, checked.repeats, self._rules.repeats_max
+        done = self._tools.executed(checked, answer)
         self._executed.append(done)
-        self.plan = self.plan if prepared.plan is None else prepared.plan
+        self.plan = self.plan if checked.plan is None else checked.plan
         if self._rules.cadence.each_call:
             yield from self._keep()
         yield from self._tell(Called(iteration=self._iteration, call=call, result=done.result))
-        if self._is_loop(repeats):
+        if limit is not None and repeats > limit:
             raise LoopDetected(
                 f"the model called {call.name} {repeats + 1} times in a row with the same "
                 "arguments, also after it was told; say something that helps it, and run again",
                 tool=call.name,
                 repeats=repeats + 1,
             )
-
-    def _is_loop(self, repeats: int) -> bool:
-        limit = self._rules.repeats_max
-        return limit is not None and repeats > limit
-
-    def _keep(self) -> Flow[None]:
-        stored = yield from perform(
-            CommitOps.keep,
-            self._commits,
-            self._executed,
-            self._changed_channels(),
-            self._iteration,
-        )
-        self._stored(stored)
 
     def _end_turn(self, *, is_due: bool) -> Flow[None]:
         """Save the turn if the cadence says so; else its results go with the next commit."""
@@ -360,18 +337,9 @@ class Running:
         """Keep what is done and why the run ends here; a lost session keeps nothing."""
         words = self._session.runtime.redactor.redact(str(error))
         said = {"iteration": self._iteration, "error": type(error).__name__, "message": words}
-        if not isinstance(error, FATAL):
+        if not isinstance(error, FATAL_ERRORS):
             try:
-                stored = yield from perform(
-                    CommitOps.keep,
-                    self._commits,
-                    self._executed,
-                    self._changed_channels(),
-                    max(1, self._iteration),
-                    self._said,
-                    said,
-                )
-                self._stored(stored)
+                yield from self._keep(said=self._said, error=said)
                 self._said = []
             except HoldfastError:
                 log.warning("the end of a run could not be recorded", exc_info=True)

@@ -12,16 +12,15 @@ from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
 from ..kernel.operation import AfterCommit, C, Handle, Op, Runtime
 from ..leases import Kept
-from ..records import EffectStatus
-from .calls import Result, finish
-from .doubt import describe
+from .calls import PreparedCall, Result, finish
 from .ledger import Ledger
-from .rows import Outcome, Ticket
+from .statements import EffectOutcome, Ticket
+from .verification import describe
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The effect was run before; `result` is what came of it."""
+    """The effect was run before; `result` is its stored result."""
 
     result: Result[Any]
 
@@ -34,7 +33,7 @@ class Issued(Handle[C]):
         self.ticket = ticket
         self._drop: Callable[[], None] = lambda: None
         if kept is not None:
-            # Who forgets it must not own it for ever: its lease then runs out, and it is in doubt.
+            # If it is forgotten, its lease must expire: then the effect is in doubt.
             kept.owner = weakref.ref(self)
             self._drop = functools.partial(Ledger.of(runtime).keeper.drop, kept)
 
@@ -51,18 +50,13 @@ class Issued(Handle[C]):
     @flow
     def complete(self, value: Any = None) -> Flow[Result[Any]]:
         """Record that it happened, with its result. Raises LeaseLost if another took it over."""
-        self.runtime.codec.encode(value, name="result")
-        yield from self._finish(Outcome("completed", None, value))
+        yield from self._finish(self._completed(value))
         return Result(value, self.ticket.id)
 
     def completing(self, value: Any = None) -> Op[Result[Any]]:
         """Record it inside another transaction: `yield from issued.completing(value)`."""
-        self.runtime.codec.encode(value, name="result")
-        if not (
-            yield from Ledger.of(self.runtime).finishing(
-                self.ticket, Outcome("completed", None, value)
-            )
-        ):
+        ended = [(self.ticket, self._completed(value))]
+        if not all((yield from Ledger.of(self.runtime).finishing(ended))):
             raise self.ticket.lost()
         yield AfterCommit(self._drop)
         return Result(value, self.ticket.id)
@@ -77,9 +71,28 @@ class Issued(Handle[C]):
             raise InvalidArgument("what happened is recorded with complete(result)")
         said = error if isinstance(error, str) else describe(error)
         is_certain = happened is False
-        status: EffectStatus = "failed" if is_certain else "unknown"
-        yield from self._finish(Outcome(status, "raised", error=said))
+        yield from self._finish(
+            EffectOutcome("failed" if is_certain else "unknown", "raised", error=said)
+        )
 
-    def _finish(self, outcome: Outcome) -> Flow[None]:
+    def _completed(self, value: Any) -> EffectOutcome:
+        self.runtime.codec.encode(value, name="result")
+        return EffectOutcome("completed", None, value)
+
+    def _finish(self, outcome: EffectOutcome) -> Flow[None]:
         yield from finish(Ledger.of(self.runtime), self.ticket, outcome)
         self._drop()
+
+
+def begin(call: PreparedCall, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
+    """Take a call for a caller that runs it itself."""
+
+    def steps() -> Flow[Replay | Issued[C]]:
+        taken = yield from call.take()
+        if isinstance(taken, Result):
+            return Replay(taken)
+        kept = call.keep(*taken)
+        yield from call.make_sure(kept, taken[0])
+        return Issued(handle.runtime, taken[0], kept)
+
+    return (yield from call.unless_interrupted(steps()))

@@ -11,38 +11,33 @@ from ..checkpoints.read import spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.nouns import find_row
-from ..kernel.operation import (
-    C,
-    Handle,
-    Lock,
-    Op,
-    Row,
-    one,
-    operation,
-    query,
-    rows,
-)
+from ..kernel.operation import C, Handle, Lock, Op, Row, operation, query, rows
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import place_of_number, read_place
+from ..sessions.rows import read_place
 from .call_all import ToolUse, call_all
-from .calls import Calling, Result, known_result, prepare
-from .doubt import ask_about, landed
-from .finding import find_call
-from .identity import Past, read_past
-from .issued import Issued, Replay
-from .ledger import Ledger
-from .once import ONCE_SECONDS, once_of, require_key, tool_of
-from .rows import (
-    ABANDONED,
-    BY_ID,
-    OF_SESSION,
-    SELECT,
-    Match,
-    Outcome,
-    found_effect,
-    settled_at,
+from .calls import (
+    ONCE_KEY_CHARACTERS_MAX,
+    ONCE_SECONDS,
+    PreparedCall,
+    Result,
+    known_result,
+    once_rules,
+    once_tool,
+    prepare,
+)
+from .history import effects_after, find_call, read_past
+from .ledger import Ledger, Match
+from .manual import Issued, Replay, begin
+from .statements import (
+    EFFECT_BY_ID,
+    IS_ABANDONED,
+    LOCK_EFFECT,
+    SELECT_EFFECTS,
+    EffectOutcome,
+    place_of,
+    read_effect,
     ticket_of,
 )
 from .tools import (
@@ -53,25 +48,33 @@ from .tools import (
     Unknown,
     Verify,
     by_name,
+    named_tool,
     require_tool,
-    tool,
 )
-from .undoing import Compensation, effects_after, undo_after
+from .undo import Compensation, undo_after
+from .verification import settle, verify
 
 EFFECTS_PER_PAGE_MAX = 1_000
 # An effect's own key has its scope before it.
-KEY_OF_LEDGER_CHARACTERS_MAX = 1_000
+LEDGER_KEY_CHARACTERS_MAX = 1_000
 
-LOOK_AT = f"{SELECT} WHERE id = :id"
-LIST = f"{SELECT} WHERE number > :after"
-HISTORY = f"{SELECT} WHERE key = :key AND generation > 0 ORDER BY generation"
-IN_DOUBT = f"""{SELECT} WHERE {OF_SESSION}
-    AND (status = 'unknown' OR {ABANDONED})
+# Those of an earlier session of the same id too, which its calls find.
+OF_SESSION = """(session_number = :number
+    OR (session_id = :session_id AND unlinked_at IS NOT NULL))"""
+LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
+EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
+UNRESOLVED_EFFECTS = f"""{SELECT_EFFECTS} WHERE {OF_SESSION}
+    AND (status = 'unknown' OR {IS_ABANDONED})
 ORDER BY number"""
-PENDING = f"{SELECT} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
-RECENT = f"""{SELECT} WHERE session_number = :session_number AND call_id IS NOT NULL
+PENDING_EFFECTS = f"{SELECT_EFFECTS} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
+RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high
 ORDER BY number DESC LIMIT :limit"""
+# What callers of `effects` may ask for by another condition than equality.
+FILTERS = {
+    "session_id": OF_SESSION,
+    "key": "(key IN (:key, 'once:' || :key) OR idempotency_key = :key)",
+}
 
 
 class SessionEffects(SessionHandle[C]):
@@ -99,7 +102,7 @@ class SessionEffects(SessionHandle[C]):
         has a parameter of that name; then `call_with` does.
         """
         item = None if require_tool(tool).takes_item else arguments.pop("item", None)
-        return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
+        return (yield from self._prepare(tool, arguments, call_id, item, wait_seconds).run())
 
     @flow
     def call_with(
@@ -112,7 +115,7 @@ class SessionEffects(SessionHandle[C]):
         item: object = None,
     ) -> Flow[Result[Any]]:
         """Do what `call` does, with the tool's arguments in a dict."""
-        return (yield from self._calling(tool, arguments, call_id, item, wait_seconds).run())
+        return (yield from self._prepare(tool, arguments, call_id, item, wait_seconds).run())
 
     @flow
     def call_all(
@@ -131,10 +134,10 @@ class SessionEffects(SessionHandle[C]):
         for use in uses:
             if not isinstance(use, ToolUse):
                 raise InvalidArgument(f"call_all takes ToolUse, not {type(use).__name__}")
-        callings = [
-            self._calling(use.tool, use.arguments, use.call_id, item, wait_seconds) for use in uses
+        calls = [
+            self._prepare(use.tool, use.arguments, use.call_id, item, wait_seconds) for use in uses
         ]
-        return (yield from call_all(callings))
+        return (yield from call_all(calls))
 
     @flow
     def begin(
@@ -153,20 +156,20 @@ class SessionEffects(SessionHandle[C]):
         Returns a Replay of what was run before, or an Issued to complete or fail. A receiver that
         is given an `idempotency_key` of the caller's own gets that one at every attempt.
         """
-        known = named(tool, effect) if isinstance(tool, str) else require_tool(tool)
+        known = named_tool(tool, effect) if isinstance(tool, str) else tool
         if idempotency_key is not None:
-            require_key(idempotency_key)
-        calling = self._calling(known, arguments, call_id, item, wait_seconds)
-        calling = calling.asking(idempotency_key=idempotency_key)
-        return (yield from begin(calling, self))
+            require_text("key", idempotency_key, ONCE_KEY_CHARACTERS_MAX)
+        call = self._prepare(known, arguments, call_id, item, wait_seconds)
+        call.request.idempotency_key = idempotency_key
+        return (yield from begin(call, self))
 
     @flow
     def begun(self, call_id: str) -> Flow[Replay | Issued[C]]:
         """Return a call that any process began under this id, to record its outcome from here.
 
-        Take it before the tool runs: if another steps in, what is recorded here then raises
-        LeaseLost. A Replay if it is completed; NotFound if the session's history has no such call:
-        none was begun, it was undone, or a rewind left it behind and an equal one may run again.
+        Take it before the tool runs: after a takeover, what is recorded here raises LeaseLost.
+        A Replay if it is completed; NotFound if the session's history has no such call: none was
+        begun, it was undone, or a rewind left it behind and an equal one may run again.
         """
         require_text("call_id", call_id)
         row = yield from perform(SessionEffects._call, self, call_id)
@@ -207,23 +210,23 @@ class SessionEffects(SessionHandle[C]):
         Their owners may be at work, or dead: `takeover_at` is when another may take over. A fork
         has those of the sessions it was forked from that came before it.
         """
-        past = yield from read_past(self.number)
-        found = yield from rows(PENDING, session_number=self.number, session_id=self.id)
-        found = [row for row in found if past.holds(row)]
-        found += yield from _inherited(past, PENDING)
-        return [self.ledger.effect(row) for row in sorted(found, key=_by_number)]
+        return (yield from self._listed(PENDING_EFFECTS, on_path=True))
 
     @query
     def unresolved(self) -> Op[list[Effect]]:
-        """Return the effects that nobody knows the outcome of, oldest first.
+        """Return the effects whose outcome is unknown, oldest first.
 
         A fork has those of the sessions it was forked from that came before it: they block its
         equal calls too.
         """
+        return (yield from self._listed(UNRESOLVED_EFFECTS))
+
+    def _listed(self, sql: str, *, on_path: bool = False) -> Op[list[Effect]]:
         past = yield from read_past(self.number)
-        found = yield from rows(IN_DOUBT, session_number=self.number, session_id=self.id)
-        found += yield from _inherited(past, IN_DOUBT)
-        return [self.ledger.effect(row) for row in sorted(found, key=_by_number)]
+        found = yield from rows(sql, number=self.number, session_id=self.id)
+        found = [row for row in found if not on_path or past.holds(row)]
+        found += yield from past.inherited(sql)
+        return [self.ledger.effect(row) for row in sorted(found, key=lambda row: row["number"])]
 
     @query
     def recent_calls(self, limit: int = 10) -> Op[list[Effect]]:
@@ -232,28 +235,28 @@ class SessionEffects(SessionHandle[C]):
         found: list[Row] = []
         for owner, low, high in (yield from spans(self.number, on_path=True)):
             # Before its first checkpoint a session's calls are issued at version 0.
-            span = {"session_number": owner, "low": 0 if low == 1 else low, "high": high}
+            span = {"number": owner, "low": 0 if low == 1 else low, "high": high}
             if len(found) < limit:
-                found += yield from rows(RECENT, **span, limit=limit - len(found))
+                found += yield from rows(RECENT_CALLS, **span, limit=limit - len(found))
         return [self.ledger.effect(row) for row in found]
 
-    def _calling(
+    def _prepare(
         self,
         tool: Tool[..., Any],
         arguments: Mapping[str, Any],
-        call_id: str | None,
-        item: object,
-        wait_seconds: float | None,
-    ) -> Calling:
+        call_id: str | None = None,
+        item: object = None,
+        wait_seconds: float | None = None,
+    ) -> PreparedCall:
         return prepare(
             self.ledger,
-            self._place(),
             require_tool(tool),
             arguments,
+            place=self._place(),
+            holder=self.holder,
             call_id=call_id,
             item=item,
             wait_seconds=wait_seconds,
-            holder=self.holder,
         )
 
 
@@ -287,17 +290,10 @@ class StoreEffects(Handle[C]):
         brings its own rules and gets `request` as its arguments. Another request under the same
         key raises RequestMismatch. The key is free again `ttl_seconds` after completion.
         """
-        tool, arguments = tool_of(function, request, effect, verify, on_unknown, cache_failures)
-        calling = prepare(
-            self.ledger,
-            place_of(session),
-            tool,
-            arguments,
-            call_id=None,
-            item=item,
-            wait_seconds=wait_seconds,
-        )
-        return (yield from once_of(calling, key, request, ttl_seconds).run())
+        tool, arguments = once_tool(function, request, effect, verify, on_unknown, cache_failures)
+        given: dict[str, Any] = {"item": item, "wait_seconds": wait_seconds}
+        given |= {"place": _place_of(session), **once_rules(key, request, ttl_seconds)}
+        return (yield from prepare(self.ledger, tool, arguments, **given).run())
 
     @flow
     def begin(
@@ -315,20 +311,18 @@ class StoreEffects(Handle[C]):
 
         Returns a Replay of the outcome that the key has, or an Issued to complete or fail.
         """
-        given: dict[str, Any] = {"call_id": None, "item": item, "wait_seconds": wait_seconds}
-        tool = named("begin", effect)
-        calling = prepare(self.ledger, place_of(session), tool, {}, **given)
-        asked = once_of(calling, key, request, ttl_seconds)
-        return (yield from begin(asked, self))
+        given: dict[str, Any] = {"item": item, "wait_seconds": wait_seconds}
+        given |= {"place": _place_of(session), **once_rules(key, request, ttl_seconds)}
+        call = prepare(self.ledger, named_tool("begin", effect), {}, **given)
+        return (yield from begin(call, self))
 
     @query
     def compare(self, key: str, request: Any = None) -> Op[Match]:
         """Tell whether `once` or `begin` know a key: with an equal request ("match"), with another
         ("conflict"), or not ("none"). Nothing is written.
         """
-        given: dict[str, Any] = {"call_id": None, "item": None, "wait_seconds": None}
-        calling = prepare(self.ledger, None, named("begin", "mutate"), {}, **given)
-        asked = once_of(calling, key, request, None).request
+        tool = named_tool("begin", "mutate")
+        asked = prepare(self.ledger, tool, {}, **once_rules(key, request, None)).request
         return (yield from Ledger.compare(self.ledger, asked))
 
     @query
@@ -360,23 +354,22 @@ class StoreEffects(Handle[C]):
         }
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
-            require_text(name.removesuffix("_id"), value, KEY_OF_LEDGER_CHARACTERS_MAX)
-        conditions = "".join(_condition(name) for name in given)
+            require_text(name.removesuffix("_id"), value, LEDGER_KEY_CHARACTERS_MAX)
+        conditions = (f" AND {FILTERS.get(name, f'{name} = :{name}')}" for name in given)
+        page = f"{LIST_EFFECTS}{''.join(conditions)} ORDER BY number LIMIT :limit"
         if "session_id" in given:
             try:
                 found_session = yield from read_place(given["session_id"])
             except SessionNotFound:
                 return []
-            given["session_number"] = found_session["number"]
-        page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+            given["number"] = found_session["number"]
         found = yield from rows(page, **given, after=after, limit=limit)
         return [self.ledger.effect(row) for row in found]
 
     @query
     def effect(self, id: str) -> Op[Effect]:
         """Return one row of the ledger, or raise NotFound."""
-        found = yield from one(LOOK_AT, id=require_text("id", id))
-        return self.ledger.effect(found_effect(found, id))
+        return self.ledger.effect((yield from read_effect(id)))
 
     @query
     def find_effect(self, id: str) -> Op[Effect]:
@@ -384,16 +377,21 @@ class StoreEffects(Handle[C]):
 
         8 characters or more are enough if no other id begins with them.
         """
-        row = yield from find_row("effect", SELECT, require_text("id", id))
-        return self.ledger.effect(found_effect(row, id))
+        row = yield from find_row("effect", SELECT_EFFECTS, require_text("id", id))
+        if row is None:
+            raise NotFound(f"there is no effect {id!r}", id=id)
+        return self.ledger.effect(row)
 
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:
         """Return every attempt of an effect, and what replaced it, oldest first."""
-        row = found_effect((yield from one(LOOK_AT, id=require_text("id", id))), id)
+        row = yield from read_effect(id)
         if row["replay_of"] is not None:
-            row = (yield from one(LOOK_AT, id=row["replay_of"])) or row
-        return [self.ledger.effect(row) for row in (yield from rows(HISTORY, key=row["key"]))]
+            # The original may have been forgotten.
+            for original in (yield from rows(EFFECT_BY_ID, id=row["replay_of"])):
+                row = original
+        found = yield from rows(EFFECT_ATTEMPTS, key=row["key"])
+        return [self.ledger.effect(each) for each in found]
 
     @operation
     def resolve(
@@ -412,16 +410,19 @@ class StoreEffects(Handle[C]):
         require_text("by", by)
         if note is not None and not isinstance(note, str):
             raise InvalidArgument(f"note must be text, not {type(note).__name__}")
-        outcome = Outcome("failed", "not_landed", decided_by=by, note=note)
+        outcome = EffectOutcome("failed", "not_landed", decided_by=by, note=note)
         if isinstance(verdict, Landed):
             self.runtime.codec.encode(verdict.result, name="result")
-            outcome = Outcome("completed", "resolved", verdict.result, decided_by=by, note=note)
+            outcome.status, outcome.reason, outcome.result = "completed", "resolved", verdict.result
         return (yield from self._settle_effect(id, outcome))
 
-    def _settle_effect(self, id: str, outcome: Outcome) -> Op[Effect]:
+    def _settle_effect(self, id: str, outcome: EffectOutcome) -> Op[Effect]:
         """Record the outcome of an effect in doubt, unless it is running or settled."""
-        row, place = yield from self._lock_effect(id)
-        if row["status"] == "issued" and not row["is_abandoned"]:
+        place = yield from place_of((yield from read_effect(id)))
+        if place is not None:
+            yield Lock(place.root_id)
+        row = yield from read_effect(id, LOCK_EFFECT)
+        if row["status"] == "issued" and row["wait_ms"] > 0:
             raise InProgress(
                 f"effect {id} is being run by {row['holder']!r}; it can be resolved when its "
                 "owner has ended or died",
@@ -429,9 +430,8 @@ class StoreEffects(Handle[C]):
             )
         if row["status"] not in {"issued", "unknown"}:
             raise Refused(f"effect {id} is {row['status']} already; nothing was changed", id=id)
-        yield from self.ledger.finishing(ticket_of(row, place), outcome, row["status"])
-        settled = yield from one(BY_ID, id=id)
-        return self.ledger.effect(found_effect(settled, id))
+        yield from self.ledger.finishing([(ticket_of(row, place), outcome)], row["status"])
+        return self.ledger.effect((yield from read_effect(id)))
 
     @flow
     def verify(self, id: str, tools: object) -> Flow[Effect]:
@@ -449,89 +449,30 @@ class StoreEffects(Handle[C]):
                 effect_id=id,
                 wait_seconds=wait_ms / 1000,
             )
-        verdict = yield from ask_about(tool, effect, is_whole=is_whole)
+        given = (effect.arguments, effect.idempotency_key)
+        verdict = yield from verify(tool.verify, *given, is_whole=is_whole)
         if isinstance(verdict, Unknown):
             return effect
-        outcome = Outcome("failed", "not_landed")
-        if isinstance(verdict, Landed):
-            outcome = landed(self.ledger, verdict.result)
+        outcome = settle(self.ledger.statements, tool, verdict)
         return (yield from perform(StoreEffects._record, self, id, outcome))
 
     @operation
-    def _record(self, id: str, outcome: Outcome) -> Op[Effect]:
+    def _record(self, id: str, outcome: EffectOutcome) -> Op[Effect]:
         """Record what a verify hook found."""
         return (yield from self._settle_effect(id, outcome))
 
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:
         """Return an effect, whether its arguments are whole, and how long it must settle still."""
-        found = yield from one(LOOK_AT, id=require_text("id", id))
-        row = found_effect(found, id)
+        row = yield from read_effect(id)
         yield from self.ledger.salts.look()
-        wait_ms = settled_at(row) - row["now_ms"] if row["status"] == "unknown" else 0
+        wait_ms = row["wait_ms"] if row["status"] == "unknown" else 0
         return self.ledger.effect(row), self.ledger.is_whole(row), wait_ms
 
-    def _lock_effect(self, id: str) -> Op[tuple[Row, Place | None]]:
-        """Lock an effect's tree and row; return the row and its session's place."""
-        looked = yield from one(LOOK_AT, id=require_text("id", id))
-        found = found_effect(looked, id)
-        session = yield from place_of_number(found["session_number"])
-        if session is None:
-            return found_effect((yield from one(BY_ID, id=id)), id), None
-        yield Lock(session["root_id"])
-        row = found_effect((yield from one(BY_ID, id=id)), id)
-        return row, Place(session["id"], session["number"], session["root_id"], None)
 
-
-def begin(calling: Calling, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
-    """Take a call for a caller that runs it itself."""
-    return (yield from calling.unless_interrupted(_begin(calling, handle)))
-
-
-def _begin(calling: Calling, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
-    taken = yield from calling.take()
-    if isinstance(taken, Result):
-        return Replay(taken)
-    kept = calling.keep(*taken)
-    yield from calling.make_sure(kept, taken[0])
-    return Issued(handle.runtime, taken[0], kept)
-
-
-def named(name: str, effect: EffectKind) -> Tool[..., Any]:
-    """Return a tool that somebody else runs, known by its name."""
-
-    def function(**_: Any) -> None:
-        """Be run elsewhere."""
-
-    return tool(effect=effect, name=name)(function)
-
-
-def place_of(session: Any) -> Place | None:
-    """Return where a session stands, or refuse what is none."""
+def _place_of(session: Any) -> Place | None:
     if session is None:
         return None
     if not isinstance(session, SessionEffects):
         raise InvalidArgument(f"session must be a session, not {type(session).__name__}")
     return session._place()
-
-
-def _inherited(past: Past, sql: str) -> Op[list[Row]]:
-    """Return rows of the sessions that a session was forked from, as far as it has them."""
-    found: list[Row] = []
-    for id, number in past.origins:
-        there = yield from rows(sql, session_number=number, session_id=id)
-        found += (row for row in there if past.holds_of_origin((id, number), row))
-    return found
-
-
-def _by_number(row: Row) -> int:
-    return int(row["number"])
-
-
-def _condition(name: str) -> str:
-    match name:
-        case "session_id":
-            return f" AND {OF_SESSION}"
-        case "key":
-            return " AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"
-    return f" AND {name} = :{name}"

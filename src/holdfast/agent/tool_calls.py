@@ -1,0 +1,300 @@
+"""Tool calls of a model: checked, permitted, run through the ledger, and always answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ..arguments import shown
+from ..checkpoints.diff import same
+from ..effects.call_all import FATAL_ERRORS, CallAnswer
+from ..effects.calls import PreparedCall, Result
+from ..effects.handles import SessionEffects
+from ..effects.json_schema import plain_arguments
+from ..effects.tools import Tool
+from ..errors import (
+    ApprovalNeeded,
+    HoldfastError,
+    InProgress,
+    InvalidArgument,
+    InvalidValue,
+    Unresolved,
+)
+from ..kernel.flow import Flow, invoke, perform
+from ..records import Kind
+from ..session import Session
+from .commits import Executed
+from .models import ToolSpec
+from .plan import STEP_STATUSES, Plan, read_plan
+from .rules import CONTENT_BYTES_MAX, Permission, Rules
+from .transcript import Message, ToolCall, ToolResult
+
+APPROVALS_READ_MAX = 10_000
+TEXT = {"type": "string"}
+POSTCONDITION = {
+    "type": "object",
+    "properties": {"text": TEXT, "evidence": {}},
+    "required": ["text"],
+}
+STEP = {
+    "type": "object",
+    "properties": {
+        "id": TEXT,
+        "title": TEXT,
+        "status": {"enum": list(STEP_STATUSES)},
+        "postconditions": {"type": "array", "items": POSTCONDITION},
+        "evidence": {},
+    },
+    "required": ["id", "title"],
+}
+PLAN_TOOL = ToolSpec(
+    name="update_plan",
+    description="Replace the plan. Give every step; say what is done, with its evidence.",
+    parameters={
+        "type": "object",
+        "properties": {"goal": TEXT, "steps": {"type": "array", "items": STEP}},
+        "required": ["steps"],
+    },
+)
+
+
+class Refusal(Exception):
+    """A call is not run; the model is told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call that was checked: what is to be run, or what is known without running anything."""
+
+    call: ToolCall
+    repeats: int
+    """How many equal calls came directly before it."""
+    prepared: PreparedCall | None = None
+    content: Any = None
+    is_error: bool = False
+    plan: Plan | None = None
+
+
+class ToolCalls:
+    """The tool calls of one session, under an agent's rules."""
+
+    def __init__(self, rules: Rules, session: Any) -> None:
+        self._rules = rules
+        self._session = session
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools as the model is shown them."""
+        specs = [
+            ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
+            for tool in self._rules.tools.values()
+        ]
+        return (*specs, PLAN_TOOL) if self._rules.planning else tuple(specs)
+
+    def check(self, call: ToolCall, messages: Sequence[Message]) -> Flow[CheckedCall]:
+        """Check a call and ask whether it is permitted; what is wrong with it is told to the model.
+
+        One that waits for a person stops the run.
+        """
+        stored = _equal_calls_before(messages, call)
+        repeats = max(stored, (yield from self._equal_calls_in_ledger(call)))
+        limit = self._rules.repeats_max
+        try:
+            if limit is not None and repeats >= limit:
+                raise Refusal(
+                    f"{call.name} was called {repeats} times in a row with the same arguments; it "
+                    "was not called again. Do something else, or say what is missing."
+                )
+            if self._rules.planning and call.name == PLAN_TOOL.name:
+                plan = _plan_of(call)
+                return CheckedCall(call, repeats, content="The plan is stored.", plan=plan)
+            tool, arguments = self._bound(call)
+            yield from self._require_permission(call, tool)
+            return CheckedCall(call, repeats, self._prepare(call, tool, arguments))
+        except Refusal as refusal:
+            return CheckedCall(call, repeats, content=str(refusal), is_error=True)
+
+    def _bound(self, call: ToolCall) -> tuple[Tool[..., Any], dict[str, Any]]:
+        tool = self._rules.tools.get(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in self.specs) or "none"
+            raise Refusal(f"there is no tool named {call.name!r}; the tools are: {names}")
+        try:
+            return tool, plain_arguments(tool.function, _parsed(call))
+        except InvalidValue as error:
+            raise Refusal(f"the arguments do not fit, nothing was run. {error}") from None
+
+    def _prepare(
+        self, call: ToolCall, tool: Tool[..., Any], arguments: dict[str, Any]
+    ) -> PreparedCall:
+        try:
+            return SessionEffects._prepare(self._session, tool, arguments, call.id)
+        except FATAL_ERRORS:
+            raise
+        except Exception as error:
+            raise Refusal(f"{call.name} raised {type(error).__name__}: {error}") from error
+
+    def executed(self, checked: CheckedCall, answer: CallAnswer | None) -> Executed:
+        """Return the result of a call; what its tool raised is for the model to know.
+
+        A call in doubt stops the run, unless the rules say otherwise; a lost session or store
+        always does.
+        """
+        call, content, is_error = checked.call, checked.content, checked.is_error
+        effect_id = replay_of = None
+        if isinstance(answer, Result):
+            content, effect_id, replay_of = answer.value, answer.effect_id, answer.replay_of
+        elif isinstance(answer, FATAL_ERRORS):
+            raise answer
+        elif isinstance(answer, Unresolved | InProgress):
+            if self._rules.on_unresolved == "stop":
+                raise answer
+            content, is_error = _in_doubt(call, answer), True
+        elif answer is not None:
+            content, is_error = f"{call.name} raised {type(answer).__name__}: {answer}", True
+        result = ToolResult(
+            call_id=call.call_id,
+            content=self._fitting(content),
+            is_error=is_error,
+            replay_of=replay_of,
+        )
+        evidence = {
+            "tool": call.name,
+            "call_id": call.call_id,
+            "block_id": call.id,
+            "effect_id": effect_id,
+            "replay_of": replay_of,
+            "is_error": is_error,
+        }
+        return Executed(call=call, result=result, evidence=evidence)
+
+    def _equal_calls_in_ledger(self, call: ToolCall) -> Flow[int]:
+        """Return how many calls directly before this one in the ledger of effects are equal to it.
+
+        The ledger remembers them also when the transcript was compacted.
+        """
+        limit = self._rules.repeats_max
+        if limit is None or call.name not in self._rules.tools:
+            return 0
+        try:
+            _, arguments = self._bound(call)
+        except Refusal:
+            return 0
+        wanted = self._session.runtime.redactor.redact(arguments)
+        found = yield from perform(SessionEffects.recent_calls, self._session, limit + 2)
+        equal: set[str] = set()
+        for effect in found:
+            if effect.call_id == call.id or effect.call_id is None:
+                continue
+            if effect.tool != call.name or not same(effect.arguments, wanted):
+                break
+            equal.add(effect.call_id)
+        return len(equal)
+
+    def _require_permission(self, call: ToolCall, tool: Tool[..., Any]) -> Flow[None]:
+        if self._rules.permit is None:
+            return
+        decision = yield from invoke(self._rules.permit, call, tool)
+        permission, reason = decision if isinstance(decision, tuple) else (decision, "")
+        if permission == "ask":
+            permission = yield from self._ask_person(call, tool, reason)
+        if permission == "deny":
+            raise Refusal(f"{call.name} was not permitted, nothing was run. {reason}".strip())
+        if permission != "allow":
+            raise InvalidArgument(
+                f"permit returned {shown(decision)}; it returns 'allow', 'deny' or 'ask', alone or "
+                "with a reason"
+            )
+
+    def _ask_person(self, call: ToolCall, tool: Tool[..., Any], reason: str) -> Flow[Permission]:
+        """Return a person's decision on a call; it is recorded and asked for once."""
+        kind: Kind = "approval_point"
+        records = yield from perform(
+            Session.history, self._session, kind=kind, limit=APPROVALS_READ_MAX
+        )
+        found = [record.data for record in records if isinstance(record.data, dict)]
+        ours = [data for data in found if data.get("block_id") == call.id]
+        for data in ours:
+            if data.get("decision") in {"allow", "deny"}:
+                return "allow" if data["decision"] == "allow" else "deny"
+        question = {
+            "block_id": call.id,
+            "tool": call.name,
+            "arguments": call.arguments,
+            "reason": reason,
+        }
+        if not ours:
+            yield from perform(Session.record, self._session, kind, question)
+        if self._rules.approve is None:
+            raise ApprovalNeeded(
+                f"{call.name} waits for a decision ({reason or 'the agent must ask'}); record it "
+                f'as an approval_point with {{"block_id": "{call.id}", "decision": "allow"}} or '
+                '"deny", then run the agent again',
+                block_id=call.id,
+                tool=call.name,
+            )
+        is_allowed = bool((yield from invoke(self._rules.approve, call, tool)))
+        decision: Permission = "allow" if is_allowed else "deny"
+        yield from perform(Session.record, self._session, kind, {**question, "decision": decision})
+        return decision
+
+    def _fitting(self, content: Any) -> Any:
+        """Return what a model is shown of a result: redacted, and within the limit of size."""
+        redacted = self._session.runtime.redactor.redact(content)
+        try:
+            size_bytes = len(self._session.runtime.codec.encode(redacted, name="result"))
+        except HoldfastError:
+            size_bytes = CONTENT_BYTES_MAX + 1
+        if size_bytes <= CONTENT_BYTES_MAX:
+            return redacted
+        text = redacted if isinstance(redacted, str) else msgspec.json.encode(redacted).decode()
+        cut = text.encode()[:CONTENT_BYTES_MAX].decode(errors="ignore")
+        return (
+            f"{cut}\n[cut: {len(text.encode())} bytes in all; the ledger of effects has the rest]"
+        )
+
+
+def _equal_calls_before(messages: Sequence[Message], call: ToolCall) -> int:
+    """Return how many equal calls stand directly before this one in the stored transcript.
+
+    It also has calls that were refused, of which the ledger of effects knows nothing.
+    """
+    calls = [each for message in messages for each in message.calls]
+    places = [number for number, each in enumerate(calls) if each.call_id == call.call_id]
+    count = 0
+    for earlier in reversed(calls[: places[-1]] if places else calls):
+        if earlier.name != call.name or not same(earlier.arguments, call.arguments):
+            break
+        count += 1
+    return count
+
+
+def _plan_of(call: ToolCall) -> Plan:
+    try:
+        plan = read_plan(_parsed(call))
+    except HoldfastError as error:
+        raise Refusal(f"the plan was not stored: {error}") from None
+    assert plan is not None
+    # A stored plan has a format; what a model wrote has none.
+    return replace(plan, keys=None)
+
+
+def _parsed(call: ToolCall) -> Any:
+    """Return arguments as data; some models write them as text."""
+    if not isinstance(call.arguments, str):
+        return {} if call.arguments is None else call.arguments
+    try:
+        return json.loads(call.arguments or "{}")
+    except ValueError as error:
+        raise Refusal(f"the arguments of {call.name} are not valid JSON: {error}") from None
+
+
+def _in_doubt(call: ToolCall, error: HoldfastError) -> str:
+    return (
+        f"The outcome of {call.name} is not known, so it is not run again. A person must look at "
+        f"effect {error.fields.get('effect_id')}. ({error})"
+    )

@@ -1,0 +1,341 @@
+"""Which rows of the ledger count for a call: a session's history, and what it holds of forks.
+
+A call is answered by its own row first, then by that of an equal call. A session that was forked
+also has what its origins did before the fork; one that was rewound has what lies on its path, and
+what must not be repeated of what it left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..checkpoints.read import LIST_EPOCHS, path
+from ..errors import RequestMismatch
+from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..sessions.rows import BY_NUMBER
+from .requests import EffectRequest, key_within, scope_of
+from .salts import Salts
+from .statements import EFFECT_BY_CALL, EFFECT_BY_KEY, SELECT_EFFECTS
+
+PAST_ROWS_MAX = 1_000
+VERSION_MAX = 2**62
+SESSION_POLICIES = frozenset({"session", "latest", "call"})
+"""Policies under which a call is equal only to one of the same session's history."""
+
+SESSION_VERSIONS = f"SELECT s.version, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
+READ_ORIGINS = """
+SELECT origin_id, origin_number, first_version, last_version FROM hf_effect_origins
+WHERE session_number = :number ORDER BY position
+"""
+ADD_ORIGIN = """
+INSERT INTO hf_effect_origins (
+    session_number, position, origin_id, origin_number, first_version, last_version
+) VALUES (:number, :position, :id, :origin, :first, :last)
+"""
+COPY_SESSION_SALT = """
+INSERT INTO hf_effect_sessions (session_number, salt_number)
+SELECT CAST(:fork AS INTEGER), salt_number FROM hf_effect_sessions WHERE session_number = :number
+"""
+NEWEST_CHANGE = """
+SELECT max(number) AS number FROM hf_effects
+WHERE session_number = :session_number AND issued_version < :before
+    AND effect IN ('write', 'mutate') AND replay_of IS NULL
+"""
+NEWEST_CHANGE_IN_CHAIN = """
+SELECT max(number) AS number FROM hf_effects
+WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL
+    AND effect IN ('write', 'mutate') AND replay_of IS NULL
+"""
+EFFECT_NUMBER = "SELECT number FROM hf_effects WHERE id = :id"
+# Those of abandoned epochs too: what was not undone when they were left can be undone later.
+STANDING_EFFECTS = f"""{SELECT_EFFECTS} WHERE session_number = :number
+    AND issued_version >= :version AND effect IN ('write', 'mutate')
+    AND (status <> 'failed' OR reason = 'given_up')
+    AND undone_by IS NULL AND undoes IS NULL AND replay_of IS NULL
+ORDER BY number DESC"""
+
+Origin = tuple[str, int, int, int]
+"""Versions of a session that was forked: its id, its number, the first and the last version."""
+
+
+class Past:
+    """The effects that a session's history holds: its own, and those of its origins."""
+
+    def __init__(
+        self,
+        number: int,
+        own: Sequence[tuple[int, int]] = (),
+        origins: Sequence[Origin] = (),
+        ends: dict[int, int] | None = None,
+    ) -> None:
+        self._number = number
+        self._own = own
+        self._parts: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for id, origin, low, high in origins:
+            self._parts.setdefault((id, origin), []).append((low, high))
+        self.ends = ends or {}
+        """The version of each origin where this session left it; a rewind changes nothing of it."""
+
+    @property
+    def origins(self) -> list[tuple[str, int]]:
+        """The id and number of each session that this one was forked from, the nearest first."""
+        return list(self._parts)
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row of this session is part of its history.
+
+        What must not be repeated and was not undone stays a part of it when the history itself
+        was left behind. A row of an earlier session of the same id counts: its retries come late.
+        """
+        if row["session_number"] != self._number:
+            return True
+        return _stands(row) or any(low <= row["issued_version"] <= high for low, high in self._own)
+
+    def holds_of_origin(self, origin: tuple[str, int], row: Row) -> bool:
+        """Whether a row of an origin came before this session was forked from it.
+
+        What stands of a history that either has left behind counts as it does in one session.
+        """
+        version, parts = row["issued_version"], self._parts[origin]
+        if row["session_number"] != origin[1] or version >= max(high for _, high in parts):
+            return False
+        return _stands(row) or any(low <= version < high for low, high in parts)
+
+    def scopes(self, own: str) -> list[tuple[str, Callable[[Row], bool]]]:
+        """Return where the calls of a history count, the session's own first, and which rows do."""
+        others = [(scope_of(each[0]), partial(self.holds_of_origin, each)) for each in self.origins]
+        return [(own, self.holds), *others]
+
+    def inherited(self, sql: str, **given: Any) -> Op[list[Row]]:
+        """Return the rows of origins that this session has, from a statement for one session."""
+        found: list[Row] = []
+        for id, number in self.origins:
+            there = yield from rows(sql, number=number, session_id=id, **given)
+            found += filter(partial(self.holds_of_origin, (id, number)), there)
+        return found
+
+
+def _stands(row: Row) -> bool:
+    """Whether an effect must not be repeated, may have happened, and was not undone.
+
+    One that was abandoned runs again, under the key that its receiver may know.
+    """
+    may_have_happened = row["status"] != "failed" or row["reason"] in {"abandoned", "given_up"}
+    return bool(row["effect"] == "mutate" and may_have_happened and row["undone_by"] is None)
+
+
+def _read_history(number: int) -> Op[tuple[Row, list[Row], list[Origin]] | None]:
+    texts = (SESSION_VERSIONS, LIST_EPOCHS, READ_ORIGINS)
+    found, epochs, origins = yield from batch(*(Query(text, {"number": number}) for text in texts))
+    if not found:
+        return None
+    return found[0], epochs, [origin_of(row) for row in origins]
+
+
+def origin_of(row: Row) -> Origin:
+    """Return a row of origins as one."""
+    return row["origin_id"], row["origin_number"], row["first_version"], row["last_version"]
+
+
+def read_past(number: int) -> Op[Past]:
+    """Return what a session's history holds; all that it ever did, unless rewound or forked."""
+    history = yield from _read_history(number)
+    if history is None:
+        return Past(number)
+    session, epochs, origins = history
+    ranges, below = path(epochs, session["origin_version"] or 0, session["version"])
+    # An effect belongs to the version that was current when it was issued. What was issued at
+    # the target of a rewind came after it.
+    own = [ranges[0], *((low, high - 1) for low, high in ranges[1:])] if ranges else []
+    ends: dict[int, int] = {}
+    for _, origin, _, high in origins:
+        ends[origin] = max(high, ends.get(origin, 0))
+    return Past(number, own, _cut(origins, below), ends)
+
+
+def _cut(origins: list[Origin], below: int | None) -> list[Origin]:
+    """Return origins, cut where a rewind went below the fork.
+
+    Where each was left stays known, as a part without versions: what stands there counts.
+    """
+    if below is None:
+        return origins
+    cut = [(id, number, low, min(high, below)) for id, number, low, high in origins if low < below]
+    return cut + [(id, number, high, high) for id, number, _, high in origins if high > below]
+
+
+def inherit(number: int, id: str, version: int, fork: int) -> Op[None]:
+    """Let a fork made from a version find the effects from before it."""
+    history = yield from _read_history(number)
+    assert history is not None
+    session, epochs, origins = history
+    ranges, below = path(epochs, session["origin_version"] or 0, version)
+    lineage = [*((id, number, low, high) for low, high in ranges), *_cut(origins, below)]
+    yield from batch(
+        Query(COPY_SESSION_SALT, {"number": number, "fork": fork}),
+        *(Query(ADD_ORIGIN, origin_row(fork, at, each)) for at, each in enumerate(lineage, 1)),
+    )
+
+
+def origin_row(number: int, position: int, origin: Origin) -> dict[str, Any]:
+    """Return one of a session's origins as the parameters that add it."""
+    given = zip(("id", "origin", "first", "last"), origin, strict=True)
+    return {"number": number, "position": position, **dict(given)}
+
+
+def effects_after(number: int, version: int) -> Op[list[Row]]:
+    """Return what a session did at or after a version and did not undo, newest first.
+
+    Of the sessions that it was forked from, what came before the fork.
+    """
+    found = yield from rows(STANDING_EFFECTS, number=number, version=version)
+    past = yield from read_past(number)
+    found += yield from past.inherited(STANDING_EFFECTS, version=version)
+    return sorted(found, key=lambda row: -row["number"])
+
+
+@dataclass(slots=True)
+class Found:
+    """What the ledger holds of a request."""
+
+    row: Row | None
+    """The row that counts."""
+    newest: Row | None
+    """The newest attempt under the same key, which may not count."""
+    is_same_call: bool
+    """Whether the same call id was there before, however it ended."""
+    is_own: bool
+    """Whether the row that counts is that call's own."""
+    is_inherited: bool
+    """Whether it was left by another session: an earlier one of the same id, or one before a fork.
+
+    Neither a fork of this session nor a new one of its id would find it there.
+    """
+    past: Past | None
+    """The history of a session that was rewound or forked."""
+
+    def needs_row(self, request: EffectRequest) -> bool:
+        """Whether the call that the row answers has to get a row of its own."""
+        return not self.is_own and (request.call_id is not None or self.is_inherited)
+
+
+def lookups(request: EffectRequest) -> list[Query]:
+    """Return the statements whose answers `find` is given."""
+    looks = [Query(EFFECT_BY_KEY, {"key": request.identity.key, "limit": 1})]
+    if request.call_id is not None:
+        call = {"scope": request.identity.scope, "call_id": request.call_id, "limit": 1}
+        looks.insert(0, Query(EFFECT_BY_CALL, call))
+    return looks
+
+
+def find(
+    salts: Salts, request: EffectRequest, session: Row | None, answers: Sequence[Sequence[Row]]
+) -> Op[Found]:
+    """Return what counts for a request; raise RequestMismatch if that is another's."""
+    own, equal = answers if len(answers) > 1 else ([], answers[0])
+    newest, past = next(iter(equal), None), None
+    is_branched = session is not None and (
+        session["epoch"] > 1 or session["origin_number"] is not None
+    )
+    # A key of the caller's counts in the whole store, whatever becomes of a session.
+    if is_branched and request.place is not None and request.policy != "once":
+        past = yield from read_past(request.place.number)
+        own, equal = yield from _in_the_past(salts, past, request, newest)
+    own, equal = [row for row in own if _counts(row)], [row for row in equal if _counts(row)]
+    row = None
+    for row in _deciding(own, equal):
+        if not salts.is_of(row, request):
+            raise _mismatch(row, request)
+    is_inherited = row is not None and _is_inherited(request, row)
+    is_own = not is_inherited and any(row is each for each in own)
+    return Found(row, newest, bool(own), is_own, is_inherited, past)
+
+
+def _is_inherited(request: EffectRequest, row: Row) -> bool:
+    if request.place is None or request.chain_id is not None:
+        return False
+    is_of_session = request.policy in SESSION_POLICIES
+    return is_of_session and bool(row["session_number"] != request.place.number)
+
+
+def _counts(row: Row) -> bool:
+    return row["undone_by"] is None and not row["is_expired"]
+
+
+def _deciding(own: Sequence[Row], equal: Sequence[Row]) -> list[Row]:
+    """Return the first row, and the one that came after it if that attempt failed."""
+    found = [*own, *equal][:1]
+    if found and found[0]["status"] == "failed":
+        # In a fork it may have another key: that of the session where it was issued.
+        later = (row for row in equal if row["number"] > found[0]["number"])
+        found += sorted(later, key=lambda row: row["number"])[-1:]
+    return found
+
+
+def _in_the_past(
+    salts: Salts, past: Past, request: EffectRequest, newest: Row | None
+) -> Op[tuple[list[Row], list[Row]]]:
+    """Return a call's own rows and those of equal calls in a history of several parts."""
+    known = salts.of(request) if request.policy in SESSION_POLICIES else ()
+    own: list[Row] = []
+    equal: list[Row] = []
+    scopes = past.scopes(request.identity.scope)
+    for place, (scope, is_held) in enumerate(scopes[:1] if request.chain_id else scopes):
+        asked = (salts.limits, scope, request.tool.name, request.distinct)
+        keys = [key_within(salt, *asked) for salt in known] if place else []
+        if not place and newest is not None:
+            keys = [newest["key"]]
+        if request.call_id is not None:
+            call = {"scope": scope, "call_id": request.call_id, "limit": PAST_ROWS_MAX}
+            own += filter(is_held, (yield from rows(EFFECT_BY_CALL, **call)))
+        for key in keys:
+            there = yield from rows(EFFECT_BY_KEY, key=key, limit=PAST_ROWS_MAX)
+            equal += filter(is_held, there)
+    return own, equal
+
+
+def find_call(number: int, session_id: str, call_id: str) -> Op[Row | None]:
+    """Return the row of a call that counts in a session's history, known by its id alone."""
+    past = yield from read_past(number)
+    for scope, is_held in past.scopes(scope_of(session_id)):
+        given = {"scope": scope, "call_id": call_id, "limit": PAST_ROWS_MAX}
+        for row in (yield from rows(EFFECT_BY_CALL, **given)):
+            if is_held(row) and _counts(row):
+                return row
+    return None
+
+
+def is_superseded(request: EffectRequest, found: Found) -> Op[bool]:
+    """Whether something else was written since the row that was found, and that matters."""
+    if request.policy != "latest" or found.is_same_call:
+        return False
+    assert found.row is not None
+    looks = [Query(NEWEST_CHANGE_IN_CHAIN, {"scope": request.identity.scope})]
+    if request.place is not None:
+        ends = {} if found.past is None else found.past.ends
+        looks = [
+            Query(NEWEST_CHANGE, {"session_number": number, "before": before})
+            for number, before in {request.place.number: VERSION_MAX, **ends}.items()
+        ]
+    number = found.row["number"]
+    if found.row["replay_of"] is not None:
+        original = yield from one(EFFECT_NUMBER, id=found.row["replay_of"])
+        number = -1 if original is None else original["number"]
+    answers = yield from batch(*looks)
+    newest = max(row["number"] or 0 for (row,) in answers)
+    return bool(newest >= number if request.tool.effect == "read" else newest != number)
+
+
+def _mismatch(row: Row, request: EffectRequest) -> RequestMismatch:
+    what = f"key {row['key']!r}"
+    if request.call_id is not None and row["call_id"] == request.call_id:
+        what = f"call id {request.call_id!r}"
+    return RequestMismatch(
+        f"{what} belongs to another request of {row['tool']} (effect {row['id']}, "
+        f"{row['status']}); nothing was run. Use a new one for a new request",
+        effect_id=row["id"],
+        status=row["status"],
+    )

@@ -1,0 +1,429 @@
+"""The ledger's rows: the SQL, and how requests and outcomes become rows without their secrets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import require_text
+from ..codec import Codec
+from ..errors import InvalidValue, LeaseLost, LimitExceeded, NotFound
+from ..feed import event
+from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, one
+from ..leases import Guard
+from ..records import Effect, EffectStatus
+from ..redaction import Redaction
+from ..sessions.access import MAY_WRITE, Place
+from ..sessions.rows import ANY, place_of_number
+from .requests import EffectRequest, derive_key
+
+ERROR_CHARACTERS_MAX = 10_000
+FIRST_FENCE = 1
+OWNER_COLUMNS = ("session_number", "session_id", "issued_version")
+
+# What was undone is undone for those it was replayed to as well.
+EFFECT_COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id,
+    item_id, issued_version, tool, effect, is_irreversible, request_digest, idempotency_key,
+    arguments, status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
+    settle_ms, ttl_ms, replay_of, undoes, coalesce((
+        SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
+    ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at,
+    unlinked_at"""
+TICKET_COLUMNS = "number, id, fence, tool, call_id, idempotency_key, undoes"
+# The one rule on when an effect without an outcome may be taken over or verified: its owner's lease
+# has expired (or it was parked), and its request can no longer be under way.
+TAKEOVER_AT = """(settle_ms + CASE WHEN status = 'unknown'
+    THEN CASE WHEN lease_expires_at > ended_at THEN lease_expires_at ELSE ended_at END
+    WHEN lease_expires_at > issued_at + timeout_ms THEN lease_expires_at
+    ELSE issued_at + timeout_ms END)"""
+IS_ABANDONED = f"(status = 'issued' AND {TAKEOVER_AT} <= :now)"
+SELECT_EFFECTS = f"""
+SELECT {EFFECT_COLUMNS}, CASE WHEN status = 'issued' THEN {TAKEOVER_AT} END AS takeover_at,
+    {TAKEOVER_AT} - :now AS wait_ms, expires_at IS NOT NULL AND expires_at <= :now AS is_expired
+FROM hf_effects e"""  # noqa: S608
+EFFECT_BY_CALL = f"""{SELECT_EFFECTS}
+WHERE scope = :scope AND call_id = :call_id AND call_id IS NOT NULL
+ORDER BY number DESC LIMIT :limit
+"""
+EFFECT_BY_KEY = f"""{SELECT_EFFECTS} WHERE key = :key AND generation > 0
+ORDER BY generation DESC LIMIT :limit
+"""
+EFFECT_BY_ID = f"{SELECT_EFFECTS} WHERE id = :id"
+LOCK_EFFECT = f"{EFFECT_BY_ID} /*pg FOR NO KEY UPDATE */"
+LOCK_EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
+NEWEST_SALT = "(SELECT max(number) FROM hf_effect_salts)"
+SALT_OF_SESSION = """coalesce((
+    SELECT salt_number FROM hf_effect_sessions WHERE session_number = CAST(:place_number AS INTEGER)
+), 0)"""
+# What a new row is given, by type; and what the statement works out itself.
+GIVEN_COLUMNS = {
+    "TEXT": "id scope key call_id session_id item_id tool effect request_digest idempotency_key"
+    " status reason holder replay_of undoes",
+    "INTEGER": "generation session_number is_irreversible attempt timeout_ms settle_ms ttl_ms",
+    "BLOB": "arguments result error",
+}
+INSERTED = {
+    **{
+        name: f"CAST(:{name} AS {kind})"
+        for kind, names in GIVEN_COLUMNS.items()
+        for name in names.split()
+    },
+    "issued_version": f"""coalesce(CAST(:issued_version AS INTEGER), (
+        SELECT s.version FROM {ANY} WHERE s.number = CAST(:session_number AS INTEGER)
+    ), 0)""",  # noqa: S608
+    "lease_expires_at": "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now + :lease_ms END",
+    "issued_at": ":now",
+    "ended_at": "CASE WHEN CAST(:status AS TEXT) <> 'issued' THEN :now END",
+    "expires_at": """CASE WHEN CAST(:status AS TEXT) = 'completed'
+        THEN coalesce(CAST(:expires_at AS INTEGER), :now + CAST(:ttl_ms AS INTEGER)) END""",
+}
+# The first time it goes out together with the lookups, in the hope that nothing is found; what
+# they find, the statement itself finds as well.
+INSERT_EFFECT = f"""
+INSERT INTO hf_effects ({", ".join(INSERTED)})
+SELECT {", ".join(INSERTED.values())}
+WHERE :is_first = 0 OR (
+    NOT EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.generation > 0
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.scope = CAST(:scope AS TEXT)
+            AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
+    )
+    AND (CAST(:place_number AS INTEGER) IS NULL OR EXISTS (
+        SELECT 1 FROM {ANY} WHERE s.number = CAST(:place_number AS INTEGER)
+            AND s.epoch <= 1 AND s.origin_number IS NULL
+            AND {MAY_WRITE.format(fence=":session_fence")}
+        /*pg FOR NO KEY UPDATE */
+    ))
+    AND {NEWEST_SALT} = CAST(:salts_number AS INTEGER)
+    AND {SALT_OF_SESSION} = CAST(:session_salt AS INTEGER)
+)
+ON CONFLICT (key, generation) WHERE generation > 0 DO NOTHING
+RETURNING {TICKET_COLUMNS}
+"""  # noqa: S608
+TAKE_OVER_EFFECT = f"""
+UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence = fence + 1,
+    lease_expires_at = :now + :lease_ms, ended_at = NULL
+WHERE number = :number AND fence = :fence AND (status = 'unknown' OR {IS_ABANDONED})
+RETURNING fence
+"""  # noqa: S608
+FINISH_EFFECT = f"""
+UPDATE hf_effects SET status = :status, reason = :reason, result = :result, error = :error,
+    decided_by = :decided_by, note = :note, ended_at = :now, lease_expires_at = NULL,
+    arguments = CASE
+        WHEN unlinked_at IS NULL OR CAST(:status AS TEXT) = 'unknown' THEN arguments END,
+    expires_at = CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + ttl_ms END
+WHERE number = :number AND fence = :fence AND status = :old_status
+    AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
+        SELECT 1 FROM {ANY} WHERE s.number = :session_number
+            AND s.fence = :session_fence AND s.holder IS NOT NULL
+        /*pg FOR NO KEY UPDATE */
+    ))
+RETURNING id
+"""  # noqa: S608
+RENEW_EFFECT = """
+UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
+WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
+"""
+UNLINK_EFFECTS = "UPDATE hf_effects SET unlinked_at = :now WHERE session_number = :number"
+# A late retry needs the key, the digest, the status and the result; a person in doubt needs all.
+EMPTY_EFFECTS = """
+UPDATE hf_effects SET arguments = NULL, error = NULL, note = NULL, late = NULL, decided_by = NULL
+WHERE session_number = :number AND status IN ('completed', 'failed')
+"""
+
+
+@dataclass(slots=True)
+class EffectOutcome:
+    """How an attempt ended."""
+
+    status: EffectStatus
+    reason: str | None = None
+    result: Any = None
+    error: str | None = None
+    decided_by: str | None = None
+    note: str | None = None
+    body: bytes | None = None
+    """The result as it was encoded to see whether it can be stored."""
+
+
+ISSUED = EffectOutcome("issued")
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to record the outcome of one attempt."""
+
+    number: int
+    id: str
+    fence: int
+    tool: str
+    call_id: str | None
+    idempotency_key: str
+    undoes: str | None
+    place: Place | None
+    guard: Guard | None
+
+    def lost(self) -> LeaseLost:
+        """Return the error of an owner whose effect was taken over."""
+        return LeaseLost(
+            f"{self.tool}: effect {self.id} was taken over or abandoned; the outcome that this "
+            "owner reports does not count",
+            effect_id=self.id,
+            fence=self.fence,
+        )
+
+
+def ticket_of(row: Row, place: Place | None, guard: Guard | None = None) -> Ticket:
+    """Return the right to settle a row as it stands."""
+    columns = {name: row[name] for name in TICKET_COLUMNS.split(", ")}
+    return Ticket(**columns, place=place, guard=guard if place is None else place.guard)
+
+
+class Statements:
+    """Makes statements and events of what is known; it asks the store nothing."""
+
+    def __init__(self, codec: Codec, redactor: Redaction) -> None:
+        self.codec = codec
+        self.redactor = redactor
+
+    def encoded(self, part: str, value: Any) -> bytes:
+        """Return a part of an effect as bytes, without its secrets."""
+        return self.codec.encode(self.redactor.redact(value), name=part)
+
+    def storable(self, result: Any) -> EffectOutcome:
+        """Return a completed call's outcome; a result that cannot be stored is left out of it."""
+        try:
+            body = self.codec.encode(result, name="result")
+        except (InvalidValue, LimitExceeded) as error:
+            return EffectOutcome("completed", "not_storable", None, str(error))
+        return EffectOutcome("completed", None, result, body=body)
+
+    def issue(
+        self,
+        id: str,
+        request: EffectRequest,
+        outcome: EffectOutcome = ISSUED,
+        newest: Row | None = None,
+        before: Row | None = None,
+        owner: Row | None = None,
+        *,
+        is_first: bool = False,
+        keeps_key: bool = False,
+    ) -> Query:
+        """Return the statement that writes an attempt, after another of the same effect.
+
+        `owner` has the session and version that it belongs to, if that is not the request's own.
+        """
+        identity = request.identity
+        generation = 1 if newest is None else newest["generation"] + 1
+        # A key of the caller's expires and then means something new. Any other is the same again
+        # after a backup was restored: its receiver may know it already.
+        material = id if request.policy == "once" else identity.key
+        idempotency_key = derive_key(identity.salt, material, generation)
+        attempt = 1
+        if request.idempotency_key is not None:
+            idempotency_key = request.idempotency_key
+        if before is not None and before["status"] == "failed" and not before["is_expired"]:
+            attempt = before["attempt"] + 1
+            idempotency_key = before["idempotency_key"] if keeps_key else idempotency_key
+        tool = request.tool
+        return self._insert(
+            id,
+            request,
+            outcome,
+            key=identity.key,
+            generation=generation,
+            tool=tool.name,
+            effect=tool.effect,
+            is_irreversible=int(tool.is_irreversible),
+            idempotency_key=idempotency_key,
+            attempt=attempt,
+            timeout_ms=tool.timeout_ms,
+            settle_ms=tool.settle_ms,
+            ttl_ms=request.ttl_ms,
+            is_first=int(is_first),
+            **({} if owner is None else {name: owner[name] for name in OWNER_COLUMNS}),
+        )
+
+    def replay(self, id: str, request: EffectRequest, row: Row, newest: Row | None) -> Query:
+        """Return the statement that writes a call which another's effect answers.
+
+        Answered by one of another session, it has a key and generation of its own (`newest`).
+        """
+        effect = self.effect(row)
+        copied = (
+            "tool", "effect", "is_irreversible", "idempotency_key", "attempt", "timeout_ms",
+            "settle_ms", "ttl_ms", "expires_at",
+        )  # fmt: skip
+        return self._insert(
+            id,
+            request,
+            EffectOutcome(effect.status, effect.reason, effect.result, effect.error),
+            key=row["key"] if newest is None else request.identity.key,
+            generation=0 if newest is None else newest["generation"] + 1,
+            replay_of=effect.replay_of or effect.id,
+            **{name: row[name] for name in copied},
+        )
+
+    def _insert(
+        self, id: str, request: EffectRequest, outcome: EffectOutcome, **given: Any
+    ) -> Query:
+        place, identity = request.place, request.identity
+        number = None if place is None else place.number
+        row = {
+            "id": id,
+            "scope": identity.scope,
+            "call_id": request.call_id,
+            "session_number": number,
+            "session_id": None if place is None else place.session_id,
+            "item_id": request.item_id,
+            "issued_version": None,
+            "request_digest": identity.digest,
+            "arguments": self.codec.seal(request.body, context=context(id, "arguments")),
+            "holder": request.holder,
+            "lease_ms": request.tool.lease_ms,
+            "replay_of": None,
+            "undoes": request.undoes,
+            "expires_at": None,
+            "is_first": 0,
+            "place_number": number,
+            "session_fence": None if place is None else place.fence,
+            "salts_number": identity.salts_number,
+            "session_salt": identity.session_salt,
+            **self._sealed(id, outcome),
+            **given,
+        }
+        del row["note"]
+        return Query(INSERT_EFFECT, row)
+
+    def finish(self, ticket: Ticket, outcome: EffectOutcome, old_status: str) -> Query:
+        """Return the statement that records an outcome, if it is still the ticket's to record."""
+        place = ticket.place
+        return Query(
+            FINISH_EFFECT,
+            {
+                "number": ticket.number,
+                "fence": ticket.fence,
+                "old_status": old_status,
+                "session_number": None if place is None else place.number,
+                "session_fence": None if place is None else place.fence,
+                "decided_by": outcome.decided_by,
+                **self._sealed(ticket.id, outcome),
+            },
+        )
+
+    def late(self, id: str, outcome: EffectOutcome, holder: str) -> bytes:
+        """Return what an owner reports after it has lost the effect, sealed."""
+        told = {"status": outcome.status, "holder": holder}
+        try:
+            result = self.redactor.redact(outcome.result)
+            self.codec.encode(result, name="result")
+        except (InvalidValue, LimitExceeded) as problem:
+            result = f"(not storable: {problem})"
+        error = None if outcome.error is None else self.tidied(outcome.error)
+        body = self.codec.encode({**told, "result": result, "error": error}, name="late")
+        return self.codec.seal(body, context=context(id, "late"))
+
+    def events(
+        self,
+        place: Place | None,
+        id: str,
+        tool: str,
+        call_id: str | None,
+        outcome: EffectOutcome,
+        replay_of: str | None = None,
+    ) -> list[Emit]:
+        """Return what the feed is told of an effect's new status; nothing without a session."""
+        if place is None:
+            return []
+        data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
+        data |= {"status": outcome.status, "reason": outcome.reason}
+        kind = f"effect_{outcome.status}"
+        if outcome.decided_by is not None:
+            data["decided_by"], kind = outcome.decided_by, "effect_resolved"
+        if replay_of is not None:
+            data["replay_of"], kind = replay_of, "effect_replayed"
+        return [event(self.codec, place.root_id, place.session_id, kind, data)]
+
+    def effect(self, row: Row) -> Effect:
+        """Return a row as a record."""
+        fields = {name: row[name] for name in Effect.__dataclass_fields__}
+        for part in ("arguments", "result", "error", "note", "late"):
+            if row[part] is not None:
+                fields[part] = self.codec.unpack(row[part], context=context(row["id"], part))
+        if row["unlinked_at"] is not None:
+            fields["session_id"] = None
+        fields["is_irreversible"] = bool(row["is_irreversible"])
+        return Effect(**fields)
+
+    def tidied(self, text: str) -> str:
+        """Return a text that can be stored; it is cut only after its secrets are out."""
+        text = self.redactor.redact(text)[:ERROR_CHARACTERS_MAX]
+        return text.encode("utf-8", "replace").decode()
+
+    def _sealed(self, id: str, outcome: EffectOutcome) -> dict[str, Any]:
+        """Return an outcome as columns, without its secrets."""
+        parts: dict[str, bytes | None] = {"result": None, "error": None, "note": None}
+        if outcome.status == "completed" and outcome.reason != "not_storable":
+            redacted, body = self.redactor.redact(outcome.result), outcome.body
+            if body is None or redacted is not outcome.result:
+                body = self.codec.encode(redacted, name="result")
+            parts["result"] = body
+        for part, text in (("error", outcome.error), ("note", outcome.note)):
+            if text is not None:
+                parts[part] = self.encoded(part, self.tidied(text))
+        return {
+            "status": outcome.status,
+            "reason": outcome.reason,
+            **{
+                part: None if body is None else self.codec.seal(body, context=context(id, part))
+                for part, body in parts.items()
+            },
+        }
+
+
+def context(id: str, part: str) -> tuple[str, ...]:
+    """Return the place that a part of an effect is bound to."""
+    return "hf_effects", id, part
+
+
+def locks(place: Place | None) -> list[Lock]:
+    """Return the lock of the tree that an effect belongs to, if it belongs to one."""
+    return [] if place is None else [Lock(place.root_id)]
+
+
+def topic(id: str) -> str:
+    """Return what is rung when an effect is settled."""
+    return f"effect:{id}"
+
+
+def unlink(session_number: int) -> Op[None]:
+    """Note that the session of effects is gone, and forget what no late retry needs of them."""
+    given = {"number": session_number}
+    yield from batch(Query(UNLINK_EFFECTS, given), Query(EMPTY_EFFECTS, given))
+
+
+def read_effect(id: object, sql: str = EFFECT_BY_ID) -> Op[Row]:
+    """Return the row of an effect, or raise NotFound."""
+    row = yield from one(sql, id=require_text("id", id))
+    if row is None:
+        raise NotFound(f"there is no effect {id!r}", id=id)
+    return row
+
+
+def place_of(row: Row) -> Op[Place | None]:
+    """Return the session that an effect belongs to, if it still exists."""
+    session = yield from place_of_number(row["session_number"])
+    if session is None:
+        return None
+    return Place(session["id"], session["number"], session["root_id"], None)
+
+
+def is_settled(effect_id: str | None) -> Op[bool]:
+    """Whether an effect that something waits for has an outcome, or is gone; None has none."""
+    if effect_id is None:
+        return False
+    found = yield from one(LOCK_EFFECT_STATUS, id=effect_id)
+    return found is None or found["status"] not in {"issued", "unknown"}
