@@ -212,7 +212,7 @@ def _session_rows(store: holdfast.Store, count: int) -> list[tuple[Any, ...]]:
 def _insert_sqlite(store: holdfast.Store, rows: Sequence[tuple[Any, ...]]) -> None:
     marks = ", ".join("?" * len(COLUMNS))
     driver: Any = store.runtime.driver
-    with driver.engine.bulk() as connection:
+    with driver.twin().bulk() as connection:
         text = f"INSERT INTO hf_sessions ({', '.join(COLUMNS)}) VALUES ({marks})"
         connection.executemany(text, rows)
         connection.executemany(

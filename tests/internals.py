@@ -10,4 +10,4 @@ from holdfast.store import StoreHandle
 def engine_of(store: StoreHandle[Any]) -> Any:
     """Return what a store's driver runs on: its connections, its writer, its threads."""
     driver: Any = store.runtime.driver
-    return driver.engine
+    return driver.twin()

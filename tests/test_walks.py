@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (88, 18, 16),
-    "save": (93, 18, 16),
-    "call": (154, 25, 21),
-    "claim": (70, 15, 15),
-    "complete": (68, 13, 14),
+    "append": (67, 14, 14),
+    "save": (72, 14, 14),
+    "call": (132, 21, 19),
+    "claim": (50, 11, 13),
+    "complete": (48, 10, 12),
 }
 
 

@@ -1,15 +1,11 @@
-"""Ids and the small records that every noun shares."""
+"""The small records that every noun shares."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
-
-from .clock import Clock
 
 if TYPE_CHECKING:
     from typing import Self
@@ -264,32 +260,6 @@ class Pruned:
         names = (each.name for each in fields(self))
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return Pruned(**{**sums, "is_vacuumed": self.is_vacuumed or other.is_vacuumed})
-
-
-class IdSource:
-    """Makes sortable ids in the form of UUIDv7; within one source each is greater than the last."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._last = 0
-
-    def __call__(self) -> str:
-        """Return a new id."""
-        with self._lock:
-            # The 60 bits that sort are the milliseconds and a 12-bit counter. When the clock
-            # stands still or goes back, the counter carries over into the milliseconds.
-            self._last = max(self._last + 1, self._clock.now_ms() << 12)
-            stamp = self._last
-        head = (stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF
-        tail = 1 << 63 | int.from_bytes(os.urandom(8)) >> 2
-        digits = (head << 64 | tail).to_bytes(16).hex()
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
-def random_id(fresh: str) -> int:
-    """Return the random part of a fresh id as a number; a head is told by it from any other."""
-    return int(fresh[-17:].replace("-", ""), 16) & (2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from .checkpoints.handle import CheckpointOps, require_version
 from .checkpoints.lines import SHIFT
 from .checkpoints.read import naming
 from .checkpoints.write import copy_fork_point, find_and_hold, record_status, write_rewind
+from .clock import random_id
 from .effects import SessionEffects
 from .effects.history import inherit
 from .effects.tools import by_name
@@ -38,7 +39,7 @@ from .kernel.operation import (
     rows,
 )
 from .leases import Guard, Held, Keeper, default_holder
-from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status, random_id
+from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
 from .sessions.access import LOOK, Place, lock_and_look, require_writable
 from .sessions.rows import (
     BOOT_MARK,
@@ -286,7 +287,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         driven: DrivenSession[Any] = DrivenSession(self, holder, lease_seconds, instance)
         if self.runtime.is_async:
             return Opening(driven.open_async())
-        self.runtime.driver.entrance.require_outside()
+        self.runtime.driver.require_outside()
         try:
             taking = in_thread(partial(driven.keeper.take, driven.held))
             taking.flag.wait(threading.TIMEOUT_MAX)
@@ -384,7 +385,7 @@ class DrivenSession(Session[C]):
     def _close(self) -> None:
         self.held.inbox.put(self.held)
         # A signal handler or `__del__` may be inside a call that the release has to wait for.
-        if not self.runtime.driver.entrance.is_inside:
+        if not self.runtime.driver.is_inside:
             self.keeper.finish(self.held)
 
     async def _close_async(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 from .arguments import require_one_of, require_seconds
 from .checkpoints import CheckpointsNoun
 from .ciphers import keys_of_environment
-from .clock import Clock, SystemClock
+from .clock import Clock, IdSource, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
@@ -22,14 +22,14 @@ from .feed import FeedNoun, event_statements, events_if_done, lock_statement, re
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
-from .kernel.driver import Durability, Settings, StoreMode
-from .kernel.execution import Hooks, Services
+from .kernel.driver import Durability, Hooks, Services, Settings, StoreMode
 from .kernel.files import back_up
 from .kernel.flow import (
     Flow,
     finish,
     flow,
     invoke,
+    refuse_steps,
     run_flow,
     run_flow_async,
     run_stream,
@@ -55,7 +55,7 @@ from .kernel.url import Target, parse
 from .leases import Keeper
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
-from .records import Event, Finding, IdSource, StoreInfo
+from .records import Event, Finding, StoreInfo
 from .redaction import Redaction, Redactor, require_key
 from .session import Session
 from .sessions import Identity, IdentityOps, SessionsNoun
@@ -138,7 +138,12 @@ class Transaction(StoreHandle[Tx]):
     def __init__(self, runtime: Runtime) -> None:
         self.composition = Composition(is_read_only=runtime.settings.mode == "read")
         super().__init__(
-            replace(runtime, start=self.composition.add, start_flow=None, start_stream=None)
+            replace(
+                runtime,
+                start=self.composition.add,
+                run_flow=refuse_steps,
+                run_stream=refuse_steps,
+            )
         )
 
     def within(self, session: Session[Any]) -> Session[Tx]:
@@ -236,7 +241,7 @@ class Store(StoreHandle[Sync]):
 
     def close(self) -> None:
         """Finish what is under way and close; a second time does nothing."""
-        self.runtime.driver.entrance.require_outside()
+        self.runtime.driver.require_outside()
         Keeper.of(self.runtime).close()
         self.runtime.driver.close()
 
@@ -294,8 +299,8 @@ def _runtime(
         target=target,
         settings=settings,
         start=driver.run,
-        start_flow=partial(run_flow_async if is_async else run_flow, driver),
-        start_stream=partial(run_stream_async if is_async else run_stream, driver),
+        run_flow=partial(run_flow_async if is_async else run_flow, driver),
+        run_stream=partial(run_stream_async if is_async else run_stream, driver),
         is_async=is_async,
         states={} if keeper is None else {Keeper: keeper},
     )

@@ -16,6 +16,7 @@ from .arguments import (
 from .checkpoints.handle import require_kind
 from .checkpoints.read import newest_of_all
 from .checkpoints.write import record_status
+from .clock import random_id
 from .errors import InvalidArgument, SessionEnded, SessionNotFound
 from .feed import emit, plant_tree
 from .kernel.operation import (
@@ -29,7 +30,7 @@ from .kernel.operation import (
     operation,
     query,
 )
-from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status, random_id
+from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import Place
 from .sessions.rows import CREATE, READ, RESUME, find_place, info, list_rows

@@ -77,7 +77,7 @@ def test_rows_are_neither_changed_nor_deleted(
 def test_a_replaced_row_fires_the_triggers_of_our_own_connections(tmp_path: Any) -> None:
     with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
         engine: Any = engine_of(store)
-        assert engine.writer._connection.pragma("recursive_triggers") == 1
+        assert engine.writer.connection.pragma("recursive_triggers") == 1
 
 
 def test_history_is_still_packed_pruned_and_deleted(place_with_history: dict[str, Any]) -> None:

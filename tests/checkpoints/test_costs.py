@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import PIECES_MAX, RUN_BYTES_MAX
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints import tables
 from tests.checkpoints.colours import both_colours

@@ -9,7 +9,7 @@ from typing import Any
 import holdfast
 from holdfast import LeaseLost, SessionBusy, SessionEnded, VersionConflict
 from holdfast.errors import InvalidArgument
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.crash.children import Child

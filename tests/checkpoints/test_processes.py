@@ -16,7 +16,7 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast.checkpoints.lines import SHIFT
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
 from tests.crash.children import Child, stopped

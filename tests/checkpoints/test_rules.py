@@ -24,7 +24,7 @@ from holdfast import (
 )
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import SHIFT
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.records import KINDS
 from holdfast.sessions import Identity
 from holdfast.testing.subject import Subject, done, raises

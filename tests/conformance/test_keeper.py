@@ -22,7 +22,7 @@ import pytest
 import holdfast
 from holdfast import VirtualClock, Worker
 from holdfast.errors import LeaseLost, StoreClosed, StoreForked
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.nouns import Noun
 from holdfast.kernel.operation import Handle, Op, Sync, query, rows
 from holdfast.leases import Guard, Held, Keeper, Kept, uptime_seconds

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import holdfast
-from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.driver import Hooks, Point
 from holdfast.kernel.operation import C, Op, large_query, rows
 from holdfast.testing.nouns import Counter
 

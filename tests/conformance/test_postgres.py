@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy
 
 import holdfast
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
 from holdfast.kernel.postgres.transactions import BACKOFF_SECONDS_MAX, _pause
 from holdfast.testing.conformance import CASES

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing import history
 from holdfast.testing.nouns import Counter, Queue, Setup
 from tests.crash.children import Child

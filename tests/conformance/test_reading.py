@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast import store as store_module
 from holdfast.cli import app as app_module
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import Handle, Op, query, rows
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours

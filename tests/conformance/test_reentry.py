@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast import StoreReentered
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, together
 

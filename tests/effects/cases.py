@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import holdfast
 from holdfast import Landed, NotLanded
-from holdfast.kernel.execution import Point
+from holdfast.kernel.driver import Point
 from holdfast.testing.crashes import CrashPoints
 from tests.effects.server import Receiver
 

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import InvalidArgument, Result, ToolUse
 from holdfast.effects import call_all
-from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.driver import Hooks, Point
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 

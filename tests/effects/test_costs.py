@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import ToolUse
 from holdfast.effects import call_all
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 from tests.effects.world import World

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, NotLanded, VirtualClock
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from tests.effects.world import World
 
 CANCELLATIONS = 200

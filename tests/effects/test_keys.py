@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, Redactor
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import rows
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours

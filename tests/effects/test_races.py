@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Landed, NotDone, NotLanded, VirtualClock
-from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.driver import Hooks, Point
 from holdfast.kernel.operation import Call
 from holdfast.leases import Guard, Keeper, Kept, uptime_seconds
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import Landed, NotLanded, ToolUse, Unresolved, VirtualClock
-from holdfast.kernel.execution import Point
+from holdfast.kernel.driver import Point
 from tests.crash.children import run
 from tests.effects.cases import Places
 

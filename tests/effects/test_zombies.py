@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import Landed, NotDone, NotLanded, VirtualClock
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from tests.checkpoints.colours import sql
 from tests.crash.children import Child, stopped
 from tests.effects.cases import Outcome, told

@@ -18,9 +18,9 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.operation import Op, operation, rows
-from holdfast.kernel.sqlite.writer import SideLock
+from holdfast.kernel.sqlite.transactions import SideLock
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import Clients, each_connection, found_in, in_threads, together
@@ -376,7 +376,7 @@ def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) 
         yield from Counter(tx).add(1, note=f"{note}/first")
         if len(ended) < 2:
             # As SQLite does by itself when the disk is full or fails.
-            engine.writer._connection.execute("ROLLBACK")
+            engine.writer.connection.execute("ROLLBACK")
             ended.append(note)
         return (yield from Counter(tx).add(1, note=f"{note}/second"))
 

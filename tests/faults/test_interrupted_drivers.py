@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.agent import Agent, ScriptedModel
 from holdfast.errors import SessionBusy, StoreReentered
-from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.driver import Hooks, Point
 from tests.faults.interrupts import WAIT_SECONDS, driven_soon
 from tests.faults.tracing import Interrupt, interrupted_everywhere
 

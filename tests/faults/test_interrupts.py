@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.sqlite.writer import SideLock
+from holdfast.kernel.sqlite.transactions import SideLock
 from holdfast.kernel.threads import Flag, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
     """Make sure that no lock is held and nothing is open, and write from another thread."""
     engine: Any = engine_of(store)
-    connection = engine.writer._connection
+    connection = engine.writer.connection
     assert connection is None or not connection.in_transaction, "a transaction is open"
     other = SideLock(path.with_name(path.name + "-lock"))
     assert other.try_acquire(), "the lock between processes is held"

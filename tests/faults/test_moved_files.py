@@ -7,14 +7,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import StoreMoved
-from holdfast.kernel.sqlite import files
+from holdfast.kernel.sqlite import transactions as files
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import found_in, in_threads, prepare, read_file, together
@@ -106,11 +105,14 @@ def test_times_of_a_coarse_file_system_hide_no_change(
     """Two changes of the directory within one tick of its file system look like one."""
 
     def coarse(name: str) -> Any:
-        status = os.stat(name)
+        try:
+            status = os.stat(name)
+        except OSError:
+            return None
         tick = status.st_ctime_ns // 2_000_000_000 * 2_000_000_000
-        return SimpleNamespace(st_dev=status.st_dev, st_ino=status.st_ino, st_ctime_ns=tick)
+        return status.st_dev, status.st_ino, tick
 
-    monkeypatch.setattr(files, "os", SimpleNamespace(stat=coarse))
+    monkeypatch.setattr(files, "file_status", coarse)
     with holdfast.open(f"sqlite:///{path}") as store:
         Counter(store).add(1, note="before")
         path.with_name(path.name + suffix).unlink()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 import holdfast
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.testing.proxy import PostgresProxy
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast.kernel.driver import Durability
-from holdfast.kernel.execution import Hooks, Point
+from holdfast.kernel.driver import Durability, Hooks, Point
 from holdfast.store import check
 from holdfast.testing.nouns import Counter
 from holdfast.testing.power import Image, PowerLog

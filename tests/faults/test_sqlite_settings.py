@@ -49,8 +49,8 @@ def connections(path: Path) -> Any:
     with holdfast.open(f"sqlite:///{path}") as store:
         Counter(store).add(1, note="one")
         engine: Any = engine_of(store)
-        with engine._reader() as reader:
-            yield engine.writer._connection, reader
+        with engine._lend() as reader:
+            yield engine.writer.connection, reader
 
 
 def test_a_reading_connection_cannot_write(connections: Any) -> None:

@@ -27,7 +27,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.kernel import files
-from holdfast.kernel.execution import Point
+from holdfast.kernel.driver import Point
 from holdfast.kernel.operation import rows
 from holdfast.maintenance import Pruned, read_archive
 from holdfast.testing.crashes import CrashPoints

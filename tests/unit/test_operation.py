@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.execution import Execution, Services
+from holdfast.kernel.driver import Execution, Services
 from holdfast.kernel.operation import (
     Call,
     Emit,
@@ -60,27 +60,27 @@ def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
         assert (
             str(inspect.signature(add)) == "(amount: 'int' = 1, *, note: 'str' = '') -> 'Op[int]'"
         )
-        assert repr(add) == "<operation Counter.add>"
+        assert repr(add).startswith("<bound method Counter.add of <")
     assert Counter.add.__doc__ == Counter.add.__doc__
 
 
 def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
-    attempt = Execution(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
-    assert attempt.call.name == "ThingOps.name"
-    assert attempt.queries == [Query("SELECT :first", {"first": "a"})]
-    attempt.reply([[{"x": 1}]])
-    assert attempt.queries == []
-    assert attempt.result[2] == {"x": 1}
-    assert attempt.statements == 1
+    execution = Execution(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
+    assert execution.call.name == "ThingOps.name"
+    assert execution.queries == [Query("SELECT :first", {"first": "a"})]
+    execution.reply([[{"x": 1}]])
+    assert execution.queries == []
+    assert execution.result[2] == {"x": 1}
+    assert execution.statements == 1
 
 
 def test_a_rerun_receives_the_same_ids() -> None:
     call = Call(ThingOps.name, ThingOps(), ("a",))
     results = []
     for _ in range(2):
-        attempt = Execution(call, SERVICES)
-        attempt.reply([[]])
-        results.append(attempt.result)
+        execution = Execution(call, SERVICES)
+        execution.reply([[]])
+        results.append(execution.result)
     assert results[0] == results[1]
     assert results[0][0] != results[0][1]
 
@@ -91,14 +91,14 @@ def test_wrong_arguments_fail_before_anything_is_asked() -> None:
 
 
 def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
-    attempt = Execution(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
+    execution = Execution(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
     asked = []
-    while attempt.queries:
-        asked.append((attempt.queries[0].sql, attempt.is_lock_immediate))
-        attempt.reply([[{}]])
+    while execution.queries:
+        asked.append((execution.queries[0].sql, execution.is_lock_immediate))
+        execution.reply([[{}]])
     assert asked == [("LOCK b True", False), ("LOCK c True", False), ("LOCK a False", True)]
-    assert [query.parameters["kind"] for query in attempt.closing()] == ["locked"] * 4
-    again = Execution(attempt.call, SERVICES, lock_first=set(attempt.locked))
+    assert [query.parameters["kind"] for query in execution.closing()] == ["locked"] * 4
+    again = Execution(execution.call, SERVICES, lock_first=set(execution.locked))
     asked = []
     while again.queries:
         asked.append((again.queries[0].sql, again.is_lock_immediate))
@@ -115,17 +115,17 @@ def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
             third = yield from batch(Lock("a"))
             return [first, second, third]
 
-    attempt = Execution(Call(BatchOps.ask, BatchOps()), SERVICES)
-    assert [query.sql for query in attempt.queries] == ["LOCK a True", "ONE", "TWO"]
-    attempt.reply([[{"r": 0}], [{"r": 1}], []])
-    assert [query.sql for query in attempt.queries] == ["THREE"]
-    attempt.reply([[{"r": 3}]])
-    assert attempt.result == [
+    execution = Execution(Call(BatchOps.ask, BatchOps()), SERVICES)
+    assert [query.sql for query in execution.queries] == ["LOCK a True", "ONE", "TWO"]
+    execution.reply([[{"r": 0}], [{"r": 1}], []])
+    assert [query.sql for query in execution.queries] == ["THREE"]
+    execution.reply([[{"r": 3}]])
+    assert execution.result == [
         [[{"r": 0}], [{"r": 1}], []],
         [[{"r": 3}], [{}]],
         [[{}]],
     ]
-    assert attempt.statements == 4
+    assert execution.statements == 4
 
 
 class Deciding:
@@ -140,43 +140,43 @@ class Deciding:
 
 
 def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None:
-    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
-    assert [query.sql for query in attempt.queries] == ["LOCK a True", "GUARD"]
-    attempt.reply([[{}], [{"r": 1}]])
-    assert [query.sql for query in attempt.queries] == ["LAST"]
-    attempt.reply([[{"r": 2}]])
-    assert attempt.result == [[{}], [{"r": 1}], [{"r": 2}]]
-    assert [query.parameters["kind"] for query in attempt.closing()] == ["told"]
-    assert attempt.statements == 4
+    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    assert [query.sql for query in execution.queries] == ["LOCK a True", "GUARD"]
+    execution.reply([[{}], [{"r": 1}]])
+    assert [query.sql for query in execution.queries] == ["LAST"]
+    execution.reply([[{"r": 2}]])
+    assert execution.result == [[{}], [{"r": 1}], [{"r": 2}]]
+    assert [query.parameters["kind"] for query in execution.closing()] == ["told"]
+    assert execution.statements == 4
 
 
 @pytest.mark.parametrize("guard", [[], [{"r": 1}]])
 def test_without_a_row_of_the_last_the_call_goes_on_and_emits_nothing(guard: list[Any]) -> None:
-    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
-    attempt.reply([[{}], guard])
+    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    execution.reply([[{}], guard])
     if guard:
-        attempt.reply([[]])
-    assert [query.sql for query in attempt.queries] == ["WHY"]
-    attempt.reply([[]])
-    assert attempt.result == [[[{}], guard, []], []]
-    assert attempt.closing() == []
+        execution.reply([[]])
+    assert [query.sql for query in execution.queries] == ["WHY"]
+    execution.reply([[]])
+    assert execution.result == [[[{}], guard, []], []]
+    assert execution.closing() == []
 
 
 def test_a_refused_decision_is_not_asked_again() -> None:
-    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
-    assert [query.sql for query in attempt.whole()] == ["LOCK a True", "GUARD", "LAST"]
-    attempt.restart(is_refused=True)
-    assert [query.sql for query in attempt.queries] == ["WHY"]
-    attempt.reply([[{"r": 3}]])
-    assert attempt.result == [[[], [], []], [{"r": 3}]]
+    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    assert [query.sql for query in execution.whole()] == ["LOCK a True", "GUARD", "LAST"]
+    execution = Execution(execution.call, SERVICES, is_refused=True)
+    assert [query.sql for query in execution.queries] == ["WHY"]
+    execution.reply([[{"r": 3}]])
+    assert execution.result == [[[], [], []], [{"r": 3}]]
 
 
 def test_events_of_a_tree_that_is_gone_are_not_emitted() -> None:
-    attempt = Execution(Call(Deciding.decide, Deciding()), SERVICES)
-    attempt.whole()
-    attempt.reply([[], [{"r": 1}], [{"r": 2}]])
-    assert attempt.result == [[], [{"r": 1}], [{"r": 2}]]
-    assert attempt.closing() == []
+    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    execution.whole()
+    execution.reply([[], [{"r": 1}], [{"r": 2}]])
+    assert execution.result == [[], [{"r": 1}], [{"r": 2}]]
+    assert execution.closing() == []
 
 
 def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import Submission
-from holdfast.kernel.execution import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres.pipeline import Link
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours

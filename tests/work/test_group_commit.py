@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import StoreUnavailable, Submission, Worker
-from holdfast.kernel.execution import Hooks, Point, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.testing.subject import Subject, done
 from holdfast.worker.pools import GroupCommit, TaskPool, ThreadPool
 from tests.checkpoints.colours import both_colours

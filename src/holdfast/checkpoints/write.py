@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..arguments import require_one_of, require_text, shown
+from ..clock import random_id
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
@@ -26,7 +27,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..leases import Keeper
-from ..records import KINDS, Checkpoint, Kind, random_id
+from ..records import KINDS, Checkpoint, Kind
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
 from ..sessions.rows import AT_HEAD, place_of_number

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
@@ -87,26 +88,20 @@ def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:
     """Return the statements that give events their positions; the kernel runs them last."""
-    if len(emits) == 1:
-        return _events_of_one_tree(emits)
     statements = []
-    by_root = sorted(emits, key=lambda event: event.root_id)
-    for _, events in groupby(by_root, key=lambda event: event.root_id):
-        statements += _events_of_one_tree(list(events))
-    return statements
-
-
-def _events_of_one_tree(events: Sequence[Emit]) -> list[Query]:
-    statements = [Query(ADVANCE, {"root_id": events[0].root_id, "count": len(events)})]
-    for number, event in enumerate(events, 1):
-        parameters = {
-            "root_id": event.root_id,
-            "back": len(events) - number,
-            "session_id": event.session_id,
-            "kind": event.kind,
-            "data": event.data,
-        }
-        statements.append(Query(APPEND, parameters))
+    in_order = sorted(emits, key=attrgetter("root_id"))
+    for root_id, group in groupby(in_order, key=attrgetter("root_id")):
+        events = list(group)
+        statements.append(Query(ADVANCE, {"root_id": root_id, "count": len(events)}))
+        for number, event in enumerate(events, 1):
+            parameters = {
+                "root_id": root_id,
+                "back": len(events) - number,
+                "session_id": event.session_id,
+                "kind": event.kind,
+                "data": event.data,
+            }
+            statements.append(Query(APPEND, parameters))
     return statements
 
 

@@ -23,12 +23,12 @@ ON CONFLICT (id) DO UPDATE SET
     batch = CASE WHEN hf_writers.batch >= 0 THEN excluded.batch END,
     updated_at = excluded.updated_at
 """
-MARK = _MARK.format(condition="true")
-MARK_IF_DONE = _MARK.format(condition="EXISTS (SELECT 1 FROM done)")
+MARK_BATCH = _MARK.format(condition="true")
+MARK_BATCH_IF_DONE = _MARK.format(condition="EXISTS (SELECT 1 FROM done)")
 # The answer is made final by a write: on PostgreSQL it waits for the row's lock, on SQLite it
 # takes the place of what a failed COMMIT may have left in the WAL for a later recovery to find.
 # It must change the row also within one millisecond: SQLite writes no page that stays the same.
-SETTLE = """
+SETTLE_BATCH = """
 INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, -1, :now)
 ON CONFLICT (id) DO UPDATE SET
     batch = CASE WHEN hf_writers.batch BETWEEN 0 AND :batch - 1
@@ -42,9 +42,9 @@ SELECT count(*) AS writers,
     coalesce(sum(CASE WHEN updated_at < :now - :age_ms THEN 1 ELSE 0 END), 0) AS abandoned
 FROM hf_writers
 """
-LOOK_UP = "SELECT batch FROM hf_writers WHERE id = :writer_id"
-FORGET = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
-FORGET_AND_TELL = f"{FORGET} RETURNING id"
+READ_WRITER = "SELECT batch FROM hf_writers WHERE id = :writer_id"
+FORGET_WRITERS = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
+FORGET_AND_LIST_WRITERS = f"{FORGET_WRITERS} RETURNING id"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
 _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 
@@ -75,10 +75,10 @@ class MarkOps:
     @operation
     def is_committed(self, writer_id: str, batch: int) -> Op[bool]:
         """Tell whether a batch was committed, for good; waits while it is still in flight."""
-        row = yield from one(SETTLE, writer_id=writer_id, batch=batch)
+        row = yield from one(SETTLE_BATCH, writer_id=writer_id, batch=batch)
         return row is not None and is_there(batch, row["batch"])
 
     @operation
     def forget(self) -> Op[int]:
         """Forget writers that have not written for a week, and return how many."""
-        return len((yield from rows(FORGET_AND_TELL, age_ms=WRITER_KEPT_MS)))
+        return len((yield from rows(FORGET_AND_LIST_WRITERS, age_ms=WRITER_KEPT_MS)))

@@ -1,131 +1,104 @@
-"""The driver protocol: all that the layers above ask of an open database.
+"""Drivers: what the layers above ask of an open database, and how a driver executes a call.
 
 There are four kinds: SQLite and PostgreSQL, sync and async; on PostgreSQL also inside a transaction
 of the caller's (joined). Each is made by `opening`, for reading or for writing, and stays what it
-is: nothing is set on it from outside. A driver
+is: nothing is set on it from outside.
 
-* runs calls (`run`), each in one transaction, again if the database asks for that, and returns what
-  they return once it is durable; a call that only reads sees one snapshot and is traced as well.
-  Opened for reading it refuses calls that write (StoreReadOnly) before their generator is run;
-* refuses to be called from inside a call of its own (`entrance`);
-* wakes those who wait when something may have changed, here or in another process (`signals`);
-* has a sync twin on the same connections, for threads of our own (`twin`);
-* copies itself into a new file (`copy_to`) and gives space back (`vacuum`), both outside the
-  transactions of calls; a joined one has nothing outside its transaction and refuses
-  (`require_own`).
+A call is executed in one transaction, again if the database asks for that; what it returns is
+returned once it is durable. A call that only reads sees one snapshot. Opened for reading, a driver
+refuses calls that write (StoreReadOnly) before their generator is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ..clock import Clock
-from .execution import Entrance, Hooks, Services
-from .nouns import Noun
-from .operation import Call
+from ..errors import HoldfastError, StoreClosed, StoreForked, StoreReadOnly, StoreReentered
+from .operation import (
+    AfterCommit,
+    Batch,
+    Call,
+    Decide,
+    Emit,
+    FreshId,
+    Lock,
+    Op,
+    Query,
+    Row,
+)
 from .signals import Signals
 
+if TYPE_CHECKING:
+    from .nouns import Noun
+
 R = TypeVar("R")
+T = TypeVar("T")
+log = logging.getLogger("holdfast.kernel")
 
 DialectName = Literal["sqlite", "postgres"]
-Progress: TypeAlias = Callable[[int, int], None]
-
-
-class Runner(Protocol):
-    """Runs calls on this thread."""
-
-    def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
-        ...
-
-
-class Driver(Protocol):
-    """What sync and async drivers have in common; none of it is async, some of it blocks."""
-
-    @property
-    def dialect(self) -> DialectName:
-        """Which database it is."""
-        ...
-
-    @property
-    def mode(self) -> StoreMode:
-        """Whether calls that write are run or refused."""
-        ...
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether calls are part of a transaction that the caller began and will end."""
-        ...
-
-    @property
-    def entrance(self) -> Entrance:
-        """Knows which threads are inside a call."""
-        ...
-
-    @property
-    def signals(self) -> Signals:
-        """Wakes those who wait."""
-        ...
-
-    def run(self, call: Call[Any]) -> Any:
-        """Run a call: return its result, or an awaitable of it."""
-        ...
-
-    def twin(self) -> SyncDriver:
-        """Return a sync driver on the same store; itself if it is one. A joined one refuses."""
-        ...
-
-    def require_own(self, what: str) -> None:
-        """Refuse a joined driver, which cannot do `what`, and one that is closed or forked."""
-        ...
-
-    def copy_to(self, path: Path, progress: Progress | None) -> None:
-        """Copy one consistent moment of the store into a new SQLite file; blocks."""
-        ...
-
-    def vacuum(self) -> None:
-        """Give the space of removed rows back; blocks. Refused where nothing may be written."""
-        ...
-
-    def close(self) -> Any:
-        """Finish what is under way and let go of the database, or return an awaitable that does."""
-        ...
-
-
-class SyncDriver(Driver, Protocol):
-    """Runs calls on the caller's thread."""
-
-    def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is under way and let go of the database; a second time does nothing."""
-        ...
-
-
-class AsyncDriver(Driver, Protocol):
-    """Runs calls in the event loop that it was made in."""
-
-    async def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
-        ...
-
-    async def close(self) -> None:
-        """Finish what is under way and let go of the database; a second time does nothing."""
-        ...
-
-
 Durability = Literal["full", "normal"]
 StoreMode = Literal["write", "read"]
+Progress: TypeAlias = Callable[[int, int], None]
+Boundary = Literal["begin", "statement", "commit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place where a process can die: before or after one statement, BEGIN or COMMIT."""
+
+    boundary: Boundary
+    moment: Literal["before", "after"]
+    call: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one call cost: its statements without BEGIN and COMMIT, and how often it ran."""
+
+    call: str
+    statements: int
+    attempts: int
+    error: str | None
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What watches a driver. Tests kill and count here; in production all are None."""
+
+    probe: Callable[[Point], None] | None = None
+    trace: Callable[[Trace], None] | None = None
+
+    def tell(self, execution: Execution[Any], attempts: int, error: BaseException | None) -> None:
+        """Call `trace` with what a call cost."""
+        if self.trace is not None:
+            name = None if error is None else type(error).__name__
+            self.trace(Trace(execution.call.name, execution.statements, attempts, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the layers above lend to the kernel: the statements of trees and feed, and new ids."""
+
+    lock: Callable[[str, bool], Query]
+    """The statement that locks a tree; the flag says whether it may wait."""
+    events: Callable[[Sequence[Emit]], list[Query]]
+    events_if_done: Callable[[Sequence[Emit]], Query]
+    """The same as further parts of a statement WITH done AS (…): written if that has a row."""
+    new_id: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The choices that both drivers share."""
+    """What a driver is opened with."""
 
     services: Services
     nouns: Sequence[Noun]
@@ -136,3 +109,350 @@ class Settings:
     mode: StoreMode = "write"
     busy_timeout_seconds: float = 10.0
     hooks: Hooks = field(default_factory=Hooks)
+
+
+# What a command is answered that locks a tree which the transaction holds already.
+HELD: list[Row] = [{}]
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a command asks of the database, and the answers so far."""
+
+    command: Query | Lock | Batch | Decide
+    slots: list[Query | None]
+    """The query of each part; None for a tree that is held already."""
+    queries: list[Query]
+    answers: list[list[Row]] = field(default_factory=list)
+
+    def rest(self) -> list[Query]:
+        """Return what is to be asked now; what must be found and was not leaves nothing to ask."""
+        rest = self.queries[len(self.answers) :]
+        if rest and not all(
+            found
+            for query, found in zip(self.queries, self.answers, strict=False)
+            if query.must_find
+        ):
+            self.answers += [[] for _ in rest]
+            return []
+        return rest
+
+
+class Execution(Generic[R]):
+    """One run of a call, as far as its next queries; the first are reached at construction.
+
+    So arguments are validated and values encoded on the caller's thread, before any lock is held.
+    """
+
+    result: R
+
+    def __init__(
+        self,
+        call: Call[R],
+        services: Services,
+        lock_first: Collection[str] = (),
+        *,
+        is_refused: bool = False,
+    ) -> None:
+        """With `is_refused`, a `Decide` that comes first is known to find nothing."""
+        self.call = call
+        self.queries: list[Query] = []
+        self.statements = 0
+        self.locked: set[str] = set()
+        self.is_lock_immediate = False
+        """Whether the current queries lock a tree that must be free at once."""
+        self.emits: list[Emit] = []
+        self.hooks: list[Callable[[], None]] = []
+        self._services = services
+        self._fresh_ids = 0
+        self._is_refused = is_refused
+        self._asked: Asked | None = None
+        self._generator = self._locked_first(lock_first) if lock_first else call.begin()
+        self.reply([])
+
+    def reply(self, answers: list[list[Row]]) -> None:
+        """Answer the current queries and go on to the next; there are none at the end."""
+        answer: Any = None
+        asked, self.queries = self._asked, []
+        if asked is not None:
+            asked.answers += answers
+            if len(asked.answers) < len(asked.queries):
+                self.queries = asked.rest()
+            if not self.queries:
+                answer = self._answer(asked)
+        while not self.queries:
+            try:
+                command = self._generator.send(answer)
+            except StopIteration as stop:
+                self.result = stop.value
+                return
+            answer = None
+            if isinstance(command, FreshId):
+                answer = self._fresh_id()
+            elif isinstance(command, AfterCommit):
+                self.hooks.append(command.function)
+            elif isinstance(command, Emit):
+                self._emit(command)
+            else:
+                answer = self._ask(command)
+        self.statements += len(self.queries)
+
+    def _ask(self, command: Query | Lock | Batch | Decide) -> Any:
+        """Set the queries that a command asks; return its answer if it asks none."""
+        # Only the very first that is asked is the one that was refused.
+        is_refused, self._is_refused = self._is_refused, False
+        if isinstance(command, Decide) and is_refused:
+            return [[] for _ in command.commands]
+        parts = [command] if isinstance(command, Query | Lock) else command.commands
+        self.is_lock_immediate = False
+        slots = [self._lock(part.root_id) if isinstance(part, Lock) else part for part in parts]
+        queries = [query for query in slots if query is not None]
+        self._asked = Asked(command, slots, queries)
+        if isinstance(command, Decide):
+            # What must be found is asked first, and the rest only if it is.
+            first = max((n for n, query in enumerate(queries, 1) if query.must_find), default=None)
+            queries = queries[:first]
+        self.queries = queries
+        return None if queries else self._answer(self._asked)
+
+    def _answer(self, asked: Asked) -> Any:
+        """Return what a command is answered; a `Decide` that found a row emits its events."""
+        command, self._asked = asked.command, None
+        found = iter(asked.answers)
+        answers = [HELD if query is None else next(found) for query in asked.slots]
+        if isinstance(command, Query | Lock):
+            return answers[0]
+        if isinstance(command, Decide) and answers[-1]:
+            locks = zip(command.commands, answers, strict=True)
+            gone = {each.root_id for each, rows in locks if isinstance(each, Lock) and not rows}
+            for event in command.emits:
+                if event.root_id not in gone:
+                    self._emit(event)
+        return answers
+
+    @property
+    def decide(self) -> Decide | None:
+        """The decision that the current queries are a part of, if they are."""
+        command = None if self._asked is None else self._asked.command
+        return command if isinstance(command, Decide) else None
+
+    def whole(self) -> list[Query]:
+        """Return all queries of a `Decide`, to be asked and answered at once."""
+        assert self._asked is not None
+        self.statements += len(self._asked.queries) - len(self.queries)
+        self.queries = self._asked.queries
+        return self.queries
+
+    def fail(self, error: BaseException) -> None:
+        """Show the generator why its query failed, for the traceback; it cannot go on."""
+        with contextlib.suppress(Exception):
+            self._generator.throw(error)
+            self._generator.close()
+
+    def closing(self) -> list[Query]:
+        """Return the statements that write the emitted events; they need no answers."""
+        queries = self._services.events(self.emits) if self.emits else []
+        self.statements += len(queries)
+        return queries
+
+    def run_hooks(self) -> None:
+        """Call the after-commit hooks. The change is durable, so a failing hook is only logged."""
+        for hook in self.hooks:
+            try:
+                hook()
+            except Exception:
+                log.exception("after-commit hook of %s failed", self.call.name)
+
+    def _locked_first(self, root_ids: Collection[str]) -> Op[R]:
+        for root_id in sorted(root_ids):
+            yield Lock(root_id)
+        return (yield from self.call.begin())
+
+    def _lock(self, root_id: str) -> Query | None:
+        if root_id in self.locked:
+            return None
+        may_wait = not self.locked or root_id > max(self.locked)
+        self.is_lock_immediate |= not may_wait
+        self.locked.add(root_id)
+        return self._services.lock(root_id, may_wait)
+
+    def _fresh_id(self) -> str:
+        ids = self.call.ids
+        if self._fresh_ids == len(ids):
+            ids.append(self._services.new_id())
+        self._fresh_ids += 1
+        return ids[self._fresh_ids - 1]
+
+    def _emit(self, event: Emit) -> None:
+        if event.root_id not in self.locked:
+            raise HoldfastError(
+                f"{self.call.name} emits an event of tree {event.root_id!r} without locking it"
+            )
+        self.emits.append(event)
+
+
+class Runner(Protocol):
+    """Runs calls on this thread."""
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call in one transaction and return its result once it is durable."""
+        ...
+
+
+class Driver:
+    """What sync and async drivers have in common; none of it is async, some of it blocks."""
+
+    dialect: ClassVar[DialectName]
+    is_joined: ClassVar[bool] = False
+    """Whether calls are part of a transaction that the caller began and will end."""
+    settings: Settings
+    signals: Signals
+    """Wakes those who wait when something may have changed, here or in another process."""
+
+    @property
+    def mode(self) -> StoreMode:
+        """Whether calls that write are run or refused."""
+        return self.settings.mode
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call."""
+        raise NotImplementedError
+
+    def run(self, call: Call[Any]) -> Any:
+        """Run a call: return its result, or an awaitable of it."""
+        raise NotImplementedError
+
+    def twin(self) -> SyncDriver:
+        """Return a sync driver on the same store, for threads of our own. A joined one refuses."""
+        raise NotImplementedError
+
+    def require_own(self, what: str) -> None:
+        """Refuse a joined driver, which cannot do `what`, and one that is closed or forked."""
+        self.twin().require_usable()
+
+    def require_outside(self) -> None:
+        """Raise StoreReentered on a thread that is inside a call."""
+        if self.is_inside:
+            raise _reentered()
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Copy one consistent moment of the store into a new SQLite file; blocks."""
+        raise NotImplementedError
+
+    def vacuum(self) -> None:
+        """Give the space of removed rows back; blocks. Refused where nothing may be written."""
+        raise NotImplementedError
+
+    def close(self) -> Any:
+        """Finish what is under way and let go of the database, or return an awaitable that does.
+
+        A second time does nothing, and neither does a forked child.
+        """
+        raise NotImplementedError
+
+
+class SyncDriver(Driver):
+    """Runs calls on the caller's thread, one at a time on each thread.
+
+    The function of `store.run`, a hook, a signal handler or `__del__` may run while a thread is
+    inside a call and holds the writer, a connection or a lock. Whatever it asked for would wait for
+    that very thread, or change what the thread is in the middle of: so it is refused.
+    """
+
+    def __init__(self, settings: Settings, signals: Signals, name: str) -> None:
+        self.settings = settings
+        self.signals = signals
+        self.is_closed = False
+        self._name = name
+        self._pid = os.getpid()
+        self._inside: dict[int, object] = {}
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call in one transaction and return its result once it is durable."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the database."""
+        raise NotImplementedError
+
+    def twin(self) -> SyncDriver:
+        """Return itself."""
+        return self
+
+    def require_usable(self) -> None:
+        """Refuse a closed store, and one that a forked child inherited."""
+        if self._pid != os.getpid():
+            raise StoreForked(
+                f"process {os.getpid()} inherited {self._name} by fork; open the store again in it"
+            )
+        if self.is_closed:
+            raise StoreClosed(f"{self._name} is closed; open it again")
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that opened the store."""
+        return self._pid != os.getpid()
+
+    def require_writable(self, what: str) -> None:
+        """Refuse a store that is open for reading."""
+        if self.settings.mode == "read":
+            raise StoreReadOnly(operation=what)
+
+    def enter(self, function: Callable[[T], R], argument: T) -> R:
+        """Call a function while this thread counts as inside. Raises StoreReentered if it is."""
+        thread, inside = get_ident(), self._inside
+        if thread in inside:
+            raise _reentered()
+        # Python looks for signals neither between the test and the entry nor before its removal.
+        try:
+            inside[thread] = argument
+            return function(argument)
+        finally:
+            inside.pop(thread, None)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call."""
+        return get_ident() in self._inside
+
+
+class AsyncDriver(Driver):
+    """Runs calls in the event loop that it was made in; the rest is done by its sync twin."""
+
+    def __init__(self, twin: SyncDriver) -> None:
+        self.settings = twin.settings
+        self.signals = twin.signals
+        self._twin = twin
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call in one transaction and return its result once it is durable."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the database."""
+        raise NotImplementedError
+
+    def twin(self) -> SyncDriver:
+        """Return the sync driver on the same store."""
+        return self._twin
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call of the sync twin."""
+        return self._twin.is_inside
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Copy one consistent moment of the store into a new SQLite file; blocks."""
+        self._twin.copy_to(path, progress)
+
+    def vacuum(self) -> None:
+        """Give the space of removed rows back; blocks."""
+        self._twin.vacuum()
+
+
+def _reentered() -> StoreReentered:
+    return StoreReentered(
+        "this thread is inside a call of this store; a function of store.run uses its tx, a hook, "
+        "a signal handler or __del__ leaves the call to another moment; nothing was done"
+    )

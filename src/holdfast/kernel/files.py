@@ -212,7 +212,7 @@ def _remove(path: Path) -> None:
 
 def back_up(driver: Driver, place: str | Path, progress: Progress | None) -> None:
     """Copy a store into a new file; nothing is left behind if that fails."""
-    driver.entrance.require_outside()
+    driver.require_outside()
     if progress is not None and not callable(progress):
         raise InvalidArgument(f"progress must be a function, not {type(progress).__name__}")
     with new_file(place) as partial:

@@ -17,8 +17,18 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import GeneratorType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+from types import GeneratorType, MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
@@ -154,6 +164,12 @@ class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
         self.function: Callable[..., Flow[R_co]] = function
         functools.update_wrapper(cast("Any", self), function)
 
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            return handle.runtime.run_flow(function(handle, *args, **kwargs))
+
+        self._start = start
+
     def __call__(self, instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]:
         """Return the bare generator, for `yield from` inside another flow."""
         return self.function(instance, *args, **kwargs)
@@ -165,18 +181,21 @@ class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, instance: Handle[Async], owner: type) -> Callable[P, Awaitable[R_co]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Bind to an instance; a transaction cannot run a flow."""
-        if instance is None:
-            return self
-        return BoundSteps(self.function, instance, _runner(instance.runtime.start_flow, self))
+        """Bind to a handle."""
+        return self if instance is None else MethodType(self._start, instance)
 
 
 class stream(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A method written as a generator of steps that also gives values: an iterator of these."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Stream[R_co]]) -> None:
-        self.function: Callable[..., Stream[R_co]] = function
         functools.update_wrapper(cast("Any", self), function)
+
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            return handle.runtime.run_stream(function(handle, *args, **kwargs))
+
+        self._start = start
 
     @overload
     def __get__(self, instance: None, owner: type) -> stream[P, R_co]: ...
@@ -185,47 +204,16 @@ class stream(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, instance: Handle[Async], owner: type) -> Callable[P, AsyncIterator[R_co]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Bind to an instance; a transaction cannot run a stream."""
-        if instance is None:
-            return self
-        return BoundSteps(self.function, instance, _runner(instance.runtime.start_stream, self))
+        """Bind to a handle."""
+        return self if instance is None else MethodType(self._start, instance)
 
 
-def _runner(start: Callable[[Any], Any] | None, bound: Any) -> Callable[[Any], Any]:
-    if start is None:
-        raise InvalidArgument(
-            f"{bound.__qualname__} runs user code or waits between transactions, "
-            "so it cannot be part of one"
-        )
-    return start
-
-
-class BoundSteps:
-    """A flow or stream of one handle; looks like a method to help(), inspect and editors."""
-
-    def __init__(
-        self, function: Callable[..., Any], instance: Any, start: Callable[[Any], Any]
-    ) -> None:
-        self._function = function
-        self._start = start
-        self.__self__ = instance
-        self.__doc__ = function.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it in the colour of its handle."""
-        return self._start(self._function(self.__self__, *args, **kwargs))
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"__name__", "__qualname__", "__module__"}:
-            return getattr(self._function, name)
-        if name == "__signature__":
-            return _without_self(self._function)
-        raise AttributeError(name)
-
-
-def _without_self(function: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+def refuse_steps(steps: Any) -> NoReturn:
+    """Refuse to run a flow or a stream inside a transaction."""
+    raise InvalidArgument(
+        f"{steps.__qualname__} runs user code or waits between transactions, "
+        "so it cannot be part of one"
+    )
 
 
 def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
@@ -305,42 +293,33 @@ def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
 
 def run_stream(driver: SyncDriver, steps: Stream[R]) -> Iterator[R]:
     """Run a stream on this thread, from one value to the next as they are wanted."""
-    advance: Callable[[Any], Step | Give[R]] = steps.send
-    answer: Any = None
     with contextlib.closing(steps):
-        while True:
-            try:
-                step = advance(answer)
-            except StopIteration:
-                return
-            advance, answer = steps.send, None
-            if isinstance(step, Give):
-                yield step.value
-                continue
-            try:
-                answer = _step(driver, step)
-            except BaseException as error:
-                advance, answer = steps.throw, error
+        while (given := run_flow(driver, _next_given(steps))) is not None:
+            yield given.value
 
 
 async def run_stream_async(driver: AsyncDriver, steps: Stream[R]) -> AsyncIterator[R]:
     """Run a stream in the event loop, from one value to the next as they are wanted."""
+    with contextlib.closing(steps):
+        while (given := await run_flow_async(driver, _next_given(steps))) is not None:
+            yield given.value
+
+
+def _next_given(steps: Stream[R]) -> Flow[Give[R] | None]:
+    """Pass a stream's steps on until it gives a value; None at its end."""
     advance: Callable[[Any], Step | Give[R]] = steps.send
     answer: Any = None
-    with contextlib.closing(steps):
-        while True:
-            try:
-                step = advance(answer)
-            except StopIteration:
-                return
-            advance, answer = steps.send, None
-            if isinstance(step, Give):
-                yield step.value
-                continue
-            try:
-                answer = await _step_async(driver, step)
-            except BaseException as error:
-                advance, answer = steps.throw, error
+    while True:
+        try:
+            step = advance(answer)
+        except StopIteration:
+            return None
+        if isinstance(step, Give):
+            return step
+        try:
+            advance, answer = steps.send, (yield step)
+        except BaseException as error:
+            advance, answer = steps.throw, error
 
 
 def _step(driver: SyncDriver, step: Step) -> Any:

@@ -149,9 +149,9 @@ def read_only_driver(target: Target, settings: Settings) -> Iterator[Runner]:
     """Lend a driver that only reads."""
     if isinstance(target, PostgresTarget):
         require_psycopg()
-        from .postgres import PostgresDriver, PostgresEngine
+        from .postgres import PostgresDriver
 
-        with closing(PostgresDriver(PostgresEngine(target, settings))) as driver:
+        with closing(PostgresDriver(target, settings)) as driver:
             yield driver
     else:
         with closing(SqliteReader(existing(target), settings, target.vfs)) as reader:

@@ -6,35 +6,34 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Awaitable, Coroutine, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import HoldfastError, InvalidArgument
-from .driver import AsyncDriver, Driver, Runner, Settings, SyncDriver
+from .driver import AsyncDriver, Driver, Settings, SyncDriver
 from .operation import Call
 from .schema import SchemaOps, is_behind
-from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteEngine, SqliteReader
+from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteReader
 from .url import PostgresTarget, SqliteTarget, Target
 
 if TYPE_CHECKING:
-    from .postgres import PostgresEngine
+    from .postgres import PostgresDriver
 
 
 def open_driver(target: Target, settings: Settings, *, migrate: bool) -> SyncDriver:
     """Return a sync driver for a store of the newest format."""
     if isinstance(target, SqliteTarget):
-        return SqliteDriver(open_file(target, settings, migrate=migrate))
-    server = open_server(target, settings, migrate=migrate)
-    from .postgres import PostgresDriver
-
-    return PostgresDriver(server)
+        return open_file(target, settings, migrate=migrate)
+    return open_server(target, settings, migrate=migrate)
 
 
 async def open_async_driver(target: Target, settings: Settings, *, migrate: bool) -> AsyncDriver:
     """Return an async driver for a store of the newest format; blocking parts run in a thread."""
     if isinstance(target, SqliteTarget):
-        file = await asyncio.to_thread(open_file, target, settings, migrate=migrate)
-        return AsyncSqliteDriver(file)
+        return AsyncSqliteDriver(
+            await asyncio.to_thread(open_file, target, settings, migrate=migrate)
+        )
     server = await asyncio.to_thread(open_server, target, settings, migrate=migrate)
     from .postgres import AsyncPostgresDriver
 
@@ -43,17 +42,13 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
 
 def open_file(
     target: SqliteTarget, settings: Settings, *, migrate: bool
-) -> SqliteEngine | SqliteReader:
+) -> SqliteDriver | SqliteReader:
     """Open an SQLite file of the newest format, for writing or for reading."""
     if settings.mode == "write":
-        return open_engine(target, settings, migrate=migrate)
-    engine = SqliteReader(existing(target), settings, target.vfs)
-    try:
-        bring_up_to_date(engine, None, str(target.path), settings, migrate=False)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+        return open_for_writing(target, settings, migrate=migrate)
+    reader = SqliteReader(existing(target), settings, target.vfs)
+    bring_up_to_date(reader, None, str(target.path), migrate=False)
+    return reader
 
 
 def existing(target: SqliteTarget) -> Path:
@@ -78,7 +73,7 @@ def join(target: Target, settings: Settings, connection: object, *, is_async: bo
     return driver(connection, target.schema, settings)
 
 
-def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> SqliteEngine:
+def open_for_writing(target: SqliteTarget, settings: Settings, *, migrate: bool) -> SqliteDriver:
     """Open an SQLite file of the newest format; a temporary one is removed when it is closed."""
     path, directory = target.path, None
     if path is None:
@@ -86,14 +81,14 @@ def open_engine(target: SqliteTarget, settings: Settings, *, migrate: bool) -> S
         path = directory / "store.db"
     else:
         look_first(path, target.vfs, settings, migrate=migrate)
-    engine = SqliteEngine(path, settings, target.vfs, removed_on_close=directory)
+    driver = SqliteDriver(path, settings, target.vfs, removed_on_close=directory)
+    bring_up_to_date(driver, None, str(path), migrate=migrate)
     try:
-        bring_up_to_date(engine, None, str(path), settings, migrate=migrate)
-        engine.keep_time()
+        driver.keep_time()
     except BaseException:
-        engine.close()
+        driver.close()
         raise
-    return engine
+    return driver
 
 
 def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool) -> None:
@@ -103,38 +98,37 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
         return
     current = 0
     if os.path.exists(path):
-        with SqliteReader(path, settings, vfs) as engine:
-            current = engine.run(Call(SchemaOps.format, SchemaOps(None, str(path))))
+        with closing(SqliteReader(path, settings, vfs)) as reader:
+            current = reader.run(Call(SchemaOps.format, SchemaOps(None, str(path))))
     if current or not migrate:
         is_behind(current, where=str(path), allowed=migrate)
 
 
-def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> PostgresEngine:
+def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> PostgresDriver:
     """Connect to a PostgreSQL schema and bring it up to date; for reading it is left as it is."""
     require_psycopg()
-    from .postgres import PostgresDriver, PostgresEngine
+    from .postgres import PostgresDriver
 
-    engine = PostgresEngine(target, settings)
+    driver = PostgresDriver(target, settings)
+    may_migrate = migrate and settings.mode == "write"
+    bring_up_to_date(driver, target.schema, f"schema {target.schema!r}", migrate=may_migrate)
+    return driver
+
+
+def bring_up_to_date(driver: SyncDriver, schema: str | None, where: str, *, migrate: bool) -> None:
+    """Apply what is missing; refuse a newer store, or any change if it is not allowed.
+
+    A driver that cannot be used is closed.
+    """
+    ops, settings = SchemaOps(schema, where), driver.settings
     try:
-        where = f"schema {target.schema!r}"
-        driver = PostgresDriver(engine)
-        may_migrate = migrate and settings.mode == "write"
-        bring_up_to_date(driver, target.schema, where, settings, migrate=may_migrate)
+        current = driver.run(Call(SchemaOps.format, ops))
+        if is_behind(current, where=where, allowed=migrate):
+            given = (settings.services.new_id(), settings.nouns)
+            driver.run(Call(SchemaOps.migrate, ops, given))
     except BaseException:
-        engine.close()
+        driver.close()
         raise
-    return engine
-
-
-def bring_up_to_date(
-    driver: Runner, schema: str | None, where: str, settings: Settings, *, migrate: bool
-) -> None:
-    """Apply what is missing; refuse a newer store, or any change if it is not allowed."""
-    ops = SchemaOps(schema, where)
-    current = driver.run(Call(SchemaOps.format, ops))
-    if is_behind(current, where=where, allowed=migrate):
-        given = (settings.services.new_id(), settings.nouns)
-        driver.run(Call(SchemaOps.migrate, ops, given))
 
 
 def require_psycopg() -> None:

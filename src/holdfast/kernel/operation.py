@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -26,7 +27,7 @@ from typing import (
     overload,
 )
 
-from ..errors import InvalidArgument, OperationNotRun, StoreReadOnly
+from ..errors import OperationNotRun, StoreReadOnly
 
 if TYPE_CHECKING:
     from typing import Self
@@ -71,10 +72,10 @@ class Runtime:
     settings: Settings
     start: Callable[[Call[Any]], Any]
     """Runs a call, in the colour of the handles."""
-    start_flow: Callable[[Flow[Any]], Any] | None
-    """Runs a flow; None where that cannot be, inside a transaction."""
-    start_stream: Callable[[Stream[Any]], Any] | None
-    """Runs a stream, as an iterator; None inside a transaction."""
+    run_flow: Callable[[Flow[Any]], Any]
+    """Runs a flow, in the colour of the handles."""
+    run_stream: Callable[[Stream[Any]], Any]
+    """Runs a stream, as an iterator."""
     is_async: bool
     states: dict[type, Any] = field(default_factory=dict)
     """What nouns keep in memory for this store, by class; see `PerStore`."""
@@ -88,12 +89,6 @@ class Runtime:
     def signals(self) -> Signals:
         """The wake-ups of this store."""
         return self.driver.signals
-
-    def run_flow(self, steps: Flow[Any]) -> Any:
-        """Run a flow, in the colour of the handles."""
-        if self.start_flow is None:
-            raise InvalidArgument("what waits between transactions cannot be part of one")
-        return self.start_flow(steps)
 
     def run(self, call: Call[Any]) -> Any:
         """Run a call on this thread, whatever the colour: for threads of our own."""
@@ -248,45 +243,37 @@ def fresh_id() -> Op[str]:
     return id
 
 
+class Definition(Generic[R_co]):
+    """What an operation is: its generator function, and how that is to be run."""
+
+    mode: ClassVar[Mode] = "write"
+    decides: ClassVar[bool] = False
+    """Whether a `Decide` that finds a row is the last that a call does."""
+    is_marked: ClassVar[bool] = True
+    """Whether a COMMIT without an answer can be settled by the mark that a call leaves."""
+    function: Callable[..., Op[R_co]]
+    __qualname__: str
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Call(Generic[R_co]):
     """An operation with its arguments: it can be named, traced and run again from the start."""
 
-    __slots__ = (
-        "_arguments",
-        "_instance",
-        "_keywords",
-        "_operation",
-        "decides",
-        "ids",
-        "is_marked",
-        "mode",
-        "name",
-    )
+    operation: Definition[R_co]
+    instance: object
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+    """The ids that its runs have asked for: a further run receives the same ones."""
 
-    def __init__(
-        self,
-        called: operation[..., R_co],
-        instance: object,
-        arguments: tuple[Any, ...] = (),
-        keywords: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._operation = called
-        self._instance = instance
-        self._arguments = arguments
-        self._keywords = keywords or {}
-        self.name: str = called.__qualname__
+    @property
+    def name(self) -> str:
         """The operation's qualified name, as traces show it."""
-        self.is_marked = called.is_marked
-        """Whether a COMMIT without an answer can be settled by the mark that the call leaves."""
-        self.mode: Mode = called.mode
-        """Whether the call writes, reads, or reads much."""
-        self.decides = called.decides
-        """Whether a `Decide` that finds a row is the last that the call does."""
-        self.ids: list[str] = []
+        return self.operation.__qualname__
 
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""
-        return self._operation.function(self._instance, *self._arguments, **self._keywords)
+        return self.operation.function(self.instance, *self.arguments, **self.keywords)
 
 
 class Composition:
@@ -298,7 +285,7 @@ class Composition:
 
     def add(self, call: Call[R]) -> Op[R]:
         """Create an operation's generator and remember it. Raises StoreReadOnly if it may not."""
-        if self._is_read_only and call.mode == "write":
+        if self._is_read_only and call.operation.mode == "write":
             raise StoreReadOnly(operation=call.name)
         generator = call.begin()
         self._created.append((call.name, generator))
@@ -314,17 +301,19 @@ class Composition:
                 )
 
 
-class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
+class operation(Definition[R_co], Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A method written as a generator that writes; one call is one transaction."""
 
-    mode: ClassVar[Mode] = "write"
-    decides: ClassVar[bool] = False
-    is_marked: ClassVar[bool] = True
-
     def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
-        self.function: Callable[..., Op[R_co]] = function
-        self.__qualname__ = function.__qualname__
+        self.function = function
         functools.update_wrapper(cast("Any", self), function)
+        self.__qualname__ = function.__qualname__
+
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            return handle.runtime.start(Call(self, handle, args, kwargs))
+
+        self._start = start
 
     def __call__(self, instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Op[R_co]:
         """Return the bare generator, for `yield from` inside another operation."""
@@ -339,8 +328,8 @@ class operation(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, instance: Handle[Tx], owner: type) -> Callable[P, Op[R_co]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Bind to an instance, whose colour decides what a call returns."""
-        return self if instance is None else BoundOperation(self, instance)
+        """Bind to a handle, whose colour decides what a call returns."""
+        return self if instance is None else MethodType(self._start, instance)
 
 
 class deciding(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
@@ -365,32 +354,3 @@ class large_query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A query that may return much: an async SQLite store runs it in a reader thread."""
 
     mode = "read_large"
-
-
-class BoundOperation:
-    """An operation of one instance; looks like a method to help(), inspect and editors."""
-
-    def __init__(self, bound: operation[..., Any], instance: Any) -> None:
-        self._operation = bound
-        self.__self__ = instance
-        self.__doc__ = bound.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operation in the colour of its instance."""
-        return self.__self__.runtime.start(Call(self._operation, self.__self__, args, kwargs))
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"__name__", "__qualname__", "__module__"}:
-            return getattr(self._operation, name)
-        if name == "__signature__":
-            return signature_of(self._operation)
-        raise AttributeError(name)
-
-    def __repr__(self) -> str:
-        return f"<{type(self._operation).__name__} {self._operation.__qualname__}>"
-
-
-def signature_of(bound: operation[..., Any]) -> inspect.Signature:
-    """Return an operation's signature as its callers see it: without self, with its result."""
-    signature = inspect.signature(bound.function)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..arguments import require_text, shown
+from ..clock import random_id
 from ..errors import InvalidArgument, SessionNotFound
 from ..feed import emit
 from ..kernel.operation import Op, Row, fresh_id, one, rows
@@ -27,7 +28,7 @@ from ..kernel.portable import (
     Version,
     read_each,
 )
-from ..records import Status, random_id
+from ..records import Status
 
 
 class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):

@@ -25,7 +25,7 @@ from ..errors import (
     Refused,
     StoreClosed,
 )
-from ..kernel.execution import Hooks, Trace
+from ..kernel.driver import Hooks, Trace
 from ..kernel.operation import Emit, Op, rows
 from ..store import Transaction, open
 from . import nouns

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import Literal
 
-from ..kernel.execution import Hooks, Point
+from ..kernel.driver import Hooks, Point
 
 Action = Literal["kill", "raise"]
 

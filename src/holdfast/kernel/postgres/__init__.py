@@ -1,12 +1,6 @@
 """PostgreSQL through psycopg 3, sync and async, for many machines on one store."""
 
-from .driver import AsyncPostgresDriver, PostgresDriver, PostgresEngine
+from .driver import AsyncPostgresDriver, PostgresDriver
 from .join import AsyncJoinedDriver, JoinedDriver
 
-__all__ = [
-    "AsyncJoinedDriver",
-    "AsyncPostgresDriver",
-    "JoinedDriver",
-    "PostgresDriver",
-    "PostgresEngine",
-]
+__all__ = ["AsyncJoinedDriver", "AsyncPostgresDriver", "JoinedDriver", "PostgresDriver"]

@@ -20,7 +20,7 @@ from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
 from ..url import PostgresTarget, without_values
-from .pipeline import Link, Place
+from .pipeline import Link, Slot
 
 CONNECTIONS_MAX = 16
 CONNECT_SECONDS_MAX = 10
@@ -88,7 +88,7 @@ class Connections:
     def __init__(self, target: PostgresTarget) -> None:
         self.idle: list[Link] = []
         self._target = target
-        self._places: list[weakref.ref[Place]] = []
+        self._places: list[weakref.ref[Slot]] = []
         self._waiting: deque[Turn] = deque()
         # A signal handler may come here while its own thread is inside.
         self._lock = threading.RLock()
@@ -103,7 +103,7 @@ class Connections:
             ]
             return len(self._places) - len(self.idle)
 
-    def take(self) -> Link | Place | None:
+    def take(self) -> Link | Slot | None:
         """Return a connection, or a place for a new one, or None if all are in use."""
         with self._lock:
             if self._is_closed:
@@ -116,11 +116,11 @@ class Connections:
                 link.close()
             if self.lent >= CONNECTIONS_MAX:
                 return None
-            place = Place()
+            place = Slot()
             self._places.append(weakref.ref(place))
             return place
 
-    def connect(self, place: Place, seconds: float) -> Link:
+    def connect(self, place: Slot, seconds: float) -> Link:
         """Make a connection in a place; blocks. Who asked frees the place if that fails."""
         connection = connect(self._target.dsn, seconds, "holdfast")
         # Old poolers cannot keep prepared statements from one transaction to the next.

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from ..driver import Progress, Settings
-from ..opening import open_engine
+from ..opening import open_for_writing
 from ..url import PostgresTarget, SqliteTarget
 from .errors import translate
 
@@ -70,9 +70,9 @@ def copy_rows(
     target: PostgresTarget, settings: Settings, path: Path, progress: Progress | None
 ) -> None:
     """Copy every table of a PostgreSQL store from one snapshot."""
-    engine = open_engine(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
+    store = open_for_writing(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
     try:
-        with Snapshot(target.dsn, target.schema) as snapshot, engine.bulk() as connection:
+        with Snapshot(target.dsn, target.schema) as snapshot, store.bulk() as connection:
             # Rows come in no order, a child before its parent too; COMMIT checks the references.
             connection.execute("PRAGMA defer_foreign_keys = ON")
             tables = [str(row[0]) for row in connection.execute(SQLITE_TABLES).fetchall()]
@@ -89,7 +89,7 @@ def copy_rows(
                     if progress is not None:
                         progress(done, total)
     finally:
-        engine.close()
+        store.close()
 
 
 def vacuum(dsn: str, schema: str) -> None:

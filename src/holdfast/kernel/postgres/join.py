@@ -11,31 +11,40 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from ...errors import InvalidArgument
-from ..driver import DialectName, Progress, Settings, StoreMode, SyncDriver
-from ..execution import Entrance
+from ..driver import AsyncDriver, DialectName, Progress, Settings, SyncDriver
 from ..flow import drive, drive_async
 from ..operation import Call
 from ..signals import Signals
 from .pipeline import Message, Reply, Send, Step
-from .transactions import Protocol
+from .transactions import Transactions
 
 R = TypeVar("R")
 
 
-class _Joined:
-    """What both colours have: nothing happens outside the caller's transaction."""
+class JoinedDriver(SyncDriver):
+    """Runs calls inside the caller's own transaction, each in a savepoint."""
 
-    dialect: DialectName = "postgres"
-    is_joined = True
-    _wanted: ClassVar[type[Any]]
+    dialect: ClassVar[DialectName] = "postgres"
+    is_joined: ClassVar[bool] = True
 
-    def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
-        require_transaction(connection, self._wanted)
-        self.mode: StoreMode = settings.mode
-        self.signals = Signals()
-        self.entrance = Entrance()
-        self._connection = connection
-        self._protocol = Protocol(schema, settings)
+    def __init__(
+        self, connection: Any, schema: str, settings: Settings, wanted: type = psycopg.Connection
+    ) -> None:
+        require_transaction(connection, wanted)
+        super().__init__(settings, Signals(), "the joined store")
+        self.connection = connection
+        self.transactions = Transactions(schema, settings)
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call; the caller's COMMIT makes it durable."""
+        return self.enter(self._run, call)
+
+    def _run(self, call: Call[R]) -> R:
+        return drive(self.transactions.join(self.connection, call), self._perform)
+
+    def _perform(self, step: Step) -> Any:
+        assert isinstance(step, Send)
+        return send(step.connection, step.messages)
 
     def twin(self) -> SyncDriver:
         """Refuse: a transaction has no second connection."""
@@ -53,42 +62,39 @@ class _Joined:
         """Refuse."""
         self.require_own("be vacuumed")
 
-
-class JoinedDriver(_Joined):
-    """Runs calls inside the caller's own transaction, each in a savepoint."""
-
-    _wanted = psycopg.Connection
-
-    def run(self, call: Call[R]) -> R:
-        """Run a call; the caller's COMMIT makes it durable."""
-        return self.entrance.run(self._run, call)
-
-    def _run(self, call: Call[R]) -> R:
-        return drive(self._protocol.join(self._connection, call), self._perform)
-
     def close(self) -> None:
         """Leave the connection to its owner."""
 
-    def _perform(self, step: Step) -> Any:
-        assert isinstance(step, Send)
-        return send(step.connection, step.messages)
 
-
-class AsyncJoinedDriver(_Joined):
+class AsyncJoinedDriver(AsyncDriver):
     """The same on an async connection."""
 
-    _wanted = psycopg.AsyncConnection
+    dialect: ClassVar[DialectName] = "postgres"
+    is_joined: ClassVar[bool] = True
+    _twin: JoinedDriver
+
+    def __init__(self, connection: Any, schema: str, settings: Settings) -> None:
+        super().__init__(JoinedDriver(connection, schema, settings, psycopg.AsyncConnection))
 
     async def run(self, call: Call[R]) -> R:
         """Run a call; the caller's COMMIT makes it durable."""
-        return await drive_async(self._protocol.join(self._connection, call), self._perform)
-
-    async def close(self) -> None:
-        """Leave the connection to its owner."""
+        steps = self._twin.transactions.join(self._twin.connection, call)
+        return await drive_async(steps, self._perform)
 
     async def _perform(self, step: Step) -> Any:
         assert isinstance(step, Send)
         return await send_async(step.connection, step.messages)
+
+    def twin(self) -> SyncDriver:
+        """Refuse: a transaction has no second connection."""
+        return self._twin.twin()
+
+    def require_own(self, what: str) -> None:
+        """Refuse."""
+        self._twin.require_own(what)
+
+    async def close(self) -> None:
+        """Leave the connection to its owner."""
 
 
 def require_transaction(connection: Any, wanted: type[Any]) -> None:

@@ -20,7 +20,7 @@ from ..signals import Signals
 from ..threads import Flag, Thread
 from ..url import PostgresTarget
 from .connections import connect
-from .pipeline import Link, Message, Place
+from .pipeline import Link, Message, Slot
 
 COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
@@ -105,7 +105,7 @@ class Notifier:
 
     def _listen(self) -> Link:
         connection = connect(self._dsn, self._limit_seconds, "holdfast-doorbell")
-        link = Link(connection, Place(), prepares=False)
+        link = Link(connection, Slot(), prepares=False)
         link.listen(self.signals.ring_here)
         # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
         settings = Message("SET synchronous_commit = off")

@@ -26,7 +26,7 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, PGnotify, TransactionStat
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
-from ..execution import Boundary
+from ..driver import Boundary
 from ..flow import in_thread
 from ..operation import Row
 
@@ -54,7 +54,7 @@ class Silent(psycopg.OperationalError):
         super().__init__(f"the server gave no answer for {limit_seconds:g} s")
 
 
-class Place:
+class Slot:
     """The right to have one connection, until it is freed or nobody refers to it any more."""
 
     __slots__ = ("__weakref__", "is_free")
@@ -69,11 +69,11 @@ class Link:
     The connection must not refer to its link: the last reference to a link closes it.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], place: Place, *, prepares: bool):
+    def __init__(self, connection: psycopg.Connection[Any], slot: Slot, *, prepares: bool):
         self.writer_id = ""
         self.batch = 0
         self.made_at = self.used_at = time.monotonic()
-        self._place = place
+        self._slot = slot
         self._connection = connection
         self._pgconn: PGconn = connection.pgconn
         self.backend_pid = connection.info.backend_pid
@@ -92,7 +92,7 @@ class Link:
 
     def close(self) -> None:
         """Close, without waiting; what the server still does for it is cancelled."""
-        self._place.is_free = True
+        self._slot.is_free = True
         if self._pgconn.transaction_status == TransactionStatus.ACTIVE:
             in_thread(self._cancel_and_close)
         else:

@@ -7,7 +7,6 @@ statement, the events with COMMIT.
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -18,21 +17,26 @@ from psycopg import errors as pg
 
 from ...errors import (
     CommitUnknown,
-    HoldfastError,
     InvalidArgument,
-    NotFound,
     StoreBusy,
     StoreError,
     StoreReadOnly,
 )
-from ..commit_settlement import FORGET, MARK, MARK_IF_DONE, WRITER_KEPT_MS, MarkOps, commit_id
-from ..driver import Settings
-from ..execution import Execution, Point
-from ..operation import Call, Decide, Op, Query, Row, query
+from ..commit_settlement import (
+    FORGET_WRITERS,
+    MARK_BATCH,
+    WRITER_KEPT_MS,
+    MarkOps,
+    commit_id,
+)
+from ..driver import Execution, Point, Settings
+from ..operation import Call, Query
 from ..sql import Dialect
+from . import one_trip
 from .connections import CONNECTIONS_MAX, Connections
 from .errors import is_connection_lost, is_read_only, translate
-from .pipeline import Connect, Link, Message, Place, Queue, Reply, Send, Sleep, Step
+from .one_trip import RowsOps
+from .pipeline import Connect, Link, Message, Queue, Reply, Send, Sleep, Slot, Step
 
 R = TypeVar("R")
 Run: TypeAlias = Generator[Step, Any, R]
@@ -56,17 +60,7 @@ class CommitLost(Exception):
         self.error = error
 
 
-class Again:
-    """Reads once more what a lost connection was to bring."""
-
-    @query
-    def read(self, asked: Query) -> Op[list[Row]]:
-        """Return the rows of a query."""
-        found: list[Row] = yield asked
-        return found
-
-
-class Protocol:
+class Transactions:
     """Runs calls as generators of steps."""
 
     def __init__(
@@ -87,7 +81,7 @@ class Protocol:
         made = ", ".join(
             f"set_config('{name}', '{value}', true)" for name, value in self._write_settings.items()
         )
-        self._opening = f"{MARK} RETURNING {made}"
+        self._opening = f"{MARK_BATCH} RETURNING {made}"
         self._settling = f"SELECT {made}"
         self._takes_several: set[str] = set()
 
@@ -98,40 +92,44 @@ class Protocol:
         """
         self._require_allowed(call)
         deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
-        runs = self._write if call.mode == "write" else self._read
-        tries = 0
+        runs = self._write if call.operation.mode == "write" else self._read
+        tries = 1
         lock_first: set[str] = set()
+        is_refused = False
         while True:
-            tries += 1
-            attempt = Execution(call, self.settings.services, lock_first)
+            execution = Execution(call, self.settings.services, lock_first, is_refused=is_refused)
+            is_refused = False
             try:
-                yield from self._once(attempt, runs, deadline)
+                if (yield from self._once(execution, runs, deadline)):
+                    break
+                # Nothing was written. What the call does instead is for itself to say.
+                is_refused = True
+                continue
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
                 yield from self._back_off(error, tries, call)
             except CommitLost as lost:
                 if not repeats and (yield from self._settle(lost, deadline)):
-                    if attempt.decide is not None:
-                        yield from self._answer_again(attempt, attempt.decide, lost)
+                    if execution.decide is not None:
+                        yield from self._conclude_again(execution, lost)
                     break
-                yield from self._reconnect(lost.error, deadline, attempt, tries)
+                yield from self._reconnect(lost.error, deadline, execution, tries)
             except psycopg.Error as error:
-                if isinstance(error, pg.LockNotAvailable) and attempt.is_lock_immediate:
-                    lock_first.update(attempt.locked)
-                    continue
-                yield from self._reconnect(error, deadline, attempt, tries)
+                if isinstance(error, pg.LockNotAvailable) and execution.is_lock_immediate:
+                    lock_first.update(execution.locked)
+                else:
+                    yield from self._reconnect(error, deadline, execution, tries)
             except BaseException as error:
-                self.settings.hooks.tell(attempt, tries, error)
+                self.settings.hooks.tell(execution, tries, error)
                 raise
-            else:
-                break
-        self.settings.hooks.tell(attempt, tries, None)
-        attempt.run_hooks()
-        return attempt.result
+            tries += 1
+        self.settings.hooks.tell(execution, tries, None)
+        execution.run_hooks()
+        return execution.result
 
     def join(self, connection: Any, call: Call[R]) -> Run[R]:
         """Run a call inside somebody else's transaction, in a savepoint; hooks are not run."""
         self._require_allowed(call)
-        attempt = Execution(call, self.settings.services)
+        execution = Execution(call, self.settings.services)
         release = Message("RELEASE SAVEPOINT holdfast")
         shown = yield Send(connection, [Message("SHOW transaction_isolation")])
         isolation = shown[0].rows[0]["transaction_isolation"]
@@ -139,29 +137,31 @@ class Protocol:
             raise InvalidArgument(f"within() needs READ COMMITTED, this is {isolation.upper()}")
         yield Send(connection, [*self._local({}), Message("SAVEPOINT holdfast")])
         try:
-            while attempt.queries:
-                replies = yield Send(connection, [self.message(query) for query in attempt.queries])
-                attempt.reply([reply.rows for reply in replies])
-            yield Send(connection, [*map(self.message, attempt.closing()), release])
+            while execution.queries:
+                replies = yield Send(
+                    connection, [self.message(query) for query in execution.queries]
+                )
+                execution.reply([reply.rows for reply in replies])
+            yield Send(connection, [*map(self.message, execution.closing()), release])
         except Exception as error:
             if not is_connection_lost(error):
                 yield Send(connection, [Message("ROLLBACK TO SAVEPOINT holdfast"), release])
             if isinstance(error, psycopg.Error):
                 raise translate(error) from error
             raise
-        return attempt.result
+        return execution.result
 
     def _require_allowed(self, call: Call[Any]) -> None:
-        if call.mode == "write" and self.settings.mode == "read":
+        if call.operation.mode == "write" and self.settings.mode == "read":
             raise StoreReadOnly(operation=call.name)
 
     def _once(
         self,
-        attempt: Execution[R],
-        runs: Callable[[Link, Execution[R]], Run[None]],
+        execution: Execution[R],
+        runs: Callable[[Link, Execution[R]], Run[bool]],
         deadline: float,
-    ) -> Run[None]:
-        """Run the attempt on one connection, which is given back whatever happens."""
+    ) -> Run[bool]:
+        """Run a call on one connection, which is given back whatever happens."""
         assert self._lending is not None
         taken = self._lending.take() or (yield from self._queue(self._lending, deadline))
         if isinstance(taken, Link):
@@ -173,7 +173,7 @@ class Protocol:
                 taken.is_free = True
                 raise
         try:
-            yield from runs(connection, attempt)
+            is_done = yield from runs(connection, execution)
         except Exception as error:
             yield from self._abandon(connection, error)
             raise
@@ -182,8 +182,9 @@ class Protocol:
             self._lending.discard(connection)
             raise
         self._lending.give(connection)
+        return is_done
 
-    def _queue(self, lending: Connections, deadline: float) -> Run[Link | Place]:
+    def _queue(self, lending: Connections, deadline: float) -> Run[Link | Slot]:
         """Wait in line for a connection, or for a place to make one."""
         turn = lending.join_line()
         try:
@@ -221,160 +222,121 @@ class Protocol:
                 return
         self._lending.discard(connection, is_server_away=is_lost)
 
-    def _write(self, connection: Link, attempt: Execution[R]) -> Run[None]:
+    def _write(self, connection: Link, execution: Execution[R]) -> Run[bool]:
         """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
-        if not attempt.queries and not attempt.emits:
-            return
-        if attempt.call.is_marked and not connection.writer_id:
+        if not execution.queries and not execution.emits:
+            return True
+        if execution.call.operation.is_marked and not connection.writer_id:
             yield from self._name(connection)
+        if one_trip.is_possible(execution):
+            return (yield from self._write_at_once(connection, execution))
         has_changed = False
-        if self._may_conclude(attempt):
-            if (yield from self._conclude(connection, attempt)):
-                return
-            # Nothing was written. What the call does instead is for itself to say.
-            attempt.restart(is_refused=True)
-        opening = [Message("BEGIN", boundary="begin"), *self._open(connection, attempt.call)]
-        while queries := attempt.queries:
-            replies = yield from self._ask(connection, opening, attempt)
+        opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution.call)]
+        while queries := execution.queries:
+            replies = yield from self._ask(connection, opening, execution)
             opening = []
             has_changed |= any(map(self._changes, queries, replies))
-            attempt.reply([reply.rows for reply in replies])
-        closing = [self.message(query) for query in attempt.closing()]
-        if not has_changed and not closing:
-            if not opening:
-                yield from self._send(connection, [Message("ROLLBACK")], attempt)
-            return
-        commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
-        yield from self._commit(connection, commit, attempt)
+            execution.reply([reply.rows for reply in replies])
+        closing = [self.message(query) for query in execution.closing()]
+        if has_changed or closing:
+            commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
+            yield from self._commit(connection, commit, execution)
+        elif not opening:
+            yield from self._send(connection, [Message("ROLLBACK")], execution)
+        return True
+
+    def _write_at_once(self, connection: Link, execution: Execution[R]) -> Run[bool]:
+        """Run a call that begins with a `Decide` in one round trip; False: nothing was written."""
+        connection.batch += 1
+        mark = (connection.writer_id, connection.batch)
+        queries = one_trip.statements(execution, self.settings.services, *mark)
+        messages = [
+            Message("BEGIN", boundary="begin"),
+            *self._local({}),
+            Message(self._settling, is_unread=True),
+            *map(self.message, queries),
+            Message("COMMIT", boundary="commit"),
+        ]
+        try:
+            replies = yield from self._commit(connection, messages, execution)
+        except one_trip.NothingFound:
+            yield from self._send(connection, [Message("ROLLBACK")], execution)
+            return False
+        answers = [reply.rows for reply in replies[-1 - len(queries) : -1]]
+        if not answers[-1]:
+            return False
+        one_trip.conclude(execution, answers)
+        return True
+
+    def _conclude_again(self, execution: Execution[R], lost: CommitLost) -> Run[None]:
+        """Give a call whose COMMIT was settled the answers that were lost with it."""
+        assert execution.decide is not None
+        again, found = execution.decide.again, None
+        if again is not None:
+            try:
+                found = yield from self.run(Call(RowsOps.read, RowsOps(), (again,)))
+            except StoreError as error:
+                id = commit_id(lost.writer_id, lost.batch)
+                raise one_trip.answer_lost(execution, id) from error
+        one_trip.conclude_again(execution, found)
 
     def _name(self, connection: Link) -> Run[None]:
         """Give a connection its writer's row, before its first transaction that writes."""
         writer_id = self.settings.services.new_id()
-        mark = Query(MARK, {"writer_id": writer_id, "batch": 0})
-        forget = Query(FORGET, {"age_ms": WRITER_KEPT_MS})
+        mark = Query(MARK_BATCH, {"writer_id": writer_id, "batch": 0})
+        forget = Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS})
         for each in (mark, forget):
             yield Send(connection, [self.message(each)])
         connection.writer_id = writer_id
 
     def _commit(
-        self, connection: Link, messages: Sequence[Message], attempt: Execution[R]
+        self, connection: Link, messages: Sequence[Message], execution: Execution[R]
     ) -> Run[list[Reply]]:
         try:
-            return (yield from self._send(connection, messages, attempt, is_commit=True))
+            return (yield from self._send(connection, messages, execution, is_commit=True))
         except psycopg.Error as error:
             # Without a mark it cannot be settled: a migration, which may be run again.
-            if not is_connection_lost(error) or not attempt.call.is_marked:
+            if not is_connection_lost(error) or not execution.call.operation.is_marked:
                 raise
             raise CommitLost(connection.writer_id, connection.batch, error) from error
 
-    def _may_conclude(self, attempt: Execution[R]) -> bool:
-        """Whether all of a call can go out at once, with its COMMIT."""
-        decide = attempt.decide
-        if decide is None or not attempt.call.decides or attempt.emits:
-            return False
-        return len({event.root_id for event in decide.emits}) < 2
-
-    def _conclude(self, connection: Link, attempt: Execution[R]) -> Run[bool]:
-        """Run a call that begins with a `Decide` in one round trip; False: nothing was written.
-
-        The mark is part of the statement that decides, so that it says of a COMMIT without an
-        answer that there was a row.
-        """
-        assert attempt.decide is not None
-        *before, last = attempt.whole()
-        connection.batch += 1
-        messages = [
-            Message("BEGIN", boundary="begin"),
-            *self._local({}),
-            Message(self._settling, is_unread=True),
-            *(self.message(_found_or_failed(each) if each.must_find else each) for each in before),
-            self.message(self._decisive(connection, last, attempt.decide)),
-            Message("COMMIT", boundary="commit"),
-        ]
-        try:
-            replies = yield from self._commit(connection, messages, attempt)
-        except pg.DivisionByZero:
-            yield from self._send(connection, [Message("ROLLBACK")], attempt)
-            return False
-        answers = [reply.rows for reply in replies[-2 - len(before) : -1]]
-        if answers[-1]:
-            self._conclude_with(attempt, answers)
-        return bool(answers[-1])
-
-    def _decisive(self, connection: Link, last: Query, decide: Decide) -> Query:
-        """Return a statement with the events and the mark that it decides about."""
-        events = self.settings.services.events_if_done(decide.emits) if decide.emits else None
-        parameters = {
-            **last.parameters,
-            **(events.parameters if events is not None else {}),
-            "writer_id": connection.writer_id,
-            "batch": connection.batch,
-        }
-        return Query(_with_done(last.sql, None if events is None else events.sql), parameters)
-
-    def _answer_again(self, attempt: Execution[R], decide: Decide, lost: CommitLost) -> Run[None]:
-        """Give a call whose COMMIT was settled the answers that were lost with it."""
-        answers: list[list[Row]] = [[{}] for _ in attempt.queries]
-        if decide.again is not None:
-            call = Call(Again.read, Again(), (decide.again,))
-            try:
-                answers[-1] = yield from self.run(call)
-            except StoreError as error:
-                raise CommitUnknown(
-                    f"{attempt.call.name} was committed, but its answer was lost with the "
-                    "connection and the server cannot be asked for it",
-                    id=commit_id(lost.writer_id, lost.batch),
-                ) from error
-        if not answers[-1]:
-            raise NotFound(
-                f"{attempt.call.name} was committed, but its answer was lost with the connection, "
-                "and what it wrote has been removed since"
-            )
-        self._conclude_with(attempt, answers)
-
-    def _conclude_with(self, attempt: Execution[R], answers: list[list[Row]]) -> None:
-        attempt.reply(answers)
-        if attempt.queries:
-            raise HoldfastError(f"{attempt.call.name} asks for more than it has decided about")
-
-    def _read(self, connection: Link, attempt: Execution[R]) -> Run[None]:
+    def _read(self, connection: Link, execution: Execution[R]) -> Run[bool]:
         """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
-        if not attempt.queries:
-            return
-        call = attempt.call
-        is_read_only = self.settings.mode == "read"
-        may_be_single = not (self.settings.is_clock_virtual or is_read_only)
-        if may_be_single and len(attempt.queries) == 1 and call.name not in self._takes_several:
-            replies = yield from self._ask(connection, [], attempt)
-            attempt.reply([reply.rows for reply in replies])
-            if not attempt.queries:
-                return
-            # It takes more than one statement: start again, this time inside a transaction.
-            self._takes_several.add(call.name)
-            attempt.restart()
+        if not execution.queries:
+            return True
+        call = execution.call
+        may_be_single = not (self.settings.is_clock_virtual or self.settings.mode == "read")
+        if may_be_single and len(execution.queries) == 1 and call.name not in self._takes_several:
+            replies = yield from self._ask(connection, [], execution)
+            execution.reply([reply.rows for reply in replies])
+            if execution.queries:
+                # It takes more than one statement: start again, this time inside a transaction.
+                self._takes_several.add(call.name)
+            return not execution.queries
         opening = [
             Message("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", boundary="begin"),
             *self._local({}),
         ]
-        while attempt.queries:
-            replies = yield from self._ask(connection, opening, attempt)
+        while execution.queries:
+            replies = yield from self._ask(connection, opening, execution)
             opening = []
-            attempt.reply([reply.rows for reply in replies])
-        yield from self._send(connection, [Message("COMMIT", boundary="commit")], attempt)
+            execution.reply([reply.rows for reply in replies])
+        yield from self._send(connection, [Message("COMMIT", boundary="commit")], execution)
+        return True
 
     def _ask(
-        self, connection: Link, opening: Sequence[Message], attempt: Execution[Any]
+        self, connection: Link, opening: Sequence[Message], execution: Execution[Any]
     ) -> Run[list[Reply]]:
-        """Send what the attempt asks, behind what opens the transaction; return its answers."""
-        messages = [self.message(query) for query in attempt.queries]
-        replies = yield from self._send(connection, [*opening, *messages], attempt)
+        """Send what the execution asks, behind what opens the transaction; return its answers."""
+        messages = [self.message(query) for query in execution.queries]
+        replies = yield from self._send(connection, [*opening, *messages], execution)
         return replies[len(opening) :]
 
     def _send(
         self,
         connection: Link,
         messages: Sequence[Message],
-        attempt: Execution[Any],
+        execution: Execution[Any],
         *,
         is_commit: bool = False,
     ) -> Run[list[Reply]]:
@@ -384,9 +346,9 @@ class Protocol:
             replies: list[Reply] = []
             for message in messages:
                 last = message.boundary == "commit"
-                probe(Point(message.boundary, "before", attempt.call.name, message.text))
+                probe(Point(message.boundary, "before", execution.call.name, message.text))
                 replies += yield Send(connection, [message], is_commit and last)
-                probe(Point(message.boundary, "after", attempt.call.name, message.text))
+                probe(Point(message.boundary, "after", execution.call.name, message.text))
             return replies
         answered: list[Reply] = yield Send(connection, messages, is_commit)
         return answered
@@ -416,7 +378,7 @@ class Protocol:
 
     def _open(self, connection: Link, call: Call[Any]) -> list[Message]:
         """Return what stands first in a transaction that writes: its mark and its settings."""
-        if not call.is_marked:
+        if not call.operation.is_marked:
             return self._local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
@@ -434,12 +396,12 @@ class Protocol:
         return [Message(f"SELECT {calls}", list(settings.values()))]
 
     def _reconnect(
-        self, error: psycopg.Error, deadline: float, attempt: Execution[Any], tries: int
+        self, error: psycopg.Error, deadline: float, execution: Execution[Any], tries: int
     ) -> Run[None]:
         """Wait before the next try; raise what another connection would not help against."""
         left_seconds = deadline - time.monotonic()
         if not is_connection_lost(error) or left_seconds < 0:
-            self.settings.hooks.tell(attempt, tries, error)
+            self.settings.hooks.tell(execution, tries, error)
             raise translate(error) from error
         yield Sleep(min(_pause(tries), left_seconds))
 
@@ -449,18 +411,6 @@ class Protocol:
         yield Sleep(_pause(tries))
 
 
-@functools.lru_cache(maxsize=1_000)
-def _with_done(sql: str, events: str | None) -> str:
-    parts = [f"done AS ({sql})", *([events] if events else []), f"marked AS ({MARK_IF_DONE})"]
-    return f"WITH {', '.join(parts)} SELECT * FROM done"  # noqa: S608 - our own statements
-
-
 def _pause(tries: int) -> float:
     longest = min(BACKOFF_SECONDS * 2 ** min(tries, 20), BACKOFF_SECONDS_MAX)
     return random.uniform(longest / 2, longest)
-
-
-def _found_or_failed(query: Query) -> Query:
-    """Return a look as a statement that ends the transaction if it finds nothing."""
-    sql = f"SELECT 1 / count(*) FROM ({query.sql}) AS found"  # noqa: S608 - our own statement
-    return Query(sql, query.parameters)

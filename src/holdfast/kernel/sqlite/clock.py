@@ -8,9 +8,9 @@ last write: what had expired stays expired.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ... import clock
-from ..driver import Runner
 from ..operation import Call, Op, one, query, rows, unmarked
 
 KNOWN = "SELECT value FROM hf_meta WHERE name = 'boot'"
@@ -68,13 +68,13 @@ def seen_clock(run: Callable[[Call[int]], int]) -> clock.UptimeClock | None:
     return clock.UptimeClock(run(Call(TimeOps.seen, TimeOps(boot), asked)))
 
 
-def store_clock(driver: Runner) -> clock.UptimeClock | None:
+def store_clock(run: Callable[[Call[Any]], Any]) -> clock.UptimeClock | None:
     """Return the clock that all processes of this boot share; None where there is no such thing."""
     boot = clock.boot_id()
     if boot is None:
         return None
     ops = TimeOps(boot)
-    booted_at = driver.run(Call(TimeOps.booted_at, ops))
+    booted_at = run(Call(TimeOps.booted_at, ops))
     if booted_at is None:
-        booted_at = driver.run(Call(TimeOps.begin, ops, (clock.wall_ms(), clock.uptime_ms())))
+        booted_at = run(Call(TimeOps.begin, ops, (clock.wall_ms(), clock.uptime_ms())))
     return clock.UptimeClock(booted_at)

@@ -9,7 +9,6 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import TypeVar
 
 import apsw
 
@@ -26,12 +25,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..driver import Durability, Progress
-from ..execution import Execution
-from ..operation import Query, Row
 from ..schema import APPLICATION_ID
-from ..sql import Dialect, Statement
-
-R = TypeVar("R")
 
 # The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
 BUSY_MS = 5_000
@@ -224,44 +218,6 @@ def require_store(connection: apsw.Connection) -> None:
             f"{connection.filename} is an SQLite database of another program; "
             "name another file, or a new one"
         )
-
-
-def fetch(
-    connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
-) -> list[Row]:
-    """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
-    cursor = connection.execute(statement.text, statement.values(query.parameters, now_ms))
-    columns = statement.columns
-    try:
-        found = cursor.fetchall() if columns else _with_columns(cursor, columns)
-        return [dict(zip(columns, row, strict=True)) for row in found] if found else []
-    except BaseException:
-        # A traceback would keep the statement open, and an open statement lets nobody commit.
-        cursor.close(True)
-        raise
-
-
-def read_all(connection: apsw.Connection, attempt: Execution[R], texts: Dialect, now_ms: int) -> R:
-    """Run a query to its end in one snapshot; the caller ends the transaction."""
-    if attempt.queries:
-        connection.execute("BEGIN")
-    while attempt.queries:
-        attempt.reply(
-            [
-                fetch(connection, texts.statement(query.sql), query, now_ms)
-                for query in attempt.queries
-            ]
-        )
-    return attempt.result
-
-
-def _with_columns(cursor: apsw.Cursor, columns: list[str]) -> list[apsw.SQLiteValues]:
-    """Return the rows and note their columns, which can be asked for only while there is a row."""
-    first = next(cursor, None)
-    if first is None:
-        return []
-    columns[:] = [column[0] for column in cursor.get_description()]
-    return [first, *cursor]
 
 
 def copy_pages(source: apsw.Connection, target: Path, progress: Progress | None) -> None:

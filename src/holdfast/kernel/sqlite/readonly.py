@@ -8,45 +8,31 @@ only if the files are afterwards what they were before.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import apsw
 
 from ...clock import Clock, wall_ms
-from ...errors import (
-    HoldfastError,
-    StoreBusy,
-    StoreClosed,
-    StoreForked,
-    StoreMoved,
-    StoreReadOnly,
-    StoreUnavailable,
-)
-from ..driver import Progress, Settings
-from ..execution import Entrance, Execution
+from ...errors import HoldfastError, StoreBusy, StoreMoved, StoreReadOnly, StoreUnavailable
+from ..driver import Execution, Settings
 from ..operation import Call
-from ..signals import Signals
-from ..sql import Dialect
-from . import fork
+from . import open_file
 from .clock import seen_clock
 from .connection import (
     BUSY_MS,
     IDLE_READERS_MAX,
     STATEMENTS_CACHED,
-    copy_pages,
-    read_all,
     require_place,
     require_store,
     translate,
 )
-from .watch import Watch
+from .transactions import file_status, read_all
 
 R = TypeVar("R")
 
@@ -66,7 +52,7 @@ class View:
         self._path = path
         self._vfs = vfs
         self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
-        self._seen = [_status(name) for name in self._names]
+        self._seen = [file_status(name) for name in self._names]
         _, self._wal, shm, journal = self._seen
         self.is_shared = journal is not None
         """Whether it takes part in the locking; otherwise the files must not change meanwhile."""
@@ -136,117 +122,79 @@ class View:
 
     def _look(self) -> list[Status]:
         """Return which files there are; of those that must not change, also their last change."""
-        found = [_status(name) for name in self._names]
+        found = [file_status(name) for name in self._names]
         return [each and each[:2] for each in found[:3]] if self.is_shared else found
 
 
-class SqliteReader:
+class SqliteReader(open_file.OpenFile):
     """One file that is only read; of any format, damaged perhaps, or not ours."""
 
     def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
-        self.path = path
-        self.settings = settings
-        self.entrance = Entrance()
-        self.signals = Signals(listen=self._start_watch)
-        self._vfs = vfs
-        self._texts = Dialect(None)
+        super().__init__(path, settings, vfs)
         self._clock: Clock = settings.clock
         self._idle: list[View] = []
         self._file: Status = None
-        self._watch: Watch[View] | None = None
-        self._starting = threading.Lock()
-        self._pid = os.getpid()
-        self._is_closed = False
         require_place(path, vfs)
-        fork.close_inherited()
         self._verified(lambda connection: None)
-        fork.register(self)
+        open_file.register(self)
 
     def run(self, call: Call[R]) -> R:
         """Run a query in one snapshot; refuse a call that writes."""
         self.require_usable()
-        return self.entrance.run(self._read, call)
-
-    read = run
-
-    def enqueue(self, job: Any) -> None:
-        """Refuse a call that writes."""
-        raise StoreReadOnly(operation=job.call.name)
+        return self.enter(self._read, call)
 
     def _read(self, call: Call[R]) -> R:
-        if call.mode == "write":
+        if call.operation.mode == "write":
             raise StoreReadOnly(operation=call.name)
-        attempt = Execution(call, self.settings.services)
         tries = 0
+        execution = Execution(call, self.settings.services)
 
         def read(connection: apsw.Connection) -> None:
-            nonlocal tries
+            nonlocal tries, execution
             tries += 1
             if tries > 1:
-                attempt.restart()
-            self._run(connection, attempt)
+                execution = Execution(call, self.settings.services)
+            self._run(connection, execution)
 
         try:
             self._verified(read)
         except Exception as error:
-            self.settings.hooks.tell(attempt, tries, error)
+            self.settings.hooks.tell(execution, tries, error)
             raise
-        self.settings.hooks.tell(attempt, tries, None)
-        return attempt.result
+        self.settings.hooks.tell(execution, tries, None)
+        return execution.result
 
     def pragma(self, name: str, value: int | None = None) -> list[tuple[object, ...]]:
         """Set or ask a pragma and return its rows."""
         text = f"PRAGMA {name}" if value is None else f"PRAGMA {name}({value})"
         return self._verified(lambda connection: list(connection.execute(text)))
 
-    def copy_to(self, target: Path, progress: Progress | None) -> None:
-        """Copy the database into a new file, one snapshot of it."""
-        self.require_usable()
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        self._verified(lambda connection: copy_pages(connection, target, progress))
-
     def vacuum(self) -> None:
         """Refuse: that rewrites the file."""
         raise StoreReadOnly(operation="vacuum")
 
-    def require_usable(self) -> None:
-        """Refuse a closed store, and one that a forked child fork."""
-        if os.getpid() != self._pid:
-            raise StoreForked(
-                f"process {os.getpid()} inherited {self.path} by fork; open the store again in it"
-            )
-        if self._is_closed:
-            raise StoreClosed(f"the store {self.path} is closed; open it again")
-
     def close(self) -> None:
         """Let go of the file; in a forked child this does nothing."""
-        if os.getpid() != self._pid:
+        if self.is_inherited:
             return
-        self.entrance.require_outside()
-        self._is_closed = True
+        self.require_outside()
+        self.is_closed = True
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
         while self._idle:
             self._idle.pop().connection.close()
-        fork.forget(self)
+        open_file.forget(self)
 
-    def resting_locks(self) -> list[Any]:
-        """Return the locks under which no connection but a reader's is in use."""
-        return [] if self._watch is None else [self._watch.looking]
+    def connections_at_rest(self) -> list[apsw.Connection]:
+        """Return the connections that no thread can have been using when the process forked."""
+        return [view.connection for view in [*self._idle, *self._lent_at_rest()]]
 
-    def abandon(self) -> None:
-        """In a forked child: keep SQLite from touching the file."""
-        watch, at_rest = self._watch, [*self._idle]
-        if watch is not None and watch.lent is not None and fork.is_held(watch.looking):
-            at_rest.append(watch.lent)
-        fork.keep(self, [view.connection for view in at_rest])
+    def _with_reader(self, read: Callable[[apsw.Connection], None]) -> None:
+        self._verified(read)
 
-    def __enter__(self) -> SqliteReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _version(self, lent: View) -> object:
+        return lent.version()
 
     def _verified(self, read: Callable[[apsw.Connection], R]) -> R:
         """Read, and again if the files changed while nothing kept them from changing."""
@@ -271,7 +219,7 @@ class SqliteReader:
         finally:
             if is_kept and view.connection.in_transaction:
                 view.connection.execute("ROLLBACK")
-            has_room = len(self._idle) < IDLE_READERS_MAX and not self._is_closed
+            has_room = len(self._idle) < IDLE_READERS_MAX and not self.is_closed
             if is_kept and has_room and view.is_current:
                 self._idle.append(view)
             else:
@@ -315,22 +263,12 @@ class SqliteReader:
     def _ask(self, connection: apsw.Connection, call: Call[R]) -> R:
         return self._run(connection, Execution(call, self.settings.services))
 
-    def _run(self, connection: apsw.Connection, attempt: Execution[R]) -> R:
+    def _run(self, connection: apsw.Connection, execution: Execution[R]) -> R:
         try:
-            return read_all(connection, attempt, self._texts, self._clock.now_ms())
+            return read_all(connection, execution, self._texts, self._clock.now_ms())
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-
-    def _start_watch(self) -> None:
-        """Ring all topics when a connection has committed, from the first wait on."""
-        if self._watch is None:
-            self.entrance.run(self._watch_with, lambda: self.signals.ring_here(None))
-
-    def _watch_with(self, ring: Callable[[], None]) -> None:
-        with self._starting:
-            if self._watch is None and not self._is_closed:
-                self._watch = Watch(self.path, self._lend, View.version, ring)
 
 
 class _Torn(StoreUnavailable):
@@ -348,11 +286,3 @@ def _whole(view: View, read: Callable[[apsw.Connection], R]) -> R:
     if not view.is_sound:
         raise _Torn
     return result
-
-
-def _status(name: str) -> Status:
-    try:
-        found = os.stat(name)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,4 +1,4 @@
-"""The one writer of an SQLite file in this process: batches, savepoints, and settled commits.
+"""Transactions of an SQLite file: queries in one snapshot, and the one writer of this process.
 
 Who holds the writer's mutex and the file's side lock may write. A batch is one transaction with
 a savepoint per call, so many calls share one sync of the disk and fail alone. Nothing, neither
@@ -13,28 +13,76 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
-from ...clock import Clock
+from ...clock import Clock, wall_ms
 from ...errors import (
     CommitUnknown,
     HoldfastError,
     StoreBusy,
-    StoreError,
     StoreMoved,
     StoreUnavailable,
 )
-from ..commit_settlement import FORGET, LOOK_UP, MARK, SETTLE, WRITER_KEPT_MS, commit_id, is_there
-from ..driver import Settings
-from ..execution import Boundary, Execution, Point
-from ..operation import Call, Query, Row
-from ..sql import Dialect
+from ..commit_settlement import (
+    FORGET_WRITERS,
+    MARK_BATCH,
+    READ_WRITER,
+    SETTLE_BATCH,
+    WRITER_KEPT_MS,
+    commit_id,
+    is_there,
+)
+from ..driver import Boundary, Execution, Point, Settings
+from ..operation import Query, Row
+from ..sql import Dialect, Statement
 from ..threads import Thread
-from .connection import connect, fetch, lock_error, prepare_file, translate
-from .files import Files
+from .connection import connect, lock_error, prepare_file, translate
+
+R = TypeVar("R")
+
+# File systems tell time in ticks of up to two seconds: of two changes within one tick, a look
+# between them sees nothing of the second. A directory that changed longer ago tells of the next.
+SETTLED_MS = 3_000
+
+
+def fetch(
+    connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
+) -> list[Row]:
+    """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
+    cursor = connection.execute(statement.text, {**query.parameters, "now": now_ms})
+    columns = statement.columns
+    try:
+        if columns:
+            found = cursor.fetchall()
+        else:
+            # They can be asked for only while there is a row.
+            first = next(cursor, None)
+            if first is None:
+                return []
+            columns[:] = [column[0] for column in cursor.get_description()]
+            found = [first, *cursor]
+        return [dict(zip(columns, row, strict=True)) for row in found]
+    except BaseException:
+        # A traceback would keep the statement open, and an open statement lets nobody commit.
+        cursor.close(True)
+        raise
+
+
+def read_all(
+    connection: apsw.Connection, execution: Execution[R], texts: Dialect, now_ms: int
+) -> R:
+    """Run a query to its end in one snapshot; the caller ends the transaction."""
+    if execution.queries:
+        connection.execute("BEGIN")
+    while queries := execution.queries:
+        execution.reply(
+            [fetch(connection, texts.statement(query.sql), query, now_ms) for query in queries]
+        )
+    return execution.result
 
 
 class SideLock:
@@ -89,32 +137,88 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
+def file_status(name: str) -> tuple[int, ...] | None:
+    """Return device, inode, size and times of what a name stands for; the last change is last."""
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class Files:
+    """The files of one open database: itself, its `-wal` and its `-shm`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._directory = str(path.parent)
+        self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm")]
+        self.known: list[tuple[int, ...] | None] = [None, None, None]
+        """Device and inode of the files that are open; None for what a new database lacks."""
+        self._settled: tuple[int, ...] | None = None
+        self.is_moved = False
+
+    def note(self) -> None:
+        """Take the files that the names stand for now as those that are open."""
+        self.known = self._found()
+        self._settled = None
+
+    def forget_beside(self) -> None:
+        """Expect that SQLite has removed the files beside the database."""
+        self.known[1:] = [None, None]
+
+    def require_in_place(self) -> None:
+        """Make sure that the names of the database's files still stand for those that are open.
+
+        What is written to others is lost with them, or destroys what has taken their place.
+        """
+        # One look at the directory costs less than three at the files.
+        directory = file_status(self._directory)
+        if directory is not None and directory == self._settled and not self.is_moved:
+            return
+        changed = [
+            name
+            for name, known, now in zip(self._names, self.known, self._found(), strict=True)
+            if known is not None and known != now
+        ]
+        self.is_moved |= bool(changed)
+        if self.is_moved:
+            raise StoreMoved(
+                f"{' and '.join(changed) or self._path} was deleted, renamed or replaced while the "
+                "store was open; nothing was written; put it back and open the store again"
+            )
+        age_ms = 0 if directory is None else wall_ms() - directory[-1] // 1_000_000
+        self._settled = directory if abs(age_ms) > SETTLED_MS else None
+
+    def are_replaced_beside(self) -> bool:
+        """Tell whether `-wal` or `-shm` is not the one that is open."""
+        return self._found()[1:] != self.known[1:]
+
+    def is_database_gone(self) -> bool:
+        """Tell whether nothing has the database's name."""
+        return self._found()[0] is None
+
+    def _found(self) -> list[tuple[int, ...] | None]:
+        """Return device and inode of the file behind each name, None where there is none."""
+        return [status and status[:2] for status in map(file_status, self._names)]
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """One call on its way through the writer, with its outcome."""
 
-    __slots__ = ("_gate", "attempt", "attempts", "call", "deliver", "error", "wake")
-
-    def __init__(self, call: Call[Any], attempt: Execution[Any]) -> None:
-        self.call = call
-        self.attempt = attempt
-        self.error: BaseException | None = None
-        self.attempts = 1
-        self.deliver: Callable[[], None] | None = None
-        """Called when the outcome is there."""
-        self.wake: Callable[[Sequence[Job]], None] | None = None
-        """Called with the whole batch, once for all jobs that have the same one."""
-        self._gate = threading.Lock()
+    execution: Execution[Any]
+    error: BaseException | None = None
+    attempts: int = 1
+    deliver: Callable[[], None] | None = None
+    """Called when the outcome is there."""
+    wake: Callable[[Sequence[Job]], None] | None = None
+    """Called with the whole batch, once for all jobs that have the same one."""
+    _gate: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self) -> bool:
         """Decide, once, who has the job: the writer that starts it or the caller that gave up."""
         return self._gate.acquire(blocking=False)
-
-    @property
-    def result(self) -> Any:
-        """The call's result, or its error raised."""
-        if self.error is not None:
-            raise self.error
-        return self.attempt.result
 
 
 class TransactionEnded(Exception):
@@ -128,38 +232,40 @@ class Writer:
         self.path = path
         self.mutex = threading.RLock()
         self.clock: Clock = settings.clock
+        self.connection: apsw.Connection | None = None
         self._settings = settings
         self._dialect = dialect
         self._vfs = vfs
         self._probe = settings.hooks.probe
-        self._connection: apsw.Connection | None = None
         self._writer_id: str | None = None
         self._batch = 0
         self._now_ms = 0
-        self._changes_before = 0
         self._is_wal_moved = False
         self._runs_uncounted = False
         self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path.with_name(path.name + "-lock"))
 
-    def open(self) -> None:
-        """Connect; the first connection to a new file also turns it into a WAL database."""
-        if self._connection is None:
-            self._connection = connect(
+    def open(self) -> apsw.Connection:
+        """Return the connection; the first to a new file also turns it into a WAL database."""
+        if self.connection is None:
+            self.connection = connect(
                 self.path, durability=self._settings.durability, vfs=self._vfs
             )
             self._is_wal_moved = False
             self.files.require_in_place()
             self.files.note()
+        return self.connection
 
     def close(self) -> None:
-        """Close the connection; what SQLite cannot move into the database stays in the WAL."""
-        self._drop()
+        """Close the connection; what SQLite cannot move into the database stays in the WAL.
 
-    def at_rest(self) -> list[apsw.Connection]:
-        """Return the connection, if there is one; the caller holds the mutex."""
-        return [] if self._connection is None else [self._connection]
+        So is one that met an error it may not have recovered from.
+        """
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.part_with(connection)
+            self.files.forget_beside()
 
     def part_with(self, connection: apsw.Connection) -> None:
         """Close a connection. Files that have taken the place of its own stay as they are."""
@@ -206,25 +312,24 @@ class Writer:
         statement = self._dialect.statement(query.sql)
         if not statement.counts_changes and statement.may_change:
             self._runs_uncounted = True
-        connection = self._connection or self._open_connection()
-        if not connection.in_transaction:
+        connection, probe = self.connection, self._probe
+        if connection is None or not connection.in_transaction:
             # By itself it would be committed at once, without what came before it.
             raise TransactionEnded from StoreUnavailable(
                 f"{self.path}: the transaction of {call} ended before all of it was done; "
                 "nothing was written"
             )
-        if self._probe is None:
+        if probe is None:
             return fetch(connection, statement, query, self._now_ms)
-        self._probe(Point("statement", "before", call, statement.text))
+        probe(Point("statement", "before", call, statement.text))
         found = fetch(connection, statement, query, self._now_ms)
-        self._probe(Point("statement", "after", call, statement.text))
+        probe(Point("statement", "after", call, statement.text))
         return found
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[apsw.Connection]:
         """Lend the connection for one transaction of many rows."""
-        self.open()
-        connection = self._open_connection()
+        connection = self.open()
         try:
             with connection:
                 yield connection
@@ -232,102 +337,93 @@ class Writer:
             raise translate(error, self.path) from error
 
     def _transact(self, jobs: Sequence[Job]) -> None:
-        self.open()
         try:
-            self._begin(jobs[0].call.name)
-            has_success = False
+            connection = self.connection or self.open()
+            changes_before = self._begin(connection, jobs[0])
             for job in jobs:
-                self._run(job, alone=len(jobs) == 1)
-                has_success |= job.error is None
-            if has_success and self._has_changed():
-                self._commit(jobs)
+                self._run(job, is_alone=len(jobs) == 1)
+            # A batch that only looked costs no sync.
+            has_changed = self._runs_uncounted or connection.total_changes() != changes_before
+            if has_changed and any(job.error is None for job in jobs):
+                self._commit(jobs[0])
         except apsw.Error as error:
-            self._drop()
+            self.close()
             raise TransactionEnded from translate(error, self.path)
         finally:
-            self._rollback()
+            if self.connection is not None and self.connection.in_transaction:
+                self._rollback()
 
-    def _begin(self, call: str) -> None:
+    def _begin(self, connection: apsw.Connection, first: Job) -> int:
+        """Begin a transaction and return how many rows the connection has changed before it."""
         self.files.require_in_place()
-        self._move_wal()
+        if not self._is_wal_moved:
+            self._move_wal()
         try:
-            self._control("BEGIN IMMEDIATE", call, "begin")
+            self._control("BEGIN IMMEDIATE", first, "begin")
         except apsw.BusyError as error:
             raise translate(error, self.path) from error
-        self.files.note_new()
-        self._changes_before = self._open_connection().total_changes()
+        if None in self.files.known:
+            self.files.note()
         self._runs_uncounted = False
         # The clock is read once the lock is held, and never goes back within a store.
         self._now_ms = max(self._now_ms, self.clock.now_ms())
+        return connection.total_changes()
 
-    def _has_changed(self) -> bool:
-        """Tell whether there is anything to commit; a batch that only looked costs no sync."""
-        changes = self._open_connection().total_changes()
-        return self._runs_uncounted or changes != self._changes_before
-
-    def _run(self, job: Job, *, alone: bool) -> None:
+    def _run(self, job: Job, *, is_alone: bool) -> None:
         """Run one job, in a savepoint unless it has the transaction for itself."""
-        if not alone:
-            self._control("SAVEPOINT job", job.call.name)
+        execution, call = job.execution, job.execution.call.operation.__qualname__
+        if not is_alone:
+            self._control("SAVEPOINT job", job)
         try:
-            self._pump(job)
+            while execution.queries:
+                execution.reply([self.execute(query, call) for query in execution.queries])
+            for query in execution.closing():
+                self.execute(query, call)
         except BaseException as error:
-            if not self._open_connection().in_transaction:
+            if self.connection is None or not self.connection.in_transaction:
                 raise
-            self._fail(job, error)
-        if not alone:
-            if job.error is not None:
-                self._control("ROLLBACK TO job", job.call.name)
-            self._control("RELEASE job", job.call.name)
-
-    def _pump(self, job: Job) -> None:
-        attempt, call = job.attempt, job.call.name
-        while attempt.queries:
-            attempt.reply([self.execute(query, call) for query in attempt.queries])
-        for query in attempt.closing():
-            self.execute(query, call)
-
-    def _fail(self, job: Job, error: BaseException) -> None:
-        if isinstance(error, apsw.Error):
-            job.error = translate(error, self.path)
-            job.error.__cause__ = error
-            job.attempt.fail(job.error)
-        else:
             job.error = error
+            if isinstance(error, apsw.Error):
+                job.error = translate(error, self.path)
+                job.error.__cause__ = error
+                execution.fail(job.error)
+        if not is_alone:
+            if job.error is not None:
+                self._control("ROLLBACK TO job", job)
+            self._control("RELEASE job", job)
 
     def _run_alone(self, job: Job) -> None:
         job.attempts += 1
         job.error = None
         try:
-            job.attempt.restart()
+            job.execution = Execution(job.execution.call, self._settings.services)
         except BaseException as error:
             job.error = error
         else:
             self.commit([job])
 
-    def _commit(self, jobs: Sequence[Job]) -> None:
+    def _commit(self, first: Job) -> None:
         """Mark the batch and commit it; a COMMIT that fails is settled, never guessed."""
-        if jobs[0].call.is_marked:
-            self._mark()
+        if first.execution.call.operation.is_marked:
+            try:
+                self._mark()
+            except apsw.ConstraintError:
+                # Its row was closed: somebody asked for a batch that was never made.
+                self._writer_id = None
+                self._mark()
         try:
-            self._control("COMMIT", jobs[0].call.name, "commit")
+            self._control("COMMIT", first, "commit")
         except apsw.Error as error:
             self._settle_commit(error)
 
     def _mark(self) -> None:
-        try:
-            self._mark_as(self._writer_id)
-        except apsw.ConstraintError:
-            # Its row was closed: somebody asked for a batch that was never made. It has another.
-            self._mark_as(None)
-
-    def _mark_as(self, writer_id: str | None) -> None:
-        if writer_id is None:
+        if self._writer_id is None:
             self._batch = 0
-            writer_id = self._writer_id = self._settings.services.new_id()
-            self.execute(Query(FORGET, {"age_ms": WRITER_KEPT_MS}), "kernel")
+            self._writer_id = self._settings.services.new_id()
+            self.execute(Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS}), "kernel")
         self._batch += 1
-        self.execute(Query(MARK, {"writer_id": writer_id, "batch": self._batch}), "kernel")
+        mark = {"writer_id": self._writer_id, "batch": self._batch}
+        self.execute(Query(MARK_BATCH, mark), "kernel")
 
     def _settle_commit(self, error: apsw.Error) -> None:
         """Find out whether the batch is there. The side lock is held, so nobody wrote since.
@@ -338,7 +434,7 @@ class Writer:
         commit makes the emptied WAL durable.
         """
         writer_id, batch = self._writer_id, self._batch
-        self._drop()
+        self.close()
         self._writer_id = None  # The old row stays as it is, so that the answer never changes.
         if writer_id is None:
             raise error
@@ -351,7 +447,7 @@ class Writer:
                 self._checkpoint()
                 self._commit_answer(writer_id, batch)
         except (apsw.Error, HoldfastError) as again:
-            self._drop()
+            self.close()
             # SQLite writes a transaction's end last: where there was no room for it, it is not.
             lacks_room = isinstance(error, apsw.FullError) and isinstance(again, apsw.FullError)
             if is_committed is not False or not lacks_room:
@@ -368,16 +464,17 @@ class Writer:
         return StoreUnavailable(message)
 
     def _is_visible(self, writer_id: str, batch: int) -> bool:
-        query = Query(LOOK_UP, {"writer_id": writer_id})
+        query = Query(READ_WRITER, {"writer_id": writer_id})
         statement = self._dialect.statement(query.sql)
-        found = fetch(self._open_connection(), statement, query, self._now_ms)
+        found = fetch(self.open(), statement, query, self._now_ms)
         return bool(found) and is_there(batch, found[0]["batch"])
 
     def _commit_answer(self, writer_id: str, batch: int) -> None:
-        self._move_wal()
-        self._control("BEGIN IMMEDIATE", "settle")
-        self.execute(Query(SETTLE, {"writer_id": writer_id, "batch": batch}), "settle")
-        self._control("COMMIT", "settle")
+        if not self._is_wal_moved:
+            self._move_wal()
+        settle = Query(SETTLE_BATCH, {"writer_id": writer_id, "batch": batch})
+        for query in (Query("BEGIN IMMEDIATE", {}), settle, Query("COMMIT", {})):
+            fetch(self.open(), self._dialect.statement(query.sql), query, self._now_ms)
 
     def _move_wal(self) -> None:
         """Move what this connection found in the WAL into the database before building on it.
@@ -385,36 +482,25 @@ class Writer:
         It may hold what the disk has failed to sync: lost later, it would take along all that
         was committed behind it. A database that has no room to grow must do without.
         """
-        if not self._is_wal_moved:
-            with contextlib.suppress(apsw.FullError):
-                self._open_connection().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._is_wal_moved = True
+        with contextlib.suppress(apsw.FullError):
+            self.open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._is_wal_moved = True
 
     def _checkpoint(self) -> None:
-        (outcome,) = self._open_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        (outcome,) = self.open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if outcome[0]:
             raise StoreBusy(f"{self.path}: readers keep the WAL from being moved")
 
-    def _control(self, sql: str, call: str, boundary: Boundary = "statement") -> None:
+    def _control(self, sql: str, job: Job, boundary: Boundary = "statement") -> None:
+        connection, call = self.connection, job.execution.call
+        assert connection is not None
         if self._probe is None:
-            self._open_connection().execute(sql)
+            connection.execute(sql)
             return
-        self._probe(Point(boundary, "before", call, sql))
-        self._open_connection().execute(sql)
-        self._probe(Point(boundary, "after", call, sql))
+        self._probe(Point(boundary, "before", call.name, sql))
+        connection.execute(sql)
+        self._probe(Point(boundary, "after", call.name, sql))
 
     def _rollback(self) -> None:
-        if self._connection is not None and self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-
-    def _drop(self) -> None:
-        """Close a connection that met an error it may not have recovered from."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self.part_with(connection)
-            self.files.forget_beside()
-
-    def _open_connection(self) -> apsw.Connection:
-        if self._connection is None:
-            raise StoreError(f"{self.path} is not open")
-        return self._connection
+        if self.connection is not None and self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")

@@ -1,0 +1,91 @@
+"""Writes in one round trip: a `deciding` operation that begins with its `Decide`.
+
+BEGIN, the statements, the events, the mark and COMMIT travel together. The events and the mark are
+part of the statement that decides, and are written if it has a row. So the mark says of a COMMIT
+without an answer that there was one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from psycopg import errors as pg
+
+from ...errors import CommitUnknown, HoldfastError, NotFound
+from ..commit_settlement import MARK_BATCH_IF_DONE
+from ..driver import Execution, Services
+from ..operation import Op, Query, Row, query
+
+# What a statement that must find a row, and does not, ends the transaction with.
+NothingFound = pg.DivisionByZero
+
+
+class RowsOps:
+    """Re-reads rows lost with the connection."""
+
+    @query
+    def read(self, asked: Query) -> Op[list[Row]]:
+        """Return the rows of a query."""
+        found: list[Row] = yield asked
+        return found
+
+
+def is_possible(execution: Execution[Any]) -> bool:
+    """Whether all of a call can be sent at once, with its COMMIT."""
+    decide = execution.decide
+    if decide is None or not execution.call.operation.decides or execution.emits:
+        return False
+    return len({event.root_id for event in decide.emits}) < 2
+
+
+def statements(
+    execution: Execution[Any], services: Services, writer_id: str, batch: int
+) -> list[Query]:
+    """Return all that the call asks, the last with the events and the mark it decides about."""
+    assert execution.decide is not None
+    *before, last = execution.whole()
+    emits = execution.decide.emits
+    events = services.events_if_done(emits) if emits else Query("", {})
+    parameters = {**last.parameters, **events.parameters, "writer_id": writer_id, "batch": batch}
+    decisive = Query(_with_done(last.sql, events.sql), parameters)
+    return [*(_found_or_failed(each) if each.must_find else each for each in before), decisive]
+
+
+def conclude(execution: Execution[Any], answers: list[list[Row]]) -> None:
+    """Give a call that has decided its answers; it must not ask for more."""
+    execution.reply(answers)
+    if execution.queries:
+        raise HoldfastError(f"{execution.call.name} asks for more than it has decided about")
+
+
+def conclude_again(execution: Execution[Any], found: list[Row] | None) -> None:
+    """Give a call whose COMMIT was settled its answers, the last one read again if it matters."""
+    if found is not None and not found:
+        raise NotFound(
+            f"{execution.call.name} was committed, but its answer was lost with the connection, "
+            "and what it wrote has been removed since"
+        )
+    answers: list[list[Row]] = [[{}] for _ in execution.queries]
+    conclude(execution, [*answers[:-1], [{}] if found is None else found])
+
+
+def answer_lost(execution: Execution[Any], commit_id: str) -> CommitUnknown:
+    """Return the error for a committed call whose answer cannot be read again."""
+    return CommitUnknown(
+        f"{execution.call.name} was committed, but its answer was lost with the "
+        "connection and the server cannot be asked for it",
+        id=commit_id,
+    )
+
+
+@functools.lru_cache(maxsize=1_000)
+def _with_done(sql: str, events: str) -> str:
+    parts = [f"done AS ({sql})", *([events] if events else []), f"marked AS ({MARK_BATCH_IF_DONE})"]
+    return f"WITH {', '.join(parts)} SELECT * FROM done"  # noqa: S608 - our own statements
+
+
+def _found_or_failed(query: Query) -> Query:
+    """Return a query as one that ends the transaction if it finds nothing."""
+    sql = f"SELECT 1 / count(*) FROM ({query.sql}) AS found"  # noqa: S608 - our own statement
+    return Query(sql, query.parameters)

@@ -1,0 +1,122 @@
+"""The async SQLite driver: many calls of one event loop share a commit of the writer thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from ..driver import AsyncDriver, DialectName, Execution
+from ..flow import finish, require_loop
+from ..operation import Call
+from .connection import IDLE_READERS_MAX
+from .driver import SqliteDriver
+from .readonly import SqliteReader
+from .transactions import Job
+
+R = TypeVar("R")
+
+
+class AsyncSqliteDriver(AsyncDriver):
+    """Runs calls in an event loop: writes go to the writer thread, small reads run inline."""
+
+    dialect: ClassVar[DialectName] = "sqlite"
+
+    def __init__(self, twin: SqliteDriver | SqliteReader) -> None:
+        super().__init__(twin)
+        self._loop = asyncio.get_running_loop()
+        self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
+        # In the order of their deadlines, so that one timer serves them all.
+        self._waiting: deque[_AsyncJob] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, call: Call[R]) -> R:
+        """Run a call and return its result once it is durable."""
+        twin, settings = self._twin, self.settings
+        twin.require_usable()
+        require_loop(self._loop)
+        if call.operation.mode == "read_large":
+            return await self._loop.run_in_executor(self._readers, twin.run, call)
+        if call.operation.mode == "read" or not isinstance(twin, SqliteDriver):
+            return twin.run(call)
+        job = _AsyncJob(Execution(call, settings.services))
+        job.wake = self._wake
+        job.deadline = self._loop.time() + settings.busy_timeout_seconds
+        twin.enqueue(job)
+        self._waiting.append(job)
+        if self._timer is None:
+            self._timer = self._loop.call_at(job.deadline, self._give_up)
+        await job.wait()
+        if job.error is not None:
+            raise job.error
+        result: R = job.execution.result
+        return result
+
+    async def close(self) -> None:
+        """Close the file."""
+        await finish(asyncio.to_thread(self._twin.close))
+        if self._timer is not None:
+            self._timer.cancel()
+        await finish(asyncio.to_thread(self._readers.shutdown))
+
+    def _wake(self, jobs: Sequence[Job]) -> None:
+        """Tell the loop that a batch is done; called by the writer, once for all of it."""
+        # The loop may be gone when the program ends while a job is under way.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._hand_out, jobs)
+
+    def _hand_out(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if isinstance(job, _AsyncJob):
+                job.set_done()
+        while self._waiting and self._waiting[0].is_done:
+            self._waiting.popleft()
+
+    def _give_up(self) -> None:
+        """Withdraw the jobs that have waited too long."""
+        now, waiting = self._loop.time(), self._waiting
+        while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
+            job = waiting.popleft()
+            if not job.is_done and job.claim():
+                assert isinstance(self._twin, SqliteDriver)
+                job.error = self._twin.busy()
+                job.set_done()
+        self._timer = self._loop.call_at(waiting[0].deadline, self._give_up) if waiting else None
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class _AsyncJob(Job):
+    """A job whose caller waits in an event loop."""
+
+    is_done: bool = False
+    deadline: float = 0.0
+    _done: asyncio.Future[None] = field(default_factory=_future)
+
+    async def wait(self) -> None:
+        """Wait for the outcome. A cancelled caller leaves a job that never ran, or a whole one."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self.is_done:
+            try:
+                await self._done
+            except asyncio.CancelledError as error:
+                if self.claim():
+                    self.is_done = True
+                    raise
+                cancelled = error
+                self._done = _future()
+        if cancelled is not None:
+            raise cancelled
+
+    def set_done(self) -> None:
+        """Let the caller go on; called in its loop."""
+        self.is_done = True
+        if not self._done.done():
+            self._done.set_result(None)

@@ -1,0 +1,153 @@
+"""A file that this process has open, and what becomes of its connections when the process forks.
+
+SQLite keeps one record of locks for each file in a process. A child inherits the record, but not
+the locks: a connection of its own would rely on locks that nobody holds, or wait for a write that
+nobody is making. So a fork waits for the write that is under way, and the child closes what was at
+rest before it opens a database itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import apsw
+
+from ..driver import DialectName, Progress, Settings, SyncDriver
+from ..signals import Signals
+from ..sql import Dialect
+from .connection import copy_pages, translate
+from .watch import Watch
+
+FORK_SECONDS = 1.0
+
+_open_files: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+_inherited: list[tuple[OpenFile, Sequence[apsw.Connection]]] = []
+_forking = threading.local()
+
+
+class OpenFile(SyncDriver):
+    """What a driver that writes and one that only reads have in common."""
+
+    dialect: ClassVar[DialectName] = "sqlite"
+
+    def __init__(self, path: Path, settings: Settings, vfs: str | None) -> None:
+        super().__init__(settings, Signals(listen=self._start_watch), f"the store {path}")
+        close_inherited()
+        self.path = path
+        self._vfs = vfs
+        self._texts = Dialect(None)
+        self._watch: Watch[Any] | None = None
+        self._starting = threading.Lock()
+
+    def copy_to(self, path: Path, progress: Progress | None) -> None:
+        """Copy the live database into a new file, one snapshot of it, while others write."""
+        self.require_usable()
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            self._with_reader(lambda source: copy_pages(source, path, progress))
+        except apsw.Error as error:
+            raise translate(error, path) from error
+
+    def _with_reader(self, read: Callable[[apsw.Connection], None]) -> None:
+        raise NotImplementedError
+
+    def _lend(self) -> AbstractContextManager[Any]:
+        """Lend what reads, to the thread that looks for commits of others."""
+        raise NotImplementedError
+
+    def _version(self, lent: Any) -> object:
+        """Return what changes when another connection commits."""
+        raise NotImplementedError
+
+    def _start_watch(self) -> None:
+        """Ring all topics when another connection has committed, from the first wait on."""
+        if self._watch is None:
+            self.enter(self._watch_with, lambda: self.signals.ring_here(None))
+
+    def _watch_with(self, ring: Callable[[], None]) -> None:
+        with self._starting:
+            if self._watch is None and not self.is_closed:
+                self._watch = Watch(self.path, self._lend, self._version, ring)
+
+    def resting_locks(self) -> list[Any]:
+        """Return the locks under which no connection but a reader's is in use."""
+        return [] if self._watch is None else [self._watch.looking]
+
+    def _lent_at_rest(self) -> list[Any]:
+        """Return what the thread that looks for commits has, unless it was using it."""
+        watch = self._watch
+        if watch is None or watch.lent is None or not is_held(watch.looking):
+            return []
+        return [watch.lent]
+
+    def connections_at_rest(self) -> list[apsw.Connection]:
+        """Return the connections that no thread can have been using when the process forked."""
+        raise NotImplementedError
+
+
+def register(file: OpenFile) -> None:
+    """Have a file's connections taken care of in forked children."""
+    _open_files.add(file)
+
+
+def forget(file: OpenFile) -> None:
+    """The file has no connections any more."""
+    _open_files.discard(file)
+
+
+def is_held(lock: Any) -> bool:
+    """Tell whether a lock was taken for the fork."""
+    return lock in getattr(_forking, "held", ()) and lock._is_owned()
+
+
+def _before_fork() -> None:
+    """Wait until all connections are at rest, but not for ever."""
+    held = _forking.held = []
+    for lock in [lock for file in list(_open_files) for lock in file.resting_locks()]:
+        # Its owner is this thread: it forks in the middle of a write.
+        if not lock._is_owned():
+            # Noted first: an interrupt may come between.
+            held.append(lock)
+            lock.acquire(timeout=FORK_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    for lock in getattr(_forking, "held", ()):
+        if lock._is_owned():
+            lock.release()
+    _forking.held = []
+
+
+def _after_fork_in_child() -> None:
+    """Keep what a finalizer would close, also what may be in the middle of a write.
+
+    Nothing is closed yet: a child that opens no database must not wait for SQLite's mutexes.
+    """
+    for file in list(_open_files):
+        _inherited.append((file, file.connections_at_rest()))
+        _open_files.discard(file)
+    _after_fork_in_parent()
+
+
+def close_inherited() -> None:
+    """Close the connections that were at rest at the fork, and leave their files as they are."""
+    for _, connections in _inherited:
+        for connection in connections:
+            with contextlib.suppress(apsw.Error):
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close(force=True)
+    _inherited[:] = [(file, ()) for file, _ in _inherited]
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
