@@ -81,6 +81,16 @@ from .records import (
 from .redaction import NoRedaction, Redactor
 from .session import DrivenSession, Session
 from .spend import Spend, SpendGroup, SpendSum, Spent
+from .state import (
+    Entry,
+    KeyDiff,
+    State,
+    StateConflict,
+    StateDiff,
+    StateEvent,
+    StateSnapshot,
+    StateSummary,
+)
 from .store import AsyncStore, Store, Transaction, aopen, current_session, open
 from .work import Beat, FailedAttempt, LeaseHealth, Submission, WorkCount
 from .worker import RunningItem, Worker
@@ -105,6 +115,7 @@ __all__ = [
     "DrivenSession",
     "Effect",
     "EffectFailed",
+    "Entry",
     "Event",
     "Exported",
     "FailedAttempt",
@@ -116,6 +127,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidValue",
     "Issued",
+    "KeyDiff",
     "Landed",
     "Lease",
     "LeaseHealth",
@@ -153,6 +165,12 @@ __all__ = [
     "SpendGroup",
     "SpendSum",
     "Spent",
+    "State",
+    "StateConflict",
+    "StateDiff",
+    "StateEvent",
+    "StateSnapshot",
+    "StateSummary",
     "Store",
     "StoreBusy",
     "StoreClosed",

@@ -55,6 +55,7 @@ from .sessions.rows import (
     ref_of,
 )
 from .spend import SpendOps
+from .state import State
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -66,6 +67,11 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
     def url(self) -> str:
         """The URL that opens this session's store again; a temporary store has none."""
         return self.runtime.target.url
+
+    @property
+    def state(self) -> State[C]:
+        """The state that this session shares with its whole tree."""
+        return State(self)
 
     @query
     def info(self) -> Op[SessionInfo]:

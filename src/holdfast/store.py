@@ -60,6 +60,7 @@ from .redaction import Redaction, Redactor, require_key
 from .session import Session
 from .sessions import Identity, IdentityOps, SessionsNoun
 from .spend import SpendNoun, StoreSpend
+from .state import StateNoun
 from .store_sessions import StoreSessions
 from .work import WorkNoun
 
@@ -73,6 +74,7 @@ NOUNS = (
     CheckpointsNoun(),
     EffectsNoun(),
     SpendNoun(),
+    StateNoun(),
     WorkNoun(),
 )
 

@@ -50,7 +50,8 @@ READ = """
 SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
-# Where a tree's shared state stands, as a fragment.
+# Where a tree's shared state stands, as a fragment, and how it advances.
+ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
 SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 EMPTY = """
 UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (

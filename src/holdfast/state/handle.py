@@ -1,0 +1,470 @@
+"""`session.state`: the state that a whole tree of sessions shares."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..arguments import require_limit, require_text, require_text_or_none, require_whole
+from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
+from ..kernel.flow import Flow, Wait, flow, invoke, perform
+from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
+from ..sessions import SessionHandle
+from . import read
+from .records import Entry, StateConflict, StateDiff, StateEvent, StateSnapshot, StateSummary
+from .retention import compact
+from .values import (
+    VERSION_MAX,
+    DocumentOperation,
+    Mutation,
+    checked,
+    merge_patch,
+    parsed,
+    require_if_version,
+    require_key,
+)
+from .write import Draft, mutate_all, request_of
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+RETRIES = 3
+RETRIES_MAX = 100
+RETRY_SECONDS = 0.1
+PAGE_MAX = 1_000
+SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
+CONFLICTS_KEPT = 1_000
+# Operations that count twice if they are repeated; inside a work item they get a key.
+REPEATED = ("increment", "append", "add")
+
+NOTE_CONFLICT = """
+INSERT INTO hf_state_conflicts (
+    root_id, number, key, expected, current, attempt, is_retried, session_id, created_at
+) VALUES (
+    :root_id,
+    1 + coalesce((SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id), 0),
+    :key, :expected, :current, :attempt, :is_retried, :session_id, :now
+)
+"""
+FORGET_CONFLICTS = """
+DELETE FROM hf_state_conflicts WHERE root_id = :root_id AND number <= (
+    SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id
+) - :kept
+"""
+LIST_CONFLICTS = """
+SELECT number, key, expected, current, attempt, is_retried, session_id AS updated_by, created_at
+FROM hf_state_conflicts WHERE root_id = :root_id AND number < :before
+ORDER BY number DESC LIMIT :limit
+"""
+
+
+class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """An operation whose VersionConflict is written down, in a transaction of its own.
+
+    Inside `store.run` it is not: there the caller's transaction decides.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __get__(self, instance: Any, owner: type) -> Any:
+            """Bind to an instance."""
+            if instance is None or instance.runtime.start_flow is None:
+                return super().__get__(instance, owner)
+            return functools.partial(_run_recorded, self, instance)
+
+
+def _run_recorded(op: operation[..., Any], state: State[Any], *args: Any, **kwargs: Any) -> Any:
+    return state.runtime.run_flow(_recorded(op, state, args, kwargs))
+
+
+def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
+    try:
+        return (yield from perform(op, state, *args, **kwargs))
+    except VersionConflict as conflict:
+        yield from _note(state, conflict, attempt=1, is_retried=False)
+        raise
+
+
+def _note(
+    state: State[Any], conflict: VersionConflict, attempt: int, is_retried: bool
+) -> Flow[None]:
+    # Best effort: the conflict itself is what the caller must see.
+    with contextlib.suppress(HoldfastError):
+        yield from perform(State._note_conflict, state, conflict.fields, attempt, is_retried)
+
+
+class State(Handle[C]):
+    """The shared state of a session's tree; the same for every session in it.
+
+    Every mutation is durable when its call returns: one event with the next sequence, and a new
+    version of each key that it changed. Versions of a key never repeat.
+    """
+
+    def __init__(self, session: SessionHandle[C]) -> None:
+        super().__init__(session.runtime)
+        self._session = session
+        self.root_id = session.root_id
+
+    def __repr__(self) -> str:
+        return f"<State of {self.root_id}>"
+
+    @query
+    def get(self, key: str, default: Any = None) -> Op[Any]:
+        """Return the value of a key, or the default if it does not exist."""
+        entry = yield from read.read_entry(self.runtime.codec, self.root_id, require_key(key))
+        return default if entry is None else entry.value
+
+    @query
+    def entry(self, key: str) -> Op[Entry | None]:
+        """Return a key with its version and its writer, or None if it does not exist."""
+        return (yield from read.read_entry(self.runtime.codec, self.root_id, require_key(key)))
+
+    @query
+    def keys(self, *, updated_by: object = None) -> Op[list[str]]:
+        """Return the keys that exist, sorted; with `updated_by`, those that it wrote last."""
+        writer = getattr(updated_by, "id", updated_by)
+        require_text_or_none("updated_by", writer)
+        found = yield from rows(read.LIST_KEYS, root_id=self.root_id, updated_by=writer)
+        return [row["key"] for row in found]
+
+    @query
+    def version(self) -> Op[int]:
+        """Return the version of the whole state: the sequence of its last mutation, or 0."""
+        return (yield from read.read_head(self.root_id))[0]
+
+    @large_query
+    def snapshot(self, at_sequence: int | None = None) -> Op[StateSnapshot]:
+        """Return all keys at one moment, now or at a sequence. Raises Compacted below the floor."""
+        if at_sequence is not None:
+            require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
+        return (yield from read.snapshot(self.runtime.codec, self.root_id, at_sequence))
+
+    @query
+    def history(self, key: str, *, before: int | None = None, limit: int = 100) -> Op[list[Entry]]:
+        """Return what each change of a key left, the newest first; `before` is a sequence."""
+        require_limit(limit, PAGE_MAX)
+        bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
+        key = require_key(key)
+        return (yield from read.history(self.runtime.codec, self.root_id, key, bound, limit))
+
+    @query
+    def events(self, *, after: int = 0, limit: int = 100) -> Op[list[StateEvent]]:
+        """Return mutations after a sequence, oldest first. Raises Compacted below the floor."""
+        require_whole("after", after, 0, VERSION_MAX)
+        require_limit(limit, PAGE_MAX)
+        return (yield from read.events(self.runtime.codec, self.root_id, after, limit))
+
+    @large_query
+    def diff(self, before: int, after: int) -> Op[StateDiff]:
+        """Compare the state at two sequences."""
+        for label, sequence in (("before", before), ("after", after)):
+            require_whole(label, sequence, 0, VERSION_MAX)
+        return (yield from read.diff(self.runtime.codec, self.root_id, before, after))
+
+    @query
+    def summary(
+        self, max_keys: int = SUMMARY_KEYS, max_bytes: int = SUMMARY_BYTES
+    ) -> Op[StateSummary]:
+        """Return the most recently written keys that fit into so many bytes of JSON."""
+        require_whole("max_keys", max_keys, 1, PAGE_MAX)
+        require_whole("max_bytes", max_bytes, 2, SUMMARY_BYTES_MAX)
+        return (yield from read.summary(self.runtime.codec, self.root_id, max_keys, max_bytes))
+
+    @query
+    def conflicts(self, *, before: int | None = None, limit: int = 100) -> Op[list[StateConflict]]:
+        """Return writes that were refused because another came first, the newest first."""
+        require_limit(limit, PAGE_MAX)
+        bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
+        found = yield from rows(LIST_CONFLICTS, root_id=self.root_id, before=bound, limit=limit)
+        return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
+
+    @recorded
+    def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        if_version: int | None = None,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Set a key. `if_version=None` sets it whatever it is, 0 only if it does not exist, and n
+        only if it is at version n; otherwise VersionConflict, with the current version and value.
+        """
+        mutation = Mutation(operation="set", key=key, argument=value, if_version=if_version)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def delete(
+        self,
+        key: str,
+        *,
+        if_version: int | None = None,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Delete a key, or raise NotFound; its next version will be above the one returned."""
+        mutation = Mutation(operation="delete", key=key, if_version=if_version)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def increment(
+        self,
+        key: str,
+        delta: float = 1,
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Add to a number; a missing key starts at 0."""
+        mutation = Mutation(operation="increment", key=key, argument=delta)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def append(
+        self,
+        key: str,
+        items: list[Any],
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Append items to a list; a missing key starts empty."""
+        mutation = Mutation(operation="append", key=key, argument=items)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def merge(
+        self,
+        key: str,
+        patch: dict[str, Any],
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Merge a patch into an object as RFC 7396 says: null removes a member."""
+        mutation = Mutation(operation="merge", key=key, argument=patch)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def add(
+        self,
+        key: str,
+        item: Any,
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Add a member to a set, a list without equal members, unless it has it."""
+        mutation = Mutation(operation="add", key=key, argument=item)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def remove(
+        self,
+        key: str,
+        item: Any,
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Remove a member from a set, if it has it."""
+        mutation = Mutation(operation="remove", key=key, argument=item)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
+    def batch(
+        self,
+        operations: Sequence[Any],
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[list[Entry]]:
+        """Apply operations in order, all of them or none: `{"op": "set", "key": "k", "value": 1}`.
+
+        VersionConflict.results says of each whether it is the conflict or was not applied.
+        """
+        most = self.runtime.codec.limits.batch_operations
+        if isinstance(operations, str | bytes) or not isinstance(operations, Sequence):
+            raise InvalidArgument("batch takes a list of operations")
+        if not 0 < len(operations) <= most:
+            raise LimitExceeded(
+                f"a batch has 1 to {most:,} operations (Limits.batch_operations), not "
+                f"{len(operations):,}",
+                limit=most,
+                actual=len(operations),
+            )
+        mutations = [parsed(each, position) for position, each in enumerate(operations, 1)]
+        return (yield from self._apply(mutations, if_unchanged, idempotency_key))
+
+    @recorded
+    def replace(
+        self,
+        document: dict[str, Any],
+        *,
+        if_version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[StateSnapshot]:
+        """Make the whole state this document; `if_version` is that of the whole state."""
+        return (
+            yield from self._write("full_replace", _document(document), if_version, idempotency_key)
+        )
+
+    @recorded
+    def patch(
+        self,
+        document: dict[str, Any],
+        *,
+        if_version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[StateSnapshot]:
+        """Merge a document into the whole state as RFC 7396 says: null deletes a key."""
+        return (yield from self._write("patch", _document(document), if_version, idempotency_key))
+
+    @recorded
+    def restore(self, at_sequence: int, *, idempotency_key: str | None = None) -> Op[StateSnapshot]:
+        """Give every key the value that it had at a sequence, under new versions."""
+        require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
+        return (yield from self._write("restore", at_sequence, None, idempotency_key))
+
+    @flow
+    def update(
+        self, key: str, function: Callable[[Any], Any], *, retries: int = RETRIES
+    ) -> Flow[Entry]:
+        """Set a key to what a function makes of its value, None if it does not exist.
+
+        If another writer was first, the function is called again with the new value, after 100,
+        200, 400 … ms with jitter; after so many retries VersionConflict is raised.
+        """
+        require_key(key)
+        require_whole("retries", retries, 0, RETRIES_MAX)
+        for attempt in range(1, retries + 2):
+            entry = yield from perform(State.entry, self, key)
+            value = yield from invoke(function, None if entry is None else entry.value)
+            version = 0 if entry is None else entry.version
+            try:
+                return (yield from perform(State.set, self, key, value, if_version=version))
+            except VersionConflict as conflict:
+                is_last = attempt > retries
+                yield from _note(self, conflict, attempt, not is_last)
+                if is_last:
+                    raise
+            pause = RETRY_SECONDS * 2 ** (attempt - 1)
+            yield Wait(pause * (0.5 + random.random()))
+        raise AssertionError("a last attempt returns or raises")
+
+    @flow
+    def compact(self, before: int) -> Flow[int]:
+        """Remove history before a sequence, in short transactions; return how many rows went.
+
+        The state at that sequence is the oldest that can be read afterwards.
+        """
+        require_whole("before", before, 0, VERSION_MAX)
+        return (yield from compact(self._session, before))
+
+    def _mutate(
+        self, mutation: Mutation, if_unchanged: Mapping[str, int] | None, key: str | None
+    ) -> Op[Entry]:
+        [entry] = yield from self._apply([checked(mutation)], if_unchanged, key)
+        return entry
+
+    def _apply(
+        self,
+        mutations: Sequence[Mutation],
+        if_unchanged: Mapping[str, int] | None,
+        idempotency_key: str | None,
+    ) -> Op[list[Entry]]:
+        unchanged = _versions(if_unchanged)
+        asked = [[each.operation, each.key, each.argument, each.if_version] for each in mutations]
+        draft = self._draft(idempotency_key, asked)
+        done = yield from mutate_all(draft, mutations, unchanged)
+        if isinstance(done, int):
+            return (yield from self._again(mutations, done))
+        return done
+
+    def _again(self, mutations: Sequence[Mutation], first: int) -> Op[list[Entry]]:
+        """Return what an equal request that came before has done."""
+        entries = []
+        for sequence, mutation in enumerate(mutations, first):
+            found = yield from read.entry_at(
+                self.runtime.codec, self.root_id, mutation.key, sequence
+            )
+            assert found is not None
+            entries.append(found)
+        return entries
+
+    def _write(
+        self,
+        operation: DocumentOperation,
+        given: Any,
+        if_version: int | None,
+        idempotency_key: str | None,
+    ) -> Op[StateSnapshot]:
+        require_if_version(if_version)
+        draft = self._draft(idempotency_key, [operation, given, if_version])
+        known = yield from draft.begin(None)
+        if known is None:
+            if if_version not in {None, draft.sequence}:
+                raise VersionConflict(
+                    f"the state of {self.root_id} is at version {draft.sequence}, and was "
+                    f"expected at version {if_version}; nothing was changed",
+                    key=None,
+                    current_version=draft.sequence,
+                    expected_version=if_version,
+                    current_value=draft.document(),
+                )
+            wanted, argument = given, None
+            if operation == "patch":
+                wanted, argument = merge_patch(draft.document(), given), given
+            elif operation == "restore":
+                yield from read.require_readable(self.root_id, given)
+                old = yield from read.snapshot(self.runtime.codec, self.root_id, given)
+                wanted, argument = old.document, given
+            draft.write_document(operation, wanted, argument)
+            yield from draft.flush()
+        at = None if known is None else known
+        return (yield from read.snapshot(self.runtime.codec, self.root_id, at))
+
+    def _draft(self, idempotency_key: str | None, asked: Any) -> Draft:
+        session = self._session
+        item_id = None if session.item is None else session.item.id
+        if idempotency_key is not None:
+            require_text("idempotency_key", idempotency_key)
+        request = request_of(idempotency_key, asked)
+        return Draft(self.runtime, session._place(), item_id, request)
+
+    @operation
+    def _note_conflict(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:
+        yield from rows(
+            NOTE_CONFLICT,
+            root_id=self.root_id,
+            key=fields["key"] or "",
+            expected=fields["expected_version"],
+            current=fields["current_version"],
+            attempt=attempt,
+            is_retried=int(is_retried),
+            session_id=self._session.id,
+        )
+        yield from rows(FORGET_CONFLICTS, root_id=self.root_id, kept=CONFLICTS_KEPT)
+
+
+def _versions(given: object) -> dict[str, int]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidArgument("if_unchanged must be a dict of key to version")
+    for key, version in given.items():
+        require_key(key)
+        require_whole(f"if_unchanged[{key!r}]", version, 0, VERSION_MAX)
+    return dict(given)
+
+
+def _document(given: object) -> dict[str, Any]:
+    if type(given) is not dict:
+        raise InvalidArgument(f"the document must be a dict of keys, not {type(given).__name__}")
+    for key in given:
+        require_key(key)
+    return given

@@ -1,0 +1,76 @@
+"""Shared state in the life of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..feed.events import SEQUENCE
+from ..formatting import plural
+from ..kernel.append_only import through_door
+from ..kernel.nouns import Noun
+from ..kernel.operation import Op, Query, Runtime, batch, rows
+from ..records import Finding, SessionRef
+from .portable import StatePortable
+
+# A root that is created again under the same id goes on counting where the deleted one was.
+REMEMBER = f"""
+UPDATE hf_state SET keys = 0, floor = {SEQUENCE.format(root_id=":root_id")},
+    forgotten_version = coalesce((
+        SELECT max(e.version) FROM hf_state_entries e
+        WHERE e.root_id = :root_id AND e.version > hf_state.forgotten_version
+    ), forgotten_version)
+WHERE root_id = :root_id
+"""  # noqa: S608
+REMOVE_EVENTS = "DELETE FROM hf_state_events WHERE root_id = :root_id"
+REMOVE_ENTRIES = "DELETE FROM hf_state_entries WHERE root_id = :root_id"
+REMOVE_CONFLICTS = "DELETE FROM hf_state_conflicts WHERE root_id = :root_id"
+WRONG = f"""
+SELECT s.root_id FROM hf_state s
+WHERE s.keys <> (
+        SELECT count(*) FROM hf_state_entries e WHERE e.root_id = s.root_id AND e.value IS NOT NULL
+    )
+    OR s.floor > {SEQUENCE.format(root_id="s.root_id")}
+    OR EXISTS (
+        SELECT 1 FROM hf_state_entries e WHERE e.root_id = s.root_id AND NOT EXISTS (
+            SELECT 1 FROM hf_state_events h
+            WHERE h.root_id = e.root_id AND h.key = e.key AND h.sequence = e.sequence
+                AND h.version = e.version
+        )
+    )
+ORDER BY s.root_id LIMIT 10
+"""  # noqa: S608
+COUNT_STATE = "SELECT count(*) AS trees, coalesce(sum(keys), 0) AS keys FROM hf_state"
+
+
+class StateNoun(Noun):
+    """Shared state: it belongs to a tree, and goes with the tree's root."""
+
+    portable = StatePortable()
+    any_record = "SELECT 1 AS found FROM hf_state_events LIMIT 1"
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Remove the state of roots that are deleted."""
+        for each in sessions:
+            if each.id == each.root_id:
+                root = {"root_id": each.root_id}
+                yield from rows(REMEMBER, **root)
+                yield from through_door(f"state of {each.root_id}", Query(REMOVE_EVENTS, root))
+                yield from batch(Query(REMOVE_ENTRIES, root), Query(REMOVE_CONFLICTS, root))
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Compare keys, counts and history."""
+        return {"state": check_state}
+
+
+def check_state() -> Op[list[Finding]]:
+    """Look for trees whose entries do not follow from their events."""
+    wrong = yield from rows(WRONG)
+    if wrong:
+        roots = ", ".join(row["root_id"] for row in wrong)
+        message = f"Entries do not match their history in the shared state of: {roots}."
+        return [
+            Finding("state", "problem", message, "Rows were changed by hand: restore a backup.")
+        ]
+    [row] = yield from rows(COUNT_STATE)
+    keys, trees = plural(row["keys"], "key"), plural(row["trees"], "tree")
+    return [Finding("state", "ok", f"{keys} of shared state in {trees}.")]

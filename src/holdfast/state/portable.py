@@ -1,0 +1,221 @@
+"""Shared state in export files: the entries of a tree, and the history that they follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from ..kernel.operation import Op
+from ..kernel.portable import (
+    ANY,
+    Count,
+    Export,
+    Flag,
+    Import,
+    Name,
+    Portable,
+    Positive,
+    Record,
+    Sealed,
+    Seen,
+    Time,
+    read_each,
+)
+from .values import REDUCED, VERSION_MAX, DocumentOperation, Operation, require_key
+from .write import entry_context, event_context
+
+EventKey = Annotated[str, Meta(max_length=256)]
+
+
+class StateRecord(Record, frozen=True, tag="state"):
+    """The shared state of a tree; its entries and events follow."""
+
+    root_id: Name
+    keys: Count
+    floor: Count
+    forgotten_version: Count
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that its tree came before it, and that it comes once."""
+        states = seen.of(_States)
+        if self.root_id not in seen.trees or self.root_id in states.keys:
+            return f"the state of tree {self.root_id!r} comes twice, or without its tree"
+        states.keys[self.root_id] = self.keys
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add it; a root of this id that was deleted here has left its highest version."""
+        into.later(ADD_STATE, self.row(into.codec))
+        yield from ()
+
+
+class StateEventRecord(Record, frozen=True, tag="state_event"):
+    """One change of a key, or the row of a document write."""
+
+    sealed = Sealed(
+        lambda row, name: event_context(row["root_id"], row["sequence"], row["key"], name),
+        argument=ANY,
+        value=ANY,
+    )
+
+    root_id: Name
+    sequence: Positive
+    key: EventKey
+    operation: Operation | DocumentOperation
+    version: Count
+    base: Count
+    is_deleted: Flag
+    session_id: Name
+    item_id: Name | None
+    idempotency_key: Name | None
+    request_digest: Name | None
+    created_at: Time
+    argument: bytes | None = None
+    value: bytes | None = None
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"state event {self.sequence} of tree {self.root_id!r}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it follows the last of its key, and that its value can be found."""
+        states = seen.of(_States)
+        last = states.last.get((self.root_id, self.key), _Last())
+        if self.root_id not in states.keys or self.sequence < states.sequence(self.root_id):
+            return f"{self.label} is out of order"
+        states.sequences[self.root_id] = self.sequence
+        if self.idempotency_key is not None:
+            if (self.root_id, self.idempotency_key) in states.requests:
+                return f"{self.label} has an idempotency key twice"
+            states.requests.add((self.root_id, self.idempotency_key))
+        if not self.key:
+            return None if self.sequence > last.sequence else f"{self.label} comes twice"
+        require_key(self.key)
+        is_whole = self.value is not None or bool(self.is_deleted)
+        if self.sequence <= last.sequence or not last.version < self.version <= VERSION_MAX:
+            return f"{self.label} does not follow the one before it"
+        if is_whole != (self.base == self.sequence) or (self.value and self.is_deleted):
+            return f"{self.label} has a wrong base"
+        if not is_whole and not self._is_step(last):
+            return f"{self.label} has no value to start from"
+        states.last[self.root_id, self.key] = _Last(self.sequence, self.version, self.base)
+        return None
+
+    def _is_step(self, last: _Last) -> bool:
+        known = self.operation in REDUCED and self.argument is not None
+        return known and last.base > 0 and self.base == last.base
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the event."""
+        into.later(ADD_EVENT, self.row(into.codec))
+        yield from ()
+
+
+class StateEntryRecord(Record, frozen=True, tag="state_entry"):
+    """A key as it is; one without a value was deleted."""
+
+    sealed = Sealed(lambda row, name: entry_context(row["root_id"], row["key"]), value=ANY)
+    counted = "entries"
+
+    root_id: Name
+    key: Name
+    version: Positive
+    sequence: Positive
+    base: Count
+    steps: Count
+    updated_by: Name
+    created_at: Time
+    updated_at: Time
+    value: bytes | None = None
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"state key {self.key!r}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it is what the last event of its key left."""
+        states = seen.of(_States)
+        last = states.last.pop((self.root_id, self.key), None)
+        if last is None or (last.sequence, last.version, last.base) != (
+            self.sequence,
+            self.version,
+            self.base,
+        ):
+            return f"state key {self.key!r} does not match its history"
+        states.live[self.root_id] = states.live.get(self.root_id, 0) + (self.value is not None)
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the entry."""
+        into.later(ADD_ENTRY, self.row(into.codec))
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    sequence: int = 0
+    version: int = 0
+    base: int = 0
+
+
+@dataclass(slots=True)
+class _States:
+    keys: dict[str, int] = field(default_factory=dict)
+    live: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
+    last: dict[tuple[str, str], _Last] = field(default_factory=dict)
+    requests: set[tuple[str, str]] = field(default_factory=set)
+
+    def sequence(self, root_id: str) -> int:
+        """Return the sequence of the last event of a tree that was seen."""
+        return self.sequences.get(root_id, 0)
+
+
+READ_STATE = f"SELECT {StateRecord.selected()} FROM hf_state WHERE root_id = :root_id"  # noqa: S608
+READ_EVENTS = f"""
+SELECT {StateEventRecord.selected()} FROM hf_state_events
+WHERE root_id = :root_id AND (sequence, key) > (:sequence, :key)
+ORDER BY sequence, key LIMIT :limit
+"""  # noqa: S608
+READ_ENTRIES = f"""
+SELECT {StateEntryRecord.selected()} FROM hf_state_entries
+WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
+"""  # noqa: S608
+ADD_STATE = f"""
+INSERT INTO hf_state {StateRecord.inserted()}
+ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
+    forgotten_version = CASE WHEN hf_state.forgotten_version > excluded.forgotten_version
+        THEN hf_state.forgotten_version ELSE excluded.forgotten_version END
+"""
+ADD_EVENT = f"INSERT INTO hf_state_events {StateEventRecord.inserted()}"
+ADD_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()}"
+
+
+class StatePortable(Portable):
+    """The state of a tree travels with its history; refused writes stay."""
+
+    records = (StateRecord, StateEventRecord, StateEntryRecord)
+
+    def export(self, out: Export) -> Op[None]:
+        """Write the state of each tree: its events, then what they left."""
+        roots: list[dict[str, Any]] = [{"root_id": root_id} for root_id in sorted(out.root_ids)]
+        yield from read_each(READ_STATE, roots, StateRecord.to(out))
+        events = ({**root, "key": ""} for root in roots)
+        yield from read_each(READ_EVENTS, events, StateEventRecord.to(out), ["sequence", "key"])
+        entries = ({**root, "key": ""} for root in roots)
+        yield from read_each(READ_ENTRIES, entries, StateEntryRecord.to(out), ["key"])
+
+    def problem_at_end(self, seen: Seen) -> str | None:
+        """Check that every key with a history has its entry, and that they are counted."""
+        states = seen.of(_States)
+        for (root_id, key), _ in states.last.items():
+            if key:
+                return f"state key {key!r} of tree {root_id!r} has no entry"
+        for root_id, count in states.keys.items():
+            if states.live.get(root_id, 0) != count:
+                return f"the state of tree {root_id!r} does not have {count} keys"
+        return None

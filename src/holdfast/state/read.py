@@ -1,0 +1,266 @@
+"""Reading shared state: as it is, as it was at any sequence, and what changed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..checkpoints.diff import same
+from ..codec import Codec, to_json
+from ..errors import Compacted, InvalidArgument
+from ..kernel.operation import Op, Row, one, rows
+from .records import Entry, KeyDiff, StateDiff, StateEvent, StateSnapshot, StateSummary
+from .values import MISSING, Mutation, applied
+from .write import (
+    HEAD,
+    READ_ALL_ENTRIES,
+    READ_ENTRY,
+    entry_context,
+    event_context,
+)
+
+EVENT_COLUMNS = """h.sequence, h.key, h.operation, h.version, h.argument, h.value, h.base,
+    h.is_deleted, h.session_id, h.item_id, h.idempotency_key, h.created_at"""
+DOCUMENTS = "('init', 'full_replace', 'patch', 'restore')"
+LIST_KEYS = """
+SELECT key FROM hf_state_entries WHERE root_id = :root_id AND value IS NOT NULL
+    AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
+ORDER BY key
+"""
+NEWEST_KEYS = """
+SELECT key FROM hf_state_entries
+WHERE root_id = :root_id AND value IS NOT NULL AND length(value) <= :bytes
+ORDER BY sequence DESC LIMIT :limit
+"""
+# The last row of a key at a sequence, and those that its value is made of.
+LAST = """(SELECT max(m.sequence) FROM hf_state_events m
+    WHERE m.root_id = :root_id AND m.key = {key} AND m.sequence <= :at)"""
+CHAIN = """JOIN hf_state_events h ON h.root_id = last.root_id AND h.key = last.key
+    AND h.sequence BETWEEN last.base AND last.sequence"""
+READ_KEY_AT = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_events last {CHAIN}
+WHERE last.root_id = :root_id AND last.key = :key AND last.sequence = {LAST.format(key=":key")}
+ORDER BY h.sequence
+"""  # noqa: S608
+# What has not changed since then is read from the entries.
+READ_CHANGED_SINCE = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_entries e
+JOIN hf_state_events last ON last.root_id = e.root_id AND last.key = e.key
+    AND last.sequence = {LAST.format(key="e.key")}
+{CHAIN}
+WHERE e.root_id = :root_id AND e.sequence > :at
+ORDER BY h.key, h.sequence
+"""  # noqa: S608
+READ_HISTORY = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_events h
+WHERE h.root_id = :root_id AND h.key = :key AND h.sequence < :before
+    AND h.sequence >= coalesce({LAST.format(key=":key")}, 0)
+ORDER BY h.sequence DESC LIMIT :limit
+"""  # noqa: S608
+READ_STATE_EVENTS = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_events h
+WHERE h.root_id = :root_id AND h.sequence > :after
+    AND (h.key = '' OR h.operation NOT IN {DOCUMENTS})
+ORDER BY h.sequence LIMIT :limit
+"""  # noqa: S608
+READ_PARTS = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_events h
+WHERE h.root_id = :root_id AND h.sequence BETWEEN :first AND :last
+    AND h.key <> '' AND h.operation IN {DOCUMENTS}
+ORDER BY h.sequence, h.key
+"""  # noqa: S608
+SUMMARY_KEYS_READ_MAX = 1_000
+
+
+def _entry_value(codec: Codec, root_id: str, row: Row) -> Any:
+    return codec.unpack(row["value"], context=entry_context(root_id, row["key"]))
+
+
+def _event_value(codec: Codec, root_id: str, row: Row, column: str) -> Any:
+    context = event_context(root_id, row["sequence"], row["key"], column)
+    return codec.unpack(row[column], context=context)
+
+
+def entry_of(codec: Codec, root_id: str, row: Row) -> Entry:
+    """Return a row of the entries as a record."""
+    return Entry(
+        key=row["key"],
+        value=None if row["value"] is None else _entry_value(codec, root_id, row),
+        version=row["version"],
+        sequence=row["sequence"],
+        updated_by=row["updated_by"],
+        updated_at=row["updated_at"],
+        is_deleted=row["value"] is None,
+    )
+
+
+def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:
+    """Return a key that exists."""
+    row = yield from one(READ_ENTRY, root_id=root_id, key=key)
+    return None if row is None or row["value"] is None else entry_of(codec, root_id, row)
+
+
+def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry]:
+    """Yield what each of a key's rows left, oldest first; the first of them has its value whole."""
+    value: Any = MISSING
+    for row in found:
+        if row["is_deleted"]:
+            value = MISSING
+        elif row["value"] is not None:
+            value = _event_value(codec, root_id, row, "value")
+        else:
+            argument = _event_value(codec, root_id, row, "argument")
+            mutation = Mutation(operation=row["operation"], key=row["key"], argument=argument)
+            value = applied(mutation, value)
+        yield Entry(
+            key=row["key"],
+            value=None if value is MISSING else value,
+            version=row["version"],
+            sequence=row["sequence"],
+            updated_by=row["session_id"],
+            updated_at=row["created_at"],
+            is_deleted=value is MISSING,
+        )
+
+
+def entry_at(codec: Codec, root_id: str, key: str, at: int) -> Op[Entry | None]:
+    """Return a key as it was at a sequence; a deleted one too."""
+    found = yield from rows(READ_KEY_AT, root_id=root_id, key=key, at=at)
+    entries = list(replayed(codec, root_id, found))
+    return entries[-1] if entries else None
+
+
+def read_head(root_id: str) -> Op[tuple[int, int]]:
+    """Return where a tree's state stands, and the oldest sequence that can be read."""
+    head = yield from one(HEAD, root_id=root_id)
+    assert head is not None
+    return head["sequence"] or 0, head["floor"] or 0
+
+
+def require_readable(root_id: str, at: int) -> Op[None]:
+    """Raise Compacted below the floor, and InvalidArgument for a sequence that is not yet."""
+    newest, floor = yield from read_head(root_id)
+    if at < floor:
+        raise Compacted(
+            f"the state of {root_id} at sequence {at} has been removed; {floor} is the oldest",
+            oldest=floor,
+            oldest_sequence=floor,
+        )
+    if at > newest:
+        raise InvalidArgument(f"the state of {root_id} is at sequence {newest}, not yet at {at}")
+
+
+def snapshot(codec: Codec, root_id: str, at: int | None) -> Op[StateSnapshot]:
+    """Return all keys now, or at a sequence."""
+    newest, _ = yield from read_head(root_id)
+    found = yield from rows(READ_ALL_ENTRIES, root_id=root_id)
+    entries = {row["key"]: entry_of(codec, root_id, row) for row in found if _is_at(row, at)}
+    if at is not None:
+        yield from require_readable(root_id, at)
+        changed = yield from rows(READ_CHANGED_SINCE, root_id=root_id, at=at)
+        by_key: dict[str, list[Row]] = {}
+        for row in changed:
+            by_key.setdefault(row["key"], []).append(row)
+        for key, chain in by_key.items():
+            entries[key] = list(replayed(codec, root_id, chain))[-1]
+    live = sorted((key, each) for key, each in entries.items() if not each.is_deleted)
+    return StateSnapshot(
+        root_id=root_id,
+        version=newest if at is None else at,
+        document={key: each.value for key, each in live},
+        versions={key: each.version for key, each in live},
+    )
+
+
+def _is_at(row: Row, at: int | None) -> bool:
+    return at is None or row["sequence"] <= at
+
+
+def history(codec: Codec, root_id: str, key: str, before: int, limit: int) -> Op[list[Entry]]:
+    """Return what a key's changes left, the newest first."""
+    _, floor = yield from read_head(root_id)
+    asked = {"root_id": root_id, "key": key}
+    page = yield from rows(READ_HISTORY, **asked, before=before, at=floor, limit=limit)
+    if not page:
+        return []
+    oldest = page[-1]["sequence"]
+    chain = yield from rows(READ_KEY_AT, **asked, at=oldest)
+    entries = list(replayed(codec, root_id, [*chain[:-1], *reversed(page)]))
+    return [each for each in reversed(entries) if each.sequence >= oldest]
+
+
+def events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[StateEvent]]:
+    """Return mutations after a sequence, oldest first."""
+    yield from require_readable(root_id, after)
+    found = yield from rows(READ_STATE_EVENTS, root_id=root_id, after=after, limit=limit)
+    documents = [row["sequence"] for row in found if not row["key"]]
+    parts: dict[int, list[Row]] = {sequence: [] for sequence in documents}
+    if documents:
+        ends = {"first": documents[0], "last": documents[-1]}
+        for row in (yield from rows(READ_PARTS, root_id=root_id, **ends)):
+            parts[row["sequence"]].append(row)
+    return [_event(codec, root_id, row, parts.get(row["sequence"], [])) for row in found]
+
+
+def _event(codec: Codec, root_id: str, row: Row, parts: list[Row]) -> StateEvent:
+    value: Any = None
+    if row["argument"] is not None:
+        value = _event_value(codec, root_id, row, "argument")
+    elif not row["key"]:
+        live = [part for part in parts if not part["is_deleted"]]
+        value = {part["key"]: _event_value(codec, root_id, part, "value") for part in live}
+    elif row["value"] is not None:
+        value = _event_value(codec, root_id, row, "value")
+    return StateEvent(
+        sequence=row["sequence"],
+        operation=row["operation"],
+        key=row["key"] or None,
+        version=row["version"] or None,
+        value=value,
+        deleted=tuple(part["key"] for part in parts if part["is_deleted"]),
+        updated_by=row["session_id"],
+        item_id=row["item_id"],
+        idempotency_key=row["idempotency_key"],
+        created_at=row["created_at"],
+    )
+
+
+def diff(codec: Codec, root_id: str, before: int, after: int) -> Op[StateDiff]:
+    """Compare two moments."""
+    old = yield from snapshot(codec, root_id, before)
+    new = yield from snapshot(codec, root_id, after)
+    changes = tuple(
+        KeyDiff(
+            key=key,
+            before=old.document.get(key),
+            after=new.document.get(key),
+            version_before=old.versions.get(key, 0),
+            version_after=new.versions.get(key, 0),
+        )
+        for key in sorted(old.versions.keys() | new.versions.keys())
+        if not same(old.document.get(key, MISSING), new.document.get(key, MISSING))
+    )
+    return StateDiff(before=before, after=after, changes=changes)
+
+
+def summary(codec: Codec, root_id: str, max_keys: int, max_bytes: int) -> Op[StateSummary]:
+    """Return the most recently written keys that fit; a large value does not hide the others."""
+    head = yield from one(HEAD, root_id=root_id)
+    count = 0 if head is None else head["keys"] or 0
+    asked = {"root_id": root_id, "bytes": 2**31, "limit": SUMMARY_KEYS_READ_MAX}
+    newest = [row["key"] for row in (yield from rows(NEWEST_KEYS, **asked))]
+    asked["bytes"] = max_bytes + 1_024
+    small = {row["key"] for row in (yield from rows(NEWEST_KEYS, **asked))}
+    document: dict[str, Any] = {}
+    size, left_out = len("{}"), []
+    for key in newest:
+        entry = None
+        if key in small and len(document) < max_keys:
+            entry = yield from read_entry(codec, root_id, key)
+        cost = 0 if entry is None else len(to_json({key: entry.value}))
+        if entry is None or size + cost > max_bytes:
+            left_out.append(key)
+        else:
+            document[key] = entry.value
+            size += cost
+    return StateSummary(document=document, key_count=count, left_out=tuple(left_out[:max_keys]))

@@ -1,0 +1,411 @@
+"""Writing shared state: one transaction reads the keys it needs, changes them and adds events.
+
+The tree is locked first, so what was read is still so when it is written, and sequences are dense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..codec import canonical, digest
+from ..errors import LimitExceeded, NotFound, RequestMismatch, VersionConflict
+from ..feed.events import ADVANCE_SEQUENCE, SEQUENCE, event
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
+from ..leases import Keeper
+from ..sessions.access import LOOK, Place, require_fence, require_open
+from .records import Entry
+from .values import MISSING, DocumentOperation, Mutation, applied
+
+# A value this small is kept with every event; of a larger one every so many steps.
+INLINE_BYTES_MAX = 256
+STEPS_MAX = 32
+
+HEAD = f"""
+SELECT {SEQUENCE.format(root_id=":root_id")} AS sequence,
+    s.keys, s.floor, s.forgotten_version, :now AS now
+FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
+"""  # noqa: S608
+ENTRY_COLUMNS = "key, version, value, sequence, base, steps, updated_by, updated_at"
+READ_ENTRY = f"""
+SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key = :key
+"""  # noqa: S608
+READ_ENTRIES = f"""
+SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key IN (
+    SELECT key FROM json_each(CAST(:keys AS TEXT) /*pg ::json */)
+)
+"""  # noqa: S608
+READ_ALL_ENTRIES = f"""
+SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id ORDER BY key
+"""  # noqa: S608
+WRITE_ENTRY = """
+INSERT INTO hf_state_entries (
+    root_id, key, version, value, sequence, base, steps, updated_by, created_at, updated_at
+) VALUES (
+    :root_id, :key, :version, :value, :sequence, :base, :steps, :updated_by, :at, :at
+)
+ON CONFLICT (root_id, key) DO UPDATE SET
+    version = excluded.version, value = excluded.value, sequence = excluded.sequence,
+    base = excluded.base, steps = excluded.steps, updated_by = excluded.updated_by,
+    updated_at = excluded.updated_at,
+    created_at = CASE WHEN hf_state_entries.value IS NULL
+        THEN excluded.created_at ELSE hf_state_entries.created_at END
+"""
+COUNT_KEYS = """
+INSERT INTO hf_state (root_id, keys) VALUES (:root_id, :keys)
+ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys
+"""
+ADD_STATE_EVENT = """
+INSERT INTO hf_state_events (
+    root_id, sequence, key, operation, version, argument, value, base, is_deleted, session_id,
+    item_id, idempotency_key, request_digest, created_at
+) VALUES (
+    :root_id, :sequence, :key, :operation, :version, :argument, :value, :base, :is_deleted,
+    :session_id, :item_id, :idempotency_key, :request_digest, :at
+)
+"""
+FIND_REQUEST = """
+SELECT sequence, request_digest FROM hf_state_events
+WHERE root_id = :root_id AND idempotency_key = :idempotency_key
+"""
+
+
+def entry_context(root_id: str, key: str) -> tuple[str, ...]:
+    """Return what the value of an entry is bound to."""
+    return "hf_state_entries", root_id, key
+
+
+def event_context(root_id: str, sequence: int, key: str, column: str) -> tuple[str, ...]:
+    """Return what a value of an event is bound to."""
+    return "hf_state_events", root_id, str(sequence), key, column
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An idempotency key, and the digest of what is asked under it."""
+
+    key: str
+    digest: str
+
+
+def request_of(key: str | None, asked: object) -> Request | None:
+    """Return what a repeated call is known by; without a key nothing is."""
+    return None if key is None else Request(key, digest(asked, name="the request"))
+
+
+@dataclass(slots=True)
+class Slot:
+    """A key as it is stored, and what the transaction makes of it."""
+
+    version: int = 0
+    body: bytes | None = None
+    """The value, encoded; None if there is none."""
+    value: Any = MISSING
+    base: int = 0
+    steps: int = 0
+    row: Row | None = None
+    is_changed: bool = False
+
+    @property
+    def current_version(self) -> int:
+        """The version that a compare-and-swap sees: 0 while the key does not exist."""
+        return 0 if self.body is None else self.version
+
+
+@dataclass(slots=True)
+class Draft:
+    """The state of a tree while one transaction changes it."""
+
+    runtime: Runtime
+    place: Place
+    item_id: str | None = None
+    request: Request | None = None
+    at: int = 0
+    """The time of all that it writes, taken once the tree was locked."""
+    sequence: int = 0
+    keys: int = 0
+    forgotten_version: int = 0
+    _keys_before: int | None = None
+    _slots: dict[str, Slot] = field(default_factory=dict)
+    _events: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, keys: Iterable[str] | None) -> Op[int | None]:
+        """Lock the tree and read these keys, or all; return the sequence of an equal request.
+
+        Raises SessionEnded, LeaseLost, or RequestMismatch if the request is another.
+        """
+        place, keeper = self.place, Keeper.of(self.runtime)
+        root = {"root_id": place.root_id}
+        known = []
+        if self.request is not None:
+            known = [Query(FIND_REQUEST, {**root, "idempotency_key": self.request.key})]
+        _, *answers = yield from batch(
+            Lock(place.root_id),
+            *keeper.looks(place.guard),
+            Query(LOOK, {"number": place.number}),
+            Query(HEAD, root),
+            _reading(place.root_id, keys),
+            *known,
+        )
+        session, [head], entries, *found = keeper.require(place.guard, answers)
+        if found and found[0]:
+            return self._repeated(found[0][0])
+        require_fence(place, require_open(place, session))
+        self.sequence, self.at, self._keys_before = head["sequence"], head["now"], head["keys"]
+        self.keys = head["keys"] or 0
+        self.forgotten_version = head["forgotten_version"] or 0
+        for row in entries:
+            self._slots[row["key"]] = self._slot(row)
+        return None
+
+    def _repeated(self, row: Row) -> int:
+        assert self.request is not None
+        if row["request_digest"] != self.request.digest:
+            raise RequestMismatch(
+                f"idempotency key {self.request.key!r} belongs to another change of the state of "
+                f"{self.place.root_id}; nothing was changed",
+                key=self.request.key,
+            )
+        return int(row["sequence"])
+
+    def _slot(self, row: Row) -> Slot:
+        slot = Slot(version=row["version"], base=row["base"], steps=row["steps"], row=row)
+        if row["value"] is not None:
+            context = entry_context(self.place.root_id, row["key"])
+            slot.body = self.runtime.codec.unseal(row["value"], context=context)
+        return slot
+
+    def slot(self, key: str) -> Slot:
+        """Return a key that was read, or an empty one."""
+        found = self._slots.get(key)
+        return found if found is not None else self._slots.setdefault(key, Slot())
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key, or MISSING."""
+        slot = self.slot(key)
+        if slot.value is MISSING and slot.body is not None:
+            slot.value = self.runtime.codec.decode(slot.body)
+        return slot.value
+
+    def document(self) -> dict[str, Any]:
+        """Return every key that was read and exists."""
+        return {key: self.value(key) for key, slot in self._slots.items() if slot.body is not None}
+
+    def require(self, versions: Mapping[str, int]) -> None:
+        """Raise VersionConflict unless these keys have these versions."""
+        for key, version in versions.items():
+            if self.slot(key).current_version != version:
+                raise self.conflict(key, version)
+
+    def conflict(self, key: str, expected: int, **more: object) -> VersionConflict:
+        """Return the error for a key that has another version."""
+        slot, value = self.slot(key), self.value(key)
+        current = slot.current_version
+        stands = f"is at version {current}" if current else "does not exist"
+        wanted = f"version {expected}" if expected else "not to exist"
+        return VersionConflict(
+            f"{key!r} {stands}, and was expected {'at ' if expected else ''}{wanted}; nothing was "
+            "changed",
+            key=key,
+            current_version=current,
+            expected_version=expected,
+            current_value=None if value is MISSING else value,
+            **more,
+        )
+
+    def mutate(self, mutation: Mutation) -> None:
+        """Change one key: one event."""
+        key, slot = mutation.key, self.slot(mutation.key)
+        before = self.value(key)
+        if mutation.operation == "delete" and before is MISSING:
+            raise NotFound(f"there is no key {key!r} in the state of {self.place.root_id}", key=key)
+        after = applied(mutation, before)
+        self.sequence += 1
+        argument = None
+        if mutation.operation not in {"set", "delete"}:
+            argument = self._sealed(mutation.argument, key, "argument")
+        self._put(key, slot, after, mutation.operation, argument)
+
+    def write_document(
+        self, operation: DocumentOperation, wanted: Mapping[str, Any], argument: Any = None
+    ) -> None:
+        """Make the state this document: one event, and a new version for each key that changes."""
+        self.sequence += 1
+        sealed = None if argument is None else self._sealed(argument, "", "argument")
+        self._add_event("", operation, 0, argument=sealed, value=None, base=0, is_deleted=0)
+        for key in sorted(self._slots.keys() | wanted.keys()):
+            slot, after = self.slot(key), wanted.get(key, MISSING)
+            if not self._is_same(slot, after):
+                self._put(key, slot, after, operation, None)
+
+    def _is_same(self, slot: Slot, after: Any) -> bool:
+        if after is MISSING or slot.body is None:
+            return after is MISSING and slot.body is None
+        limits = self.runtime.codec.limits
+        return canonical(after, limits) == canonical(self.runtime.codec.decode(slot.body), limits)
+
+    def _put(
+        self, key: str, slot: Slot, after: Any, operation: str, argument: bytes | None
+    ) -> None:
+        """Note the new value of a key, and its row of the event at the current sequence."""
+        existed = slot.body is not None
+        slot.version = max(slot.version, 0 if existed else self.forgotten_version) + 1
+        slot.value, slot.is_changed = after, True
+        slot.body = None if after is MISSING else self.runtime.codec.encode(after, name=key)
+        self.keys += (slot.body is not None) - existed
+        is_whole = (
+            argument is None
+            or not existed
+            or slot.steps + 1 >= STEPS_MAX
+            or len(slot.body or b"") <= INLINE_BYTES_MAX
+        )
+        slot.base, slot.steps = (self.sequence, 0) if is_whole else (slot.base, slot.steps + 1)
+        value = None
+        if is_whole and slot.body is not None:
+            context = event_context(self.place.root_id, self.sequence, key, "value")
+            value = self.runtime.codec.seal(slot.body, context=context)
+        is_deleted = int(slot.body is None)
+        self._add_event(
+            key,
+            operation,
+            slot.version,
+            argument=argument,
+            value=value,
+            base=slot.base,
+            is_deleted=is_deleted,
+        )
+
+    def _sealed(self, value: Any, key: str, column: str) -> bytes:
+        context = event_context(self.place.root_id, self.sequence, key, column)
+        return self.runtime.codec.pack(value, context=context, name=key or "document")
+
+    def _add_event(self, key: str, operation: str, version: int, **fields: Any) -> None:
+        is_first = not self._events
+        request = self.request if is_first else None
+        self._events.append(
+            {
+                "root_id": self.place.root_id,
+                "sequence": self.sequence,
+                "key": key,
+                "operation": operation,
+                "version": version,
+                "session_id": self.place.session_id,
+                "item_id": self.item_id,
+                "idempotency_key": None if request is None else request.key,
+                "request_digest": None if request is None else request.digest,
+                "at": self.at,
+                **fields,
+            }
+        )
+
+    def flush(self) -> Op[None]:
+        """Write everything."""
+        most = self.runtime.codec.limits.keys_per_root
+        if self.keys > most and self.keys > (self._keys_before or 0):
+            raise LimitExceeded(
+                f"the state of {self.place.root_id} would have {self.keys:,} keys; the limit is "
+                f"{most:,} (Limits.keys_per_root); nothing was changed",
+                limit=most,
+                actual=self.keys,
+            )
+        root_id = self.place.root_id
+        changed = [key for key, slot in self._slots.items() if slot.is_changed]
+        count = len({each["sequence"] for each in self._events})
+        statements = [Query(ADVANCE_SEQUENCE, {"root_id": root_id, "count": count})]
+        if self.keys != self._keys_before:
+            statements.append(Query(COUNT_KEYS, {"root_id": root_id, "keys": self.keys}))
+        statements += [Query(WRITE_ENTRY, self._entry_row(key)) for key in changed]
+        statements += [Query(ADD_STATE_EVENT, each) for each in self._events]
+        yield from batch(*statements)
+        parts = {each["sequence"] for each in self._events if not each["key"]}
+        for each in self._events:
+            if not each["key"] or each["sequence"] not in parts:
+                yield self._feed_event(each)
+
+    def _entry_row(self, key: str) -> dict[str, Any]:
+        slot, root_id = self._slots[key], self.place.root_id
+        value = None
+        if slot.body is not None:
+            value = self.runtime.codec.seal(slot.body, context=entry_context(root_id, key))
+        last = max(each["sequence"] for each in self._events if each["key"] == key)
+        return {
+            "root_id": root_id,
+            "key": key,
+            "version": slot.version,
+            "value": value,
+            "sequence": last,
+            "base": slot.base,
+            "steps": slot.steps,
+            "updated_by": self.place.session_id,
+            "at": self.at,
+        }
+
+    def _feed_event(self, each: Mapping[str, Any]) -> Any:
+        told = {name: each[name] for name in ("sequence", "operation")}
+        if each["key"]:
+            told |= {"key": each["key"], "version": each["version"]}
+        place = self.place
+        return event(self.runtime.codec, place.root_id, place.session_id, "state_changed", told)
+
+
+def _reading(root_id: str, keys: Iterable[str] | None) -> Query:
+    if keys is None:
+        return Query(READ_ALL_ENTRIES, {"root_id": root_id})
+    wanted = list(dict.fromkeys(keys))
+    if len(wanted) == 1:
+        return Query(READ_ENTRY, {"root_id": root_id, "key": wanted[0]})
+    return Query(READ_ENTRIES, {"root_id": root_id, "keys": json.dumps(dict.fromkeys(wanted))})
+
+
+def mutate_all(
+    draft: Draft, mutations: Sequence[Mutation], if_unchanged: Mapping[str, int]
+) -> Op[list[Entry] | int]:
+    """Apply mutations in order, all or none; the sequence of an equal request that came before."""
+    known = yield from draft.begin([*(each.key for each in mutations), *if_unchanged])
+    if known is not None:
+        return known
+    draft.require(if_unchanged)
+    done: list[tuple[str, Any, int, int, bool]] = []
+    conflicts: dict[int, int] = {}
+    for position, mutation in enumerate(mutations):
+        slot = draft.slot(mutation.key)
+        if mutation.if_version not in {None, slot.current_version}:
+            conflicts[position] = slot.current_version
+            continue
+        draft.mutate(mutation)
+        value = None if slot.body is None else slot.value
+        done.append((mutation.key, value, slot.version, draft.sequence, slot.body is None))
+    if conflicts:
+        raise _conflict(draft, mutations, conflicts)
+    yield from draft.flush()
+    by, at = draft.place.session_id, draft.at
+    return [
+        Entry(
+            key=key,
+            value=value,
+            version=version,
+            sequence=sequence,
+            updated_by=by,
+            updated_at=at,
+            is_deleted=is_deleted,
+        )
+        for key, value, version, sequence, is_deleted in done
+    ]
+
+
+def _conflict(
+    draft: Draft, mutations: Sequence[Mutation], conflicts: Mapping[int, int]
+) -> VersionConflict:
+    first = mutations[min(conflicts)]
+    expected = first.if_version or 0
+    if len(mutations) == 1:
+        return draft.conflict(first.key, expected)
+    results = [
+        {"key": each.key, "status": "not_applied"}
+        if position not in conflicts
+        else {"key": each.key, "status": "conflict", "current_version": conflicts[position]}
+        for position, each in enumerate(mutations)
+    ]
+    return draft.conflict(first.key, expected, results=results)

@@ -1,0 +1,403 @@
+"""Shared state, one rule at a time, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.state import State
+
+
+@pytest.fixture
+def store(place: dict[str, Any]) -> Iterator[holdfast.Store]:
+    with holdfast.open(**place) as store:
+        yield store
+
+
+@pytest.fixture
+def state(store: holdfast.Store) -> State:
+    return store.session("root").state
+
+
+def test_a_root_and_all_its_descendants_share_one_state(store: holdfast.Store) -> None:
+    root = store.session("root")
+    child = store.session("child", parent=root)
+    grandchild = store.session("grandchild", parent=child)
+    root.state.set("config", {"mode": "parallel"})
+    entry = grandchild.state.set("found", [1])
+    assert (entry.updated_by, entry.version, entry.sequence) == ("grandchild", 1, 2)
+    assert root.state.snapshot().document == {"config": {"mode": "parallel"}, "found": [1]}
+    assert child.state.keys(updated_by=grandchild) == ["found"]
+    assert store.session("other").state.keys() == []
+
+
+@pytest.mark.parametrize("value", [None, {}, [], 0, False, "", -0.0, 2**200, {"a": [None]}])
+def test_a_value_comes_back_as_it_was_set(state: State, value: Any) -> None:
+    assert state.set("k", value).value == value
+    entry = state.entry("k")
+    assert entry is not None
+    assert (repr(entry.value), entry.version) == (repr(value), 1)
+    assert state.get("missing", default="d") == "d"
+    assert state.entry("missing") is None
+
+
+def test_a_compare_and_swap_needs_the_current_version(state: State) -> None:
+    state.set("k", "a", if_version=0)
+    state.set("k", "b", if_version=1)
+    before = state.version()
+    for expected in (0, 1, 3):
+        with pytest.raises(holdfast.VersionConflict) as caught:
+            state.set("k", "c", if_version=expected)
+        assert caught.value.fields == {
+            "key": "k", "current_version": 2, "expected_version": expected, "current_value": "b",
+        }  # fmt: skip
+    with pytest.raises(holdfast.VersionConflict, match="does not exist"):
+        state.delete("missing", if_version=4)
+    assert state.version() == before
+    conflicts = state.conflicts()
+    assert [(each.key, each.expected, each.current) for each in conflicts] == [
+        ("missing", 4, 0), ("k", 3, 2), ("k", 1, 2), ("k", 0, 2),
+    ]  # fmt: skip
+    assert {(each.updated_by, each.attempt, each.is_retried) for each in conflicts} == {
+        ("root", 1, False)
+    }
+
+
+def test_an_old_version_never_matches_again_after_delete_and_re_create(state: State) -> None:
+    assert state.set("k", 1).version == 1
+    deleted = state.delete("k")
+    assert (deleted.version, deleted.is_deleted, deleted.value) == (2, True, None)
+    assert state.get("k") is None
+    with pytest.raises(holdfast.NotFound):
+        state.delete("k")
+    assert state.set("k", 2, if_version=0).version == 3
+    with pytest.raises(holdfast.VersionConflict):
+        state.set("k", 3, if_version=1)
+
+
+def test_also_across_compaction_and_the_deletion_of_the_root(store: holdfast.Store) -> None:
+    state = store.session("root").state
+    for number in range(5):
+        state.set("k", number)
+    state.delete("k")
+    state.set("other", 1)
+    state.compact(state.version())
+    assert state.set("k", "new").version == 7
+    store.session("root").delete()
+    again = store.session("root").state
+    assert (again.keys(), again.version()) == ([], 8)
+    assert again.set("k", "newer").version == 8
+
+
+def test_operations_create_a_missing_key_and_refuse_a_wrong_type(state: State) -> None:
+    assert state.increment("n", 2).value == 2
+    assert state.increment("n", -0.5).value == 1.5
+    assert state.append("xs", [1]).value == [1]
+    assert state.append("xs", [[2], 3]).value == [1, [2], 3]
+    assert state.merge("o", {"a": {"b": 1}, "gone": None}).value == {"a": {"b": 1}}
+    assert state.merge("o", {"a": {"b": None, "c": [1]}}).value == {"a": {"c": [1]}}
+    state.set("flag", True)
+    before = state.version()
+    wrong: list[Callable[[], Any]] = [
+        lambda: state.increment("flag"),
+        lambda: state.increment("xs"),
+        lambda: state.append("n", [1]),
+        lambda: state.merge("xs", {"a": 1}),
+        lambda: state.add("o", 1),
+        lambda: state.remove("flag", 1),
+    ]
+    for operate in wrong:
+        with pytest.raises(holdfast.TypeConflict):
+            operate()
+    assert state.version() == before
+
+
+def test_a_set_has_no_equal_members_and_keeps_the_order_of_arrival(state: State) -> None:
+    for item in (1, True, 1.0, "1", {"a": 1, "b": 2}, {"b": 2, "a": 1}, 1):
+        state.add("set", item)
+    found = state.remove("set", True).value
+    assert list(map(repr, found)) == ["1", "1.0", "'1'", "{'a': 1, 'b': 2}"]
+    state.set("list", [1, 1])
+    with pytest.raises(holdfast.TypeConflict, match="equal members"):
+        state.add("list", 2)
+
+
+def test_a_batch_is_all_or_nothing_and_sequential_inside(state: State) -> None:
+    state.set("a", 1)
+    done = state.batch(
+        [
+            {"op": "set", "key": "a", "value": 2, "if_version": 1},
+            {"op": "increment", "key": "a"},
+            {"op": "set", "key": "b", "value": [], "if_version": 0},
+            {"op": "append", "key": "b", "items": [1]},
+            {"op": "delete", "key": "a", "if_version": 3},
+        ]
+    )
+    assert [(each.key, each.version, each.sequence) for each in done] == [
+        ("a", 2, 2), ("a", 3, 3), ("b", 1, 4), ("b", 2, 5), ("a", 4, 6),
+    ]  # fmt: skip
+    assert state.snapshot().document == {"b": [1]}
+    operations = [
+        {"op": "set", "key": "c", "value": 1},
+        {"op": "set", "key": "b", "value": 2, "if_version": 9},
+        {"op": "increment", "key": "c"},
+    ]
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.batch(operations)
+    assert caught.value.results == [
+        {"key": "c", "status": "not_applied"},
+        {"key": "b", "status": "conflict", "current_version": 2},
+        {"key": "c", "status": "not_applied"},
+    ]
+    with pytest.raises(holdfast.TypeConflict):
+        state.batch([{"op": "set", "key": "d", "value": 1}, {"op": "increment", "key": "b"}])
+    assert (state.keys(), state.version()) == (["b"], 6)
+
+
+def test_a_document_write_is_one_event_and_raises_only_what_it_changes(state: State) -> None:
+    state.set("same", 1)
+    state.set("gone", 1)
+    replaced = state.replace({"same": 1, "new": {"a": 1}}, if_version=2)
+    assert (replaced.version, replaced.versions) == (3, {"same": 1, "new": 1})
+    patched = state.patch({"new": {"b": 2}, "same": None})
+    assert patched.document == {"new": {"a": 1, "b": 2}}
+    assert [(event.sequence, event.operation, event.key) for event in state.events()] == [
+        (1, "set", "same"), (2, "set", "gone"), (3, "full_replace", None), (4, "patch", None),
+    ]  # fmt: skip
+    replacing, patching = state.events(after=2)
+    assert (replacing.value, replacing.deleted) == ({"new": {"a": 1}}, ("gone",))
+    assert (patching.value, patching.deleted) == ({"new": {"b": 2}, "same": None}, ("same",))
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.replace({}, if_version=3)
+    assert (caught.value.current_version, caught.value.current_value) == (4, patched.document)
+    assert [each.sequence for each in state.history("new")] == [4, 3]
+
+
+def test_what_was_read_can_be_required_to_be_unchanged(state: State) -> None:
+    state.set("price", 10)
+    state.set("order", 1, if_unchanged={"price": 1, "missing": 0})
+    state.set("price", 11)
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.increment("order", if_unchanged={"price": 1})
+    assert (caught.value.key, state.get("order")) == ("price", 1)
+
+
+def test_a_repeated_request_changes_nothing_and_returns_what_the_first_did(state: State) -> None:
+    first = state.increment("n", 5, idempotency_key="one")
+    state.increment("n", 1)
+    assert state.increment("n", 5, idempotency_key="one") == first
+    assert state.get("n") == 6
+    operations = [{"op": "add", "key": "s", "item": 1}, {"op": "increment", "key": "n"}]
+    done = state.batch(operations, idempotency_key="two")
+    assert state.batch(operations, idempotency_key="two") == done
+    patched = state.patch({"n": None}, idempotency_key="three")
+    state.set("n", 0)
+    assert state.patch({"n": None}, idempotency_key="three") == patched
+    assert state.get("n") == 0
+    with pytest.raises(holdfast.RequestMismatch):
+        state.increment("n", 6, idempotency_key="one")
+
+
+def test_update_calls_again_with_what_another_writer_left(state: State) -> None:
+    seen: list[Any] = []
+
+    def bump(value: Any) -> Any:
+        seen.append(value)
+        if len(seen) < 3:
+            state.increment("n", 10)
+        return (value or 0) + 1
+
+    assert state.update("n", bump).value == 21
+    assert seen == [None, 10, 20]
+    assert [(each.attempt, each.is_retried) for each in state.conflicts()] == [(2, True), (1, True)]
+    seen.clear()
+    with pytest.raises(holdfast.VersionConflict):
+        state.update("n", bump, retries=1)
+    assert [(each.attempt, each.is_retried) for each in state.conflicts(limit=2)] == [
+        (2, False), (1, True),
+    ]  # fmt: skip
+
+
+def test_any_moment_can_be_read_compared_and_restored(state: State) -> None:
+    documents: list[dict[str, Any]] = [{}]
+    for number in range(80):
+        match number % 4:
+            case 0:
+                state.append("log", [f"{number}" * 100])
+            case 1:
+                state.merge("map", {str(number): "x" * 100, str(number - 16): None})
+            case 2:
+                state.add("set", number % 20 + 10_000)
+            case 3 if "n" in documents[-1] and number % 16 == 3:
+                state.delete("n")
+            case _:
+                state.increment("n", number)
+        documents.append(state.snapshot().document)
+    assert state.version() == 80
+    for sequence, document in enumerate(documents):
+        assert state.snapshot(at_sequence=sequence).document == document
+    entries = {each.sequence: each for each in state.history("log")}
+    assert all(documents[at]["log"] == entry.value for at, entry in entries.items())
+    pages = state.history("map", limit=7) + state.history(
+        "map", before=state.history("map", limit=7)[-1].sequence
+    )
+    assert pages == state.history("map")
+    difference = state.diff(40, 80)
+    assert {each.key: (each.before, each.after) for each in difference.changes} == {
+        key: (documents[40].get(key), documents[80].get(key))
+        for key in documents[80].keys() | documents[40].keys()
+        if documents[40].get(key) != documents[80].get(key)
+    }
+    versions = state.snapshot().versions
+    restored = state.restore(40)
+    assert restored.document == documents[40]
+    changed = {each.key for each in difference.changes}
+    for key, version in restored.versions.items():
+        assert version - versions.get(key, 0) == (key in changed)
+
+
+def test_below_the_floor_history_is_gone_and_above_it_reads_as_before(state: State) -> None:
+    documents: list[dict[str, Any]] = [{}]
+    for number in range(120):
+        state.append("log", ["y" * 100, number]) if number % 3 else state.set(f"k{number % 7}", 1)
+        if number % 10 == 9:
+            state.delete(f"k{(number - number % 3) % 7}")
+            documents.append(state.snapshot().document)
+        documents.append(state.snapshot().document)
+    at = {len(documents[:index]): document for index, document in enumerate(documents)}
+    newest, floor = state.version(), state.version() // 2
+    whole = {n: state.snapshot(at_sequence=n).document for n in range(floor, newest + 1)}
+    removed = state.compact(floor)
+    assert removed > 20
+    assert state.compact(floor) == 0
+    for sequence, document in whole.items():
+        assert state.snapshot(at_sequence=sequence).document == document
+    assert len(at) == len(documents)
+    with pytest.raises(holdfast.Compacted) as caught:
+        state.snapshot(at_sequence=floor - 1)
+    assert caught.value.oldest_sequence == floor
+    for read in (lambda: state.events(after=0), lambda: state.restore(0)):
+        with pytest.raises(holdfast.Compacted):
+            read()
+    assert state.events(after=floor)[0].sequence == floor + 1
+    with pytest.raises(holdfast.InvalidArgument, match="not yet"):
+        state.snapshot(at_sequence=newest + 1)
+
+
+def test_every_mutation_is_an_event_of_the_feed(store: holdfast.Store) -> None:
+    root = store.session("root")
+    child = store.session("child", parent=root)
+    start = len(store.events("root"))
+    child.state.set("k", 1)
+    root.state.batch([{"op": "increment", "key": "n"}, {"op": "delete", "key": "k"}])
+    root.state.replace({"a": 1, "b": 2})
+    found = store.events("root", after=start)
+    assert {event.kind for event in found} == {"state_changed"}
+    assert [(event.session_id, event.data) for event in found] == [
+        ("child", {"sequence": 1, "operation": "set", "key": "k", "version": 1}),
+        ("root", {"sequence": 2, "operation": "increment", "key": "n", "version": 1}),
+        ("root", {"sequence": 3, "operation": "delete", "key": "k", "version": 2}),
+        ("root", {"sequence": 4, "operation": "full_replace"}),
+    ]
+
+
+def test_a_summary_is_bounded_and_says_what_it_left_out(state: State) -> None:
+    for number in range(20):
+        state.set(f"k{number}", number)
+    state.set("large", "x" * 5_000)
+    found = state.summary(max_keys=5, max_bytes=60)
+    assert found.document == {"k19": 19, "k18": 18, "k17": 17, "k16": 16, "k15": 15}
+    assert (found.key_count, found.is_truncated, found.left_out[:2]) == (21, True, ("large", "k14"))
+    assert not store_of_one(state).is_truncated
+
+
+def store_of_one(state: State) -> holdfast.StateSummary:
+    state.replace({"only": 1})
+    return state.summary()
+
+
+def test_who_lost_the_lease_or_has_ended_cannot_write(store: holdfast.Store) -> None:
+    session = store.session("root")
+    with session.drive("one") as driven:
+        driven.state.set("k", 1)
+        assert store.session("child", parent=session).state.set("k", 2).version == 2
+    with pytest.raises(holdfast.LeaseLost):
+        driven.state.set("k", 3)
+    session.end()
+    with pytest.raises(holdfast.SessionEnded):
+        session.state.set("k", 4)
+    assert session.state.get("k") == 2
+
+
+def test_state_and_checkpoints_change_in_one_transaction(store: holdfast.Store) -> None:
+    session = store.session("root")
+    session.state.set("n", 1)
+    session.append("log", ["before"])
+    session.state.set("n", 2)
+    session.append("log", ["after"])
+
+    def back(tx: holdfast.Transaction) -> Any:
+        inside = tx.within(session)
+        checkpoint = yield from inside.at(1)
+        yield from inside.state.restore(checkpoint.state_sequence)
+        return (yield from inside.move_back(1))
+
+    store.run(back)
+    latest = session.latest()
+    assert latest is not None
+    assert (latest["log"], session.state.get("n"), session.state.version()) == (["before"], 1, 3)
+
+    def fails(tx: holdfast.Transaction) -> Any:
+        yield from tx.within(session).state.set("n", 9)
+        yield from tx.within(session).state.set("n", 10, if_version=1)
+
+    with pytest.raises(holdfast.VersionConflict):
+        store.run(fails)
+    assert (session.state.get("n"), session.state.version()) == (1, 3)
+
+
+def test_limits_are_told_and_nothing_is_written(place: dict[str, Any]) -> None:
+    limits = holdfast.Limits(value_bytes=2_000, keys_per_root=3, batch_operations=4)
+    with holdfast.open(**place, limits=limits) as store:
+        state = store.session("root").state
+        for key in "abc":
+            state.set(key, key)
+        state.delete("a")
+        state.set("a", 2)
+        for write in (
+            lambda: state.set("d", 1),
+            lambda: state.replace({str(number): 1 for number in range(4)}),
+            lambda: state.batch([{"op": "increment", "key": "a"}] * 5),
+            lambda: state.batch([]),
+            lambda: state.set("b", "x" * 2_001),
+            lambda: state.append("e", ["x" * 2_001]),
+        ):
+            before = state.version()
+            with pytest.raises(holdfast.LimitExceeded):
+                write()
+            assert state.version() == before
+        assert state.snapshot().document == {"a": 2, "b": "b", "c": "c"}
+
+
+def test_the_same_in_an_event_loop(place: dict[str, Any]) -> None:
+    asyncio.run(in_an_event_loop(place))
+
+
+async def in_an_event_loop(place: dict[str, Any]) -> None:
+    async with holdfast.aopen(**place) as store:
+        root = await store.session("root")
+        assert (await root.state.increment("n")).value == 1
+        with pytest.raises(holdfast.VersionConflict):
+            await root.state.set("n", 5, if_version=0)
+        assert len(await root.state.conflicts()) == 1
+
+        async def double(value: Any) -> Any:
+            return value * 2
+
+        assert (await root.state.update("n", double)).value == 2
+        assert (await root.state.snapshot(at_sequence=1))["n"] == 1
+        assert await root.state.compact(2) == 1
