@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -271,6 +271,8 @@ class _Moved:
     effects: int = 0
     items: int = 0
     spends: int = 0
+    entries: int = 0
+    """Keys of shared state."""
     others: Counter[str] = field(default_factory=Counter)
     """What nouns beside these wrote, by their names."""
 
@@ -283,7 +285,7 @@ class _Moved:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        plain = asdict(self)
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**plain.pop("others"), **plain}
 
 

@@ -437,7 +437,8 @@ def test_sessions_move_to_another_database(
     assert (exported["sessions"], exported["checkpoints"]) == (4, 17)
     assert exported["path"] == str(file)
     assert data(quick("checkpoints", "import", file, "--json", at=other)) == {
-        "sessions": 4, "checkpoints": 17, "effects": 0, "items": 0, "spends": 0, "notes": [],
+        "sessions": 4, "checkpoints": 17, "effects": 0, "items": 0, "spends": 0, "entries": 0,
+        "notes": [],
     }  # fmt: skip
     with holdfast.open(**filled) as store, holdfast.open(**other) as second:  # type: ignore[arg-type]
         assert contents(second) == contents(store)

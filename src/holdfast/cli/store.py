@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,7 +168,7 @@ def prune(
             vacuum=vacuum,
             progress=progress,
         )
-    counts = asdict(pruned)
+    counts = {each.name: getattr(pruned, each.name) for each in fields(pruned)}
     others = counts.pop("others")
     code = CorruptRecord.exit_code if pruned.damaged else 0
     return Answer({**counts, **others}, "\n".join(_pruned(pruned, archive)), code)
