@@ -75,6 +75,10 @@ def fill(store: holdfast.Store) -> None:
     store.work.claim("w", queues=["job"])[0].complete({"done": item.id})
     store.work.claim("w", queues=["job"])[0].fail("broken")
     session.spend("m", usd="0.25", input_tokens=3, details={"d": 1})
+    for number in range(3):
+        session.state.append("log", ["x" * 300, number])
+    session.state.patch({"log": None, "doc": {"a": 1}})
+    session.state.increment("n", idempotency_key="k")
     session.fork(30, id="b").append("transcript", ["forked"])
     child = store.session("c", parent=session)
     child.save(v=[1, 2, 3])

@@ -161,6 +161,9 @@ def handles(store: holdfast.Store) -> None:
     assert_type(session, holdfast.Session)
     assert_type(session.fork(1), holdfast.Session[Sync])
     assert_type(store.find_session("s"), holdfast.Session[Sync])
+    assert_type(session.state, holdfast.State[Sync])
+    assert_type(session.state.increment("n"), holdfast.Entry)
+    assert_type(session.state.update("n", lambda value: value), holdfast.Entry)
     assert_type(session.drive(), holdfast.DrivenSession[Sync])
     with session.drive() as driven:
         assert_type(driven, holdfast.DrivenSession[Sync])
@@ -194,6 +197,9 @@ async def async_handles(store: holdfast.AsyncStore) -> None:
     assert_type(session, holdfast.Session[Async])
     assert_type(await session.fork(1), holdfast.Session[Async])
     assert_type(await store.find_session("s"), holdfast.Session[Async])
+    assert_type(session.state, holdfast.State[Async])
+    assert_type(await session.state.set("k", 1, if_version=0), holdfast.Entry)
+    assert_type(await session.state.snapshot(), holdfast.StateSnapshot)
     assert_type(await session.drive(), holdfast.DrivenSession[Async])
     async with session.drive() as driven:
         assert_type(driven, holdfast.DrivenSession[Async])

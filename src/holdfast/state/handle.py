@@ -5,13 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..arguments import require_limit, require_text, require_text_or_none, require_whole
+from ..codec import digest
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
 from ..kernel.flow import Flow, Wait, flow, invoke, perform
-from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
+from ..kernel.operation import (
+    C,
+    Handle,
+    Op,
+    PerStore,
+    Runtime,
+    large_query,
+    operation,
+    query,
+    rows,
+)
 from ..sessions import SessionHandle
 from . import read
 from .records import Entry, StateConflict, StateDiff, StateEvent, StateSnapshot, StateSummary
@@ -38,7 +51,7 @@ PAGE_MAX = 1_000
 SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
 CONFLICTS_KEPT = 1_000
 # Operations that count twice if they are repeated; inside a work item they get a key.
-REPEATED = ("increment", "append", "add")
+REPEATED = ("increment", "append", "add", "batch")
 
 NOTE_CONFLICT = """
 INSERT INTO hf_state_conflicts (
@@ -81,6 +94,9 @@ def _run_recorded(op: operation[..., Any], state: State[Any], *args: Any, **kwar
 
 
 def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
+    item, name = state._session.item, op.function.__name__
+    if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
+        kwargs["idempotency_key"] = Ordinals.of(state.runtime).key(item, name, args, kwargs)
     try:
         return (yield from perform(op, state, *args, **kwargs))
     except VersionConflict as conflict:
@@ -94,6 +110,21 @@ def _note(
     # Best effort: the conflict itself is what the caller must see.
     with contextlib.suppress(HoldfastError):
         yield from perform(State._note_conflict, state, conflict.fields, attempt, is_retried)
+
+
+class Ordinals(PerStore):
+    """Counts the equal mutations of each attempt at a work item, to derive their keys."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._limits = runtime.codec.limits
+        self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+
+    def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return a key that the same mutation has in every attempt, also after a redrive."""
+        asked = digest([operation, list(args), dict(kwargs)], self._limits, name=operation)
+        counts = self._counts.setdefault(item, Counter())
+        counts[asked] += 1
+        return f"item {item.first_id or item.id} {asked} {counts[asked]}"
 
 
 class State(Handle[C]):

@@ -43,6 +43,7 @@ class StateRecord(Record, frozen=True, tag="state"):
         if self.root_id not in seen.trees or self.root_id in states.keys:
             return f"the state of tree {self.root_id!r} comes twice, or without its tree"
         states.keys[self.root_id] = self.keys
+        states.floors[self.root_id] = self.floor
         return None
 
     def add(self, into: Import) -> Op[None]:
@@ -84,7 +85,7 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
         """Check that it follows the last of its key, and that its value can be found."""
         states = seen.of(_States)
         last = states.last.get((self.root_id, self.key), _Last())
-        if self.root_id not in states.keys or self.sequence < states.sequence(self.root_id):
+        if self.root_id not in states.keys or not states.is_next(self.root_id, self.sequence):
             return f"{self.label} is out of order"
         states.sequences[self.root_id] = self.sequence
         if self.idempotency_key is not None:
@@ -95,14 +96,22 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
             return None if self.sequence > last.sequence else f"{self.label} comes twice"
         require_key(self.key)
         is_whole = self.value is not None or bool(self.is_deleted)
-        if self.sequence <= last.sequence or not last.version < self.version <= VERSION_MAX:
+        if self.sequence <= last.sequence or not self._is_next_version(last):
             return f"{self.label} does not follow the one before it"
         if is_whole != (self.base == self.sequence) or (self.value and self.is_deleted):
             return f"{self.label} has a wrong base"
         if not is_whole and not self._is_step(last):
             return f"{self.label} has no value to start from"
-        states.last[self.root_id, self.key] = _Last(self.sequence, self.version, self.base)
+        states.last[self.root_id, self.key] = _Last(
+            self.sequence, self.version, self.base, bool(self.is_deleted)
+        )
         return None
+
+    def _is_next_version(self, last: _Last) -> bool:
+        """Whether it has the next version; one that creates a key may start higher."""
+        least = last.version + 1
+        is_created = last.sequence == 0 or last.is_deleted
+        return least <= self.version <= (VERSION_MAX if is_created else least)
 
     def _is_step(self, last: _Last) -> bool:
         known = self.operation in REDUCED and self.argument is not None
@@ -160,19 +169,22 @@ class _Last:
     sequence: int = 0
     version: int = 0
     base: int = 0
+    is_deleted: bool = False
 
 
 @dataclass(slots=True)
 class _States:
     keys: dict[str, int] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)
+    floors: dict[str, int] = field(default_factory=dict)
     sequences: dict[str, int] = field(default_factory=dict)
     last: dict[tuple[str, str], _Last] = field(default_factory=dict)
     requests: set[tuple[str, str]] = field(default_factory=set)
 
-    def sequence(self, root_id: str) -> int:
-        """Return the sequence of the last event of a tree that was seen."""
-        return self.sequences.get(root_id, 0)
+    def is_next(self, root_id: str, sequence: int) -> bool:
+        """Whether an event may come now; above the floor none is missing."""
+        last = self.sequences.get(root_id, 0)
+        return last <= sequence <= max(last, self.floors[root_id]) + 1
 
 
 READ_STATE = f"SELECT {StateRecord.selected()} FROM hf_state WHERE root_id = :root_id"  # noqa: S608

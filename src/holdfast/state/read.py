@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpoints.diff import same
 from ..codec import Codec, to_json
-from ..errors import Compacted, InvalidArgument
+from ..errors import Compacted, CorruptRecord, InvalidArgument, InvalidValue, TypeConflict
 from ..kernel.operation import Op, Row, one, rows
 from .records import Entry, KeyDiff, StateDiff, StateEvent, StateSnapshot, StateSummary
 from .values import MISSING, Mutation, applied
@@ -111,7 +111,13 @@ def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry
         else:
             argument = _event_value(codec, root_id, row, "argument")
             mutation = Mutation(operation=row["operation"], key=row["key"], argument=argument)
-            value = applied(mutation, value)
+            try:
+                value = applied(mutation, value)
+            except (TypeConflict, InvalidValue) as error:
+                raise CorruptRecord(
+                    f"the history of {row['key']!r} in the state of {root_id} is damaged at "
+                    f"sequence {row['sequence']}: {error}"
+                ) from error
         yield Entry(
             key=row["key"],
             value=None if value is MISSING else value,

@@ -221,11 +221,11 @@ class Draft:
         before = self.value(key)
         if mutation.operation == "delete" and before is MISSING:
             raise NotFound(f"there is no key {key!r} in the state of {self.place.root_id}", key=key)
-        after = applied(mutation, before)
         self.sequence += 1
         argument = None
         if mutation.operation not in {"set", "delete"}:
             argument = self._sealed(mutation.argument, key, "argument")
+        after = applied(mutation, before)
         self._put(key, slot, after, mutation.operation, argument)
 
     def write_document(

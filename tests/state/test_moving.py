@@ -1,0 +1,96 @@
+"""Shared state moves with its tree, whole and with its history."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.portable import file as format
+from holdfast.store import NOUNS
+
+
+@pytest.fixture
+def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A second place, on the other database than `place`."""
+    if "sqlite" in request.node.name:
+        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
+    return {"url": f"sqlite:///{tmp_path}/other.db"}
+
+
+def fill(store: holdfast.Store) -> holdfast.State:
+    root = store.session("root")
+    state = store.session("child", parent=root).state
+    for number in range(50):
+        state.append("log", ["x" * 200, number])
+        state.add("set", number % 5)
+    state.set("gone", 1)
+    state.delete("gone")
+    state.patch({"doc": {"a": 1}, "set": None})
+    state.increment("n", 5, idempotency_key="once")
+    return root.state
+
+
+def test_state_travels_with_its_history(
+    place: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "sessions.export"
+    with holdfast.open(**place) as store:
+        state = fill(store)
+        state.compact(20)
+        exported = store.export(file)
+        assert exported.entries == 5
+        wanted = {at: state.snapshot(at_sequence=at) for at in range(20, state.version() + 1)}
+        events, history = state.events(after=20, limit=1_000), state.history("log")
+    with holdfast.open(**other) as store:
+        assert store.import_sessions(file).entries == 5
+        state = store.find_session("root").state
+        assert {at: state.snapshot(at_sequence=at) for at in wanted} == wanted
+        assert state.events(after=20, limit=1_000) == events
+        assert state.history("log") == history
+        with pytest.raises(holdfast.Compacted):
+            state.snapshot(at_sequence=19)
+        assert state.increment("n", 5, idempotency_key="once").version == 1
+        assert state.set("gone", 2).version == 3
+        assert state.version() == max(wanted) + 1
+    url, namespace = other["url"], other.get("namespace")
+    found = holdfast.store.check(url, namespace=namespace)
+    assert [each for each in found if each.level == "problem"] == []
+
+
+def frames(path: Path) -> list[Any]:
+    codec = holdfast.codec.Codec(holdfast.Limits())
+    return list(format.ExportFile(path, codec, format.Format(NOUNS)).records())
+
+
+def test_a_state_that_does_not_follow_from_its_history_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.export"
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        fill(store)
+        store.export(file)
+    records = frames(file)
+    kinds = {type(each).__name__ for each in records}
+    assert {"StateRecord", "StateEventRecord", "StateEntryRecord"} <= kinds
+    for number, record in enumerate(records):
+        tag = record.__struct_config__.tag
+        if not str(tag).startswith("state") or number % 7:
+            continue
+        without = tmp_path / f"{number}.export"
+        write(without, records[:number] + records[number + 1 :])
+        with holdfast.open(f"sqlite:///{tmp_path}/{number}.db") as store:
+            with pytest.raises(holdfast.CorruptRecord):
+                store.import_sessions(without)
+            assert store.sessions() == []
+
+
+def write(path: Path, records: list[Any]) -> None:
+    codec = holdfast.codec.Codec(holdfast.Limits())
+    with path.open("w+b") as file:
+        writer = format.ExportWriter(file, codec, format.Format(NOUNS), "e" * 32)
+        writer.begin("store")
+        for record in records:
+            writer.write(record)
+        writer.end()
