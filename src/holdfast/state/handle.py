@@ -7,13 +7,13 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ..arguments import require_limit, require_text, require_text_or_none, require_whole
 from ..codec import digest
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
-from ..kernel.flow import Flow, Wait, flow, invoke, perform
+from ..kernel.flow import Flow, Wait, flow, invoke, perform, refuse_steps
 from ..kernel.operation import (
     C,
     Handle,
@@ -80,17 +80,18 @@ class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     Inside `store.run` it is not: there the caller's transaction decides.
     """
 
-    if not TYPE_CHECKING:
+    def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
+        super().__init__(function)
+        unrecorded = self._start
 
-        def __get__(self, instance: Any, owner: type) -> Any:
-            """Bind to an instance."""
-            if instance is None or instance.runtime.start_flow is None:
-                return super().__get__(instance, owner)
-            return functools.partial(_run_recorded, self, instance)
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            if handle.runtime.run_flow is refuse_steps:
+                return unrecorded(handle, *args, **kwargs)
+            steps = _recorded(self, cast("State[Any]", handle), args, kwargs)
+            return handle.runtime.run_flow(steps)
 
-
-def _run_recorded(op: operation[..., Any], state: State[Any], *args: Any, **kwargs: Any) -> Any:
-    return state.runtime.run_flow(_recorded(op, state, args, kwargs))
+        self._start = start
 
 
 def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
