@@ -94,7 +94,7 @@ Raw = msgspec.Raw
 
 
 class Cipher(Protocol):
-    """Encrypts bodies so that they open only unchanged and in their own context."""
+    """Encrypts bodies so that they open only if unchanged and in their own context."""
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Return sealed bytes; the context is authenticated and not stored."""
@@ -127,7 +127,7 @@ class Codec:
         return self._cipher is not None
 
     def widened(self) -> Codec:
-        """Return a codec for records of many values, each of which was within the limits."""
+        """Return a codec for records of many values, each of which is within the limits."""
         most = max(self.limits.record_bytes, _WIDE_BYTES)
         limits = Limits(value_bytes=most, record_bytes=most, depth=_DEPTH_MAX)
         compression: Compression = "none" if self._zstd is None else "zstd"
@@ -164,27 +164,24 @@ class Codec:
             validation.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
     def compose(self, value: object, *, name: str) -> bytes:
-        """Return a value of our own making as a body; a Raw in it is a body that was checked."""
+        """Return a value that we made as a body; a Raw in it is a body that was checked."""
         body = _encoder.encode(value)
         if len(body) > self.limits.value_bytes:
             raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         return body
 
-    def encode_unchecked(self, value: object) -> bytes | None:
-        """Return the body a value would have, fast, to compare it with a body that was checked.
-
-        None where that cannot be told. Never store it: nothing was refused.
-        """
-        try:
-            return _encoder.encode(value)
-        except _UNENCODABLE:
-            return None
+    def encode_decoded(self, value: object) -> bytes:
+        """Return a decoded value as a body again; it was within the limits when it was saved."""
+        return _messagepack(value)
 
     def encode_into(self, value: object, buffer: bytearray) -> bool:
-        """Do the same in a buffer that is used again and again; tell whether it could be done."""
+        """Encode a value into a buffer that is reused, only to compare it; whether that worked.
+
+        Never store it: nothing was checked.
+        """
         try:
             _encoder.encode_into(value, buffer)
-        except _UNENCODABLE:
+        except (OverflowError, TypeError, ValueError, RecursionError):
             return False
         return True
 
@@ -193,9 +190,8 @@ class Codec:
         return _decode(body)
 
     def admit(self, body: bytes, *, name: str = "value") -> Any:
-        """Return the value of a body from elsewhere, if this store would have written it just so.
-
-        CorruptRecord or LimitExceeded if it is larger, deeper or written in another way.
+        """Return the value of a foreign body, or raise CorruptRecord or LimitExceeded if this store
+        would not have written exactly these bytes.
         """
         if len(body) > self.limits.value_bytes:
             raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
@@ -219,7 +215,7 @@ class Codec:
         return [_decode(item) for item in _items(self._body(record, context))[low:high]]
 
     def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
-        """Return a body as a record that opens only unchanged and in the same context."""
+        """Return a body as a record that opens only if unchanged and in the same context."""
         if len(body) > self.limits.record_bytes:
             raise validation.too_large(
                 "record", len(body), self.limits.record_bytes, "record_bytes"
@@ -245,7 +241,7 @@ class Codec:
         return bytes(self._body(record, context))
 
     def _body(self, record: bytes, context: tuple[str, ...]) -> bytes | memoryview:
-        """Return the body where it lies: to copy a large one takes as long as to check it."""
+        """Return a view of the body: copying a large one would cost as much as checking it."""
         if len(record) <= _BODY_AT or record[0] != _MAGIC or record[1] == 0:
             raise _corrupt(context, "is cut short or overwritten")
         version, flags = record[1], record[2]
@@ -419,7 +415,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
         pass
     except _UNREADABLE as error:
         raise CorruptRecord(f"The record cannot be read: {error}.") from error
-    # What has more levels, or integers beyond 64 bits, is walked; so is what we did not write.
+    # More levels, integers beyond 64 bits, and foreign data are walked.
     try:
         value = _any_decoder.decode(body)
         validation.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
@@ -430,7 +426,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
 
 @cache
 def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
-    """Accepts seven levels of plain data and nothing else, faster than accepting anything."""
+    """Accepts only seven levels of plain data, which is faster than accepting anything."""
     finite = msgspec.Meta(ge=-validation.FLOAT_MAX, le=validation.FLOAT_MAX)
     scalar: Any = None | bool | int | Annotated[float, finite] | str
     kind = scalar
@@ -444,7 +440,6 @@ _ordered_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _json_encoder: Final = msgspec.json.Encoder()
 _any_decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
 _items_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_UNENCODABLE: Final = (OverflowError, TypeError, ValueError, RecursionError)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -499,7 +494,7 @@ class _Zstd(threading.local):
         self._small = zstandard.ZstdCompressor(level=5)
 
     def compressor(self, size_bytes: int) -> Any:
-        """Return the one that suits a body: only in a large one does more work save much."""
+        """Return the compressor for a body: only a large one is worth a higher level."""
         return self._small if size_bytes >= _COMPRESS_HARDER_BYTES_MIN else self._fast
 
 

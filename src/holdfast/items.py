@@ -185,7 +185,7 @@ class Work(Handle[C]):
 
     @flow
     def sweep(self, *, limit: int = SWEPT_PER_PASS) -> Flow[Swept]:
-        """Requeue or end up to `limit` items whose lease ran out, and promote what is due.
+        """Requeue or end up to `limit` items whose lease expired, and promote due ones.
 
         Any number of processes may sweep at once.
         """
@@ -202,7 +202,7 @@ class Work(Handle[C]):
     def cancel(self, id: str) -> Op[WorkStatus]:
         """Cancel an item, or ask its worker to stop, and return its status now.
 
-        A worker that runs it hears of it with its next heartbeat; if it dies, the item is
+        A worker that runs it learns of it with its next heartbeat; if it dies, the item is
         cancelled rather than run again. A finished item stays as it is.
         """
         return (yield from transitions.cancel((yield from self._found(id))))
@@ -285,7 +285,7 @@ class Work(Handle[C]):
 
     @query
     def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Items[C]]:
-        """Return failed items that nobody has redriven, the newest first."""
+        """Return failed items that were not redriven, the newest first."""
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         found = yield from rows(reports.LIST_DEAD, before=reports.before_of(before), limit=limit)
         return [WorkItem(self.runtime, row) for row in found]

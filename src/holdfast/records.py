@@ -35,7 +35,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check of a store found; `advice` says what to do when it is not ok."""
+    """The result of one check of a store; `advice` says what to do when it is not ok."""
 
     check: str
     level: Literal["ok", "warning", "problem"]
@@ -60,7 +60,7 @@ class MigrationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInfo:
-    """What a store is: where it lies, its id and its format."""
+    """A store: where it is, its id and its format."""
 
     where: str
     dialect: str
@@ -121,7 +121,7 @@ class SessionInfo:
 
     @property
     def activity(self) -> Activity:
-        """The status; an active session is running while somebody's lease is alive, else idle."""
+        """The status; an active session is running while its lease is alive, else idle."""
         if self.status == "active":
             return "running" if self.is_driven else "idle"
         return self.status
@@ -156,7 +156,7 @@ class LoadedCheckpoint(Checkpoint):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a session goes on: the iteration to run next, and the record that says so."""
+    """Where a session resumes: the iteration to run next, and the record that says so."""
 
     iteration: int
     checkpoint: Checkpoint | None
@@ -217,7 +217,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep did; `has_more` says that another pass would find more.
+    """What a sweep did; with `has_more`, another pass would find more.
 
     `next_due_ms` is how long until the next delayed item is due, None if there is none.
     """

@@ -592,9 +592,9 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
     "an escape in a reason": ([*first(), frame("pin", reason="\x1b[2J")],
         "reason '\\x1b[2J' has characters that cannot be printed"),
     "a pin of nothing": ([*first(), frame("pin", version=3)],
-        "version 3 is spoken of and does not exist"),
+        "version 3 is referred to and does not exist"),
     "an attestation of nothing": ([frame("attestation")],
-        "version 1 is spoken of and does not exist"),
+        "version 1 is referred to and does not exist"),
 }  # fmt: skip
 
 

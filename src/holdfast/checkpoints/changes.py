@@ -16,24 +16,8 @@ from typing import TypeAlias
 from ..codec import Codec
 from ..errors import TypeConflict
 from ..kernel.operation import Op, PerStore, Runtime
-from .lines import (
-    INLINE_BYTES_MAX,
-    PIECES_MAX,
-    RUN_ITEMS,
-    Entry,
-    Inline,
-    LineRows,
-    Manifest,
-    Piece,
-    Ref,
-    Stored,
-    bodies_of,
-    cut,
-    list_header,
-    open_line,
-    pieces_of,
-    write_items,
-)
+from . import lines
+from .lines import PIECES_MAX, RUN_ITEMS, Entry, Inline, Manifest, Piece, Ref, Stored
 
 LIST_BYTES_MAX = 16 * 2**20
 TOTAL_BYTES_MAX = 64 * 2**20
@@ -131,7 +115,7 @@ class Grown:
 
     def whole(self, codec: Codec) -> list[bytes]:
         """Return the bodies of all items."""
-        before = list_header(self.joined_items) + self.joined[: self.joined_bytes]
+        before = lines.list_header(self.joined_items) + self.joined[: self.joined_bytes]
         return [*codec.split(before), *self.bodies]
 
 
@@ -160,7 +144,7 @@ def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
             is_same = (
                 isinstance(entry, Stored) and known is not None and known.is_value(change.body)
             )
-            if len(change.body) > INLINE_BYTES_MAX and not is_same:
+            if len(change.body) > lines.INLINE_BYTES_MAX and not is_same:
                 return False
             continue
         is_growth = isinstance(change, Extend) or (
@@ -179,7 +163,7 @@ class ChannelPlan:
         self.head_id = head.id
         self.manifest: dict[str, Entry] = dict(head.manifest)
         self.lists: dict[str, KnownList] = dict(head.lists)
-        self.writes: list[LineRows] = []
+        self.writes: list[lines.LineRows] = []
         self.opened: list[int] = []
         self._grown: dict[str, Sequence[bytes]] = {}
 
@@ -216,17 +200,17 @@ class ChannelPlan:
         return self.lists
 
     def _set_value(self, channel: str, entry: Entry | None, body: bytes) -> Op[None]:
-        if len(body) <= INLINE_BYTES_MAX:
+        if len(body) <= lines.INLINE_BYTES_MAX:
             self.manifest[channel] = Inline(body)
             self.lists.pop(channel, None)
             return
         known = self.lists.get(channel)
         if isinstance(entry, Stored) and known is None:
-            (stored,) = yield from bodies_of(self.codec, [Piece(entry.line_id, 0, 1)])
+            (stored,) = yield from lines.bodies_of(self.codec, [Piece(entry.line_id, 0, 1)])
             known = KnownList(bytearray(stored), [])
         if not isinstance(entry, Stored) or known is None or not known.is_value(body):
             line_id = yield from self._open([])
-            self.writes.append(write_items(self.codec, line_id, 0, [], [body]))
+            self.writes.append(lines.write_items(self.codec, line_id, 0, [], [body]))
             self.manifest[channel] = Stored(line_id)
         self.lists[channel] = KnownList(bytearray(body), [])
 
@@ -235,11 +219,11 @@ class ChannelPlan:
             yield from self._extend(channel, None, bodies)
             return
         known = self.lists.get(channel)
-        pieces = yield from pieces_of(self.codec, entry)
+        pieces = yield from lines.pieces_of(self.codec, entry)
         if known is not None and known.joined is not None:
-            old = self.codec.split(list_header(entry.length) + known.joined)
+            old = self.codec.split(lines.list_header(entry.length) + known.joined)
         else:
-            old = yield from bodies_of(self.codec, pieces)
+            old = yield from lines.bodies_of(self.codec, pieces)
         prefix = _common(old, bodies)
         if prefix == len(old):
             self.lists[channel] = known or _known(old, entry)
@@ -259,28 +243,28 @@ class ChannelPlan:
         new: Sequence[bytes],
         prefix: int,
     ) -> Op[None]:
-        """Open a line of the parts that stay, with what is new between them."""
+        """Open a line of the parts that stay, with the new items between them."""
         longest = min(len(old), len(new)) - prefix
         suffix = _common(old[: -longest - 1 : -1], new[: -longest - 1 : -1]) if longest else 0
         middle = new[prefix : len(new) - suffix]
-        kept = cut(pieces, 0, prefix)
+        kept = lines.cut(pieces, 0, prefix)
         if suffix:
             own = [Piece(0, 0, len(middle))] if middle else []
-            kept = [*kept, *own, *cut(pieces, len(old) - suffix, len(old))]
+            kept = [*kept, *own, *lines.cut(pieces, len(old) - suffix, len(old))]
         if len(kept) > PIECES_MAX or not (prefix or suffix):
             yield from self._extend(channel, None, new)
             return
         line_id = yield from self._open(kept)
-        self.writes.append(write_items(self.codec, line_id, 0, [], middle))
+        self.writes.append(lines.write_items(self.codec, line_id, 0, [], middle))
         base = sum(piece.length for piece in kept)
         ref = Ref(line_id, len(new), base, skip=len(middle) if suffix else 0)
         self.manifest[channel] = ref
-        # What lies in the line is the middle, wherever that stands in the list.
+        # The own items of the line are the middle, wherever that is in the list.
         tail = _last(middle, ref.own_end % RUN_ITEMS)
         self.lists[channel] = KnownList(_known(new, ref).joined, tail)
 
     def _extend(self, channel: str, entry: Entry | None, new: Sequence[bytes]) -> Op[None]:
-        """Append to the open line, or open one that begins where the list stands."""
+        """Append to the open line, or open one that begins with the list as it is."""
         ref = entry if isinstance(entry, Ref) else None
         if not new:
             if ref is None:
@@ -299,8 +283,8 @@ class ChannelPlan:
             tail = known.tail
         else:
             piece = Piece(ref.line_id, start - since_run, since_run)
-            tail = yield from bodies_of(self.codec, [piece])
-        self.writes.append(write_items(self.codec, ref.line_id, start, tail, new))
+            tail = yield from lines.bodies_of(self.codec, [piece])
+        self.writes.append(lines.write_items(self.codec, ref.line_id, start, tail, new))
         self.manifest[channel] = Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip)
         last = _last([*tail, *new], (start + len(new)) % RUN_ITEMS)
         self.lists[channel] = KnownList(known.joined if known is not None else None, last)
@@ -310,16 +294,16 @@ class ChannelPlan:
         self, entry: Ref, known: KnownList | None
     ) -> Op[tuple[Ref, KnownList, Sequence[bytes]]]:
         """Open a line that begins with the whole list; one in too many pieces is written anew."""
-        pieces = yield from pieces_of(self.codec, entry)
+        pieces = yield from lines.pieces_of(self.codec, entry)
         if len(pieces) > PIECES_MAX:
-            before = yield from bodies_of(self.codec, pieces)
+            before = yield from lines.bodies_of(self.codec, pieces)
             return Ref((yield from self._open([])), 0), KnownList(bytearray(), []), before
         line_id = yield from self._open(pieces)
         joined = known.joined if known is not None else None
         return Ref(line_id, entry.length, base=entry.length), KnownList(joined, []), ()
 
     def _open(self, pieces: Sequence[Piece]) -> Op[int]:
-        line_id = yield from open_line(self.codec, pieces)
+        line_id = yield from lines.open_line(self.codec, pieces)
         self.opened.append(line_id)
         return line_id
 

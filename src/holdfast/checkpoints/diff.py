@@ -1,4 +1,4 @@
-"""What differs between the channels of two versions, for people and for programs."""
+"""The difference between the channels of two versions, as records and as text."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _ends(old: Sequence[Any], new: Sequence[Any]) -> tuple[int, int]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two values are the same plain data, their types included."""
+    """Whether two values are the same plain data, types included."""
     if type(left) is not type(right):
         return False
     if type(left) is dict:
@@ -262,5 +262,5 @@ def _json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text without characters that could command a terminal."""
+    """Return text without control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

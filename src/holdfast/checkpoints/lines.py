@@ -1,9 +1,9 @@
-"""Lines and manifests: where the values of channels lie, so that a turn costs what it adds.
+"""Lines and manifests: where the values of channels are, so that a turn costs what it adds.
 
 A line is a list. It begins with pieces of older lines, fixed when it is opened; its own items come
 behind them. A checkpoint sees the first `length` items of a line; only the head of the session
 that opened a line appends to it. Own items are single rows until a run of 64 is full; then it
-becomes one row. A manifest says for each channel of a checkpoint where its value lies.
+becomes one row. A manifest says for each channel of a checkpoint where its value is.
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ def manifest_of(codec: Codec, row: Row) -> dict[str, Entry]:
 def _entry(codec: Codec, fields: list[Any]) -> Entry:
     match fields:
         case [0, value]:
-            # It was within the limits when it was saved; those of today may be narrower.
-            body = codec.encode_unchecked(value)
-            return Inline(codec.encode(value) if body is None else body)
+            return Inline(codec.encode_decoded(value))
         case [_, *numbers] if any(type(number) is not int for number in numbers):
             pass
         case [1, line_id]:
@@ -131,12 +129,12 @@ def _entry(codec: Codec, fields: list[Any]) -> Entry:
 
 
 def closed(entry: Entry) -> Entry:
-    """Return where a value lies for another head, which must open a line of its own to append."""
+    """Return an entry for another head, which must open a line of its own to append."""
     return replace(entry, is_open=False) if isinstance(entry, Ref) else entry
 
 
 def line_ids(manifest: Manifest) -> set[int]:
-    """Return the lines that a manifest names itself, without the lines their pieces lie in."""
+    """Return the lines that a manifest names itself, without the lines of their pieces."""
     return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
 
 
@@ -163,7 +161,7 @@ def line_row(codec: Codec, pieces: Sequence[Piece]) -> Row:
 
 
 def pieces_of(codec: Codec, ref: Ref) -> Op[list[Piece]]:
-    """Return where every item of a list lies, as runs of lines' own items."""
+    """Return where the items of a list are, as runs of lines' own items."""
     pieces: list[Piece] = []
     if ref.base:
         row = yield from one(READ_PIECES, line_id=ref.line_id)
@@ -190,12 +188,12 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 
 def bodies_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[bytes]]:
-    """Return the bodies of the items that lie in these pieces, in order."""
+    """Return the bodies of the items of these pieces, in order."""
     return (yield from _read(codec, pieces, _bodies))
 
 
 def values_of(codec: Codec, pieces: Sequence[Piece]) -> Op[list[Any]]:
-    """Return the items that lie in these pieces, in order."""
+    """Return the items of these pieces, in order."""
     return (yield from _read(codec, pieces, _values))
 
 

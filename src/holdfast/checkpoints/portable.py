@@ -11,25 +11,8 @@ import msgspec
 from ..arguments import require_text
 from ..codec import Codec
 from ..errors import CorruptRecord
+from ..kernel import portable
 from ..kernel.operation import Op, Row
-from ..kernel.portable import (
-    ANY,
-    METADATA,
-    Count,
-    Export,
-    Import,
-    Name,
-    Portable,
-    Positive,
-    Record,
-    Sealed,
-    Seen,
-    Small,
-    Text,
-    Time,
-    Version,
-    read_each,
-)
 from ..records import Kind
 from ..validation import too_large
 from . import lines as stored
@@ -43,16 +26,19 @@ UNREADABLE = "has channels that cannot be read"
 LACKING = "lacks items"
 
 
-class LineRecord(Record, frozen=True, tag="line"):
+class LineRecord(portable.Record, frozen=True, tag="line"):
     """A line, by a number of this file, and the pieces that it begins with.
 
     A piece of the line itself is named by 0.
     """
 
-    id: Positive
-    pieces: Annotated[list[tuple[Count, Small, Version]], msgspec.Meta(max_length=PIECES_MAX)]
+    id: portable.Positive
+    pieces: Annotated[
+        list[tuple[portable.Count, portable.Small, portable.Version]],
+        msgspec.Meta(max_length=PIECES_MAX),
+    ]
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that the lines of its pieces came before it; their items may follow."""
         lines = seen.of(_Seen).lines
         if self.id in lines:
@@ -69,7 +55,7 @@ class LineRecord(Record, frozen=True, tag="line"):
         lines[self.id] = line
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Open a line, whose number is known when it is written."""
         arrived = into.of(_Arrived)
         pieces = []
@@ -85,17 +71,17 @@ class LineRecord(Record, frozen=True, tag="line"):
         into.later(stored.ADD_LINE, stored.line_row(into.codec, pieces), then=note)
 
 
-class ItemsRecord(Record, frozen=True, tag="items"):
+class ItemsRecord(portable.Record, frozen=True, tag="items"):
     """The next items of a line: one as it is, or several as a list."""
 
-    sealed = Sealed(lambda row, name: stored.item_context(row["key"]), data=None)
+    sealed = portable.Sealed(lambda row, name: stored.item_context(row["key"]), data=None)
 
-    line_id: Positive
-    index: Small
-    count: Version
+    line_id: portable.Positive
+    index: portable.Small
+    count: portable.Version
     data: bytes
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that they are the next, and each a value that the store would take."""
         codec, line = seen.codec, seen.of(_Seen).lines.get(self.line_id)
         if line is None or self.index != line.end:
@@ -112,21 +98,21 @@ class ItemsRecord(Record, frozen=True, tag="items"):
         line.end += self.count
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the items to their line."""
         line_id = yield from into.of(_Arrived).line(into, self.line_id)
         into.later(KEEP_ITEMS, self.row(into.codec, key=line_id * SHIFT + self.index))
 
 
-class EpochRecord(Record, frozen=True, tag="epoch"):
+class EpochRecord(portable.Record, frozen=True, tag="epoch"):
     """A rewind of a session: the epoch that it began, its first version and its target."""
 
-    session_number: Positive
-    epoch: Version
-    first_version: Version
-    target_version: Version
+    session_number: portable.Positive
+    epoch: portable.Version
+    first_version: portable.Version
+    target_version: portable.Version
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that it is behind the one before, goes back, and came before all versions."""
         number, session = self.session_number, seen.sessions.get(self.session_number)
         if session is None or number in seen.of(_Seen).versions:
@@ -139,31 +125,31 @@ class EpochRecord(Record, frozen=True, tag="epoch"):
         epochs.append((self.epoch, self.first_version))
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the epoch."""
         number = yield from into.number(self.session_number)
         into.later(ADD_EPOCH, self.row(into.codec, number=number))
 
 
-class _VersionRecord(Record, frozen=True):
+class _VersionRecord(portable.Record, frozen=True):
     """Something of one version of a session."""
 
-    session_number: Positive
-    version: Version
+    session_number: portable.Positive
+    version: portable.Version
 
     @property
     def label(self) -> str:
         """Name the version."""
         return f"{self.__struct_config__.tag} {self.version}"
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that the session has this version, or had it."""
         session = seen.sessions.get(self.session_number)
         if session is None or self.version > session.version:
-            return f"version {self.version} is spoken of and does not exist"
+            return f"version {self.version} is referred to and does not exist"
         return None
 
-    def _key(self, into: Import) -> Op[int]:
+    def _key(self, into: portable.Import) -> Op[int]:
         number = yield from into.number(self.session_number)
         return number * SHIFT + self.version
 
@@ -171,26 +157,26 @@ class _VersionRecord(Record, frozen=True):
 class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoint"):
     """One version of a session; its manifest names lines of this file."""
 
-    sealed = Sealed(
+    sealed = portable.Sealed(
         lambda row, name: stored.checkpoint_context(row["key"], name),
         manifest=None,
-        data=ANY,
-        metadata=METADATA,
+        data=portable.ANY,
+        metadata=portable.METADATA,
     )
     counted = "checkpoints"
 
-    epoch: Version
+    epoch: portable.Version
     kind: Kind
-    iteration: Count | None = None
-    item_id: Name | None = None
-    idempotency_key: Text | None = None
-    state_sequence: Count
+    iteration: portable.Count | None = None
+    item_id: portable.Name | None = None
+    idempotency_key: portable.Text | None = None
+    state_sequence: portable.Count
     manifest: bytes
     data: bytes | None = None
     metadata: bytes | None = None
-    created_at: Time
+    created_at: portable.Time
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that it is behind the versions before it, and has all that it shows."""
         checkpoints, session = seen.of(_Seen), seen.sessions.get(self.session_number)
         last = checkpoints.versions.get(self.session_number, 0)
@@ -213,7 +199,7 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
         checkpoints.versions[self.session_number] = self.version
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the version, and note which lines its session needs."""
         codec, arrived = into.codec, into.of(_Arrived)
         key = yield from self._key(into)
@@ -228,10 +214,10 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
 class PinRecord(_VersionRecord, frozen=True, tag="pin"):
     """A pin of a version."""
 
-    reason: Text
-    created_at: Time
+    reason: portable.Text
+    created_at: portable.Time
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check also that it comes once."""
         pinned = seen.of(_Seen).pinned
         if self.version <= pinned.get(self.session_number, 0):
@@ -241,7 +227,7 @@ class PinRecord(_VersionRecord, frozen=True, tag="pin"):
         pinned[self.session_number] = self.version
         return problem
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the pin."""
         key = yield from self._key(into)
         reason = into.codec.pack(self.reason, context=_pin(key))
@@ -251,12 +237,14 @@ class PinRecord(_VersionRecord, frozen=True, tag="pin"):
 class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
     """What was verified of a version."""
 
-    sealed = Sealed(lambda row, name: ("hf_attestations", str(row["key"])), evidence=ANY)
+    sealed = portable.Sealed(
+        lambda row, name: ("hf_attestations", str(row["key"])), evidence=portable.ANY
+    )
 
     evidence: bytes
-    created_at: Time
+    created_at: portable.Time
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the attestation."""
         key = yield from self._key(into)
         into.later(IMPORT_ATTESTATION, self.row(into.codec, key=key))
@@ -319,18 +307,18 @@ class _Arrived:
 
     lines: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, set[int]] = field(default_factory=dict)
-    """The lines that pieces lie in, by line."""
+    """The lines that a line has pieces of."""
     _number: int = 0
     _used: set[int] = field(default_factory=set)
 
-    def line(self, into: Import, source: int) -> Op[int]:
+    def line(self, into: portable.Import, source: int) -> Op[int]:
         """Return the number that a line got."""
         if source not in self.lines:
             yield from into.flush()
         return self.lines[source]
 
     def moved(self, entry: stored.Entry) -> stored.Entry:
-        """Return where a channel lies in this store."""
+        """Return where the value of a channel is in this store."""
         if isinstance(entry, Inline):
             return entry
         return replace(entry, line_id=self.lines[entry.line_id])
@@ -373,7 +361,7 @@ INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence,
 """
 
 
-class CheckpointsPortable(Portable):
+class CheckpointsPortable(portable.Portable):
     """Versions travel with the lines that they share, as far as any of them shows."""
 
     records = (
@@ -385,7 +373,7 @@ class CheckpointsPortable(Portable):
         AttestationRecord,
     )
 
-    def export(self, out: Export) -> Op[None]:
+    def export(self, out: portable.Export) -> Op[None]:
         """Write the lines, their items, and then what the sessions have."""
         codec = out.codec
         needs = yield from read_needs(codec, out.sessions)
@@ -397,7 +385,7 @@ class CheckpointsPortable(Portable):
         for number in out.sessions:
             low = number * SHIFT
             bounds.append({"session_number": number, "key": low, "low": low, "high": low + SHIFT})
-        yield from read_each(EXPORT_EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
+        yield from portable.read_each(EXPORT_EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
 
         def write(kind: type[_VersionRecord], row: Row) -> None:
             number, version = divmod(row["key"], SHIFT)
@@ -410,10 +398,10 @@ class CheckpointsPortable(Portable):
             (EXPORT_PINS, PinRecord, "key"),
             (EXPORT_ATTESTATIONS, AttestationRecord, "number"),
         ):
-            yield from read_each(sql, bounds, partial(write, kind), [after])
+            yield from portable.read_each(sql, bounds, partial(write, kind), [after])
 
-    def problem_at_end(self, seen: Seen) -> str | None:
-        """Check that no line is of no use, and none ends too early."""
+    def problem_at_end(self, seen: portable.Seen) -> str | None:
+        """Check that every line is used, and none ends too early."""
         checkpoints = seen.of(_Seen)
         for line_id, line in checkpoints.lines.items():
             if line.end < line.needed:
@@ -422,7 +410,7 @@ class CheckpointsPortable(Portable):
             if epochs[-1][0] != seen.sessions[number].epoch:
                 return f"session {seen.sessions[number].id!r} has an epoch that begins nowhere"
         if unused := checkpoints.lines.keys() - checkpoints.used:
-            return f"line {min(unused)} is of no checkpoint"
+            return f"line {min(unused)} is used by no checkpoint"
         return None
 
 
@@ -430,7 +418,7 @@ def _pin(key: int) -> tuple[str, ...]:
     return "hf_pins", str(key)
 
 
-def _write_items(needs: LineNeeds, out: Export) -> Op[None]:
+def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
     """Write the items of lines up to the last that is needed; of a packed run perhaps a part."""
     written = dict.fromkeys(sorted(needs.ends), 0)
 
@@ -450,7 +438,7 @@ def _write_items(needs: LineNeeds, out: Export) -> Op[None]:
         {"key": line_id * SHIFT - 1, "high": line_id * SHIFT + needs.ends[line_id]}
         for line_id in written
     )
-    yield from read_each(EXPORT_ITEMS, lines, write, ["key"])
+    yield from portable.read_each(EXPORT_ITEMS, lines, write, ["key"])
     for line_id, end in written.items():
         if end < needs.ends[line_id]:
             raise stored.lacking(line_id, end, needs.ends[line_id])

@@ -12,21 +12,8 @@ from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
 from ..sessions.rows import ANY, BY_NUMBER
-from .lines import (
-    SHIFT,
-    Entry,
-    Inline,
-    Manifest,
-    Piece,
-    Ref,
-    Stored,
-    checkpoint_context,
-    closed,
-    cut,
-    manifest_of,
-    pieces_of,
-    values_of,
-)
+from . import lines
+from .lines import SHIFT, Entry, Inline, Manifest, Piece, Ref, Stored
 
 HEADER_COLUMNS = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, metadata,
     created_at"""
@@ -101,7 +88,7 @@ class Delta:
 
 
 def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
-    """Return where a session's history lies, newest first: its own rows, then its origins'.
+    """Return where a session's history is, newest first: its own rows, then its origins'.
 
     On the path, what a rewind left aside is skipped.
     """
@@ -193,7 +180,7 @@ def load(codec: Codec, session_id: str, row: Row, last: int | None) -> Op[Loaded
     channels: dict[str, Any] = {}
     left_out: dict[str, int] = {}
     with naming(session_id, row["key"] % SHIFT):
-        for channel, entry in manifest_of(codec, row).items():
+        for channel, entry in lines.manifest_of(codec, row).items():
             is_window = last is not None and isinstance(entry, Ref) and entry.length > last
             start = entry.length - last if is_window else 0  # type: ignore[union-attr,operator]
             channels[channel] = yield from value_of(codec, entry, start)
@@ -208,10 +195,10 @@ def value_of(codec: Codec, entry: Entry, start: int) -> Op[Any]:
         case Inline(body):
             return codec.decode(body)
         case Stored(line_id):
-            return (yield from values_of(codec, [Piece(line_id, 0, 1)]))[0]
+            return (yield from lines.values_of(codec, [Piece(line_id, 0, 1)]))[0]
         case Ref():
-            pieces = yield from pieces_of(codec, entry)
-            return (yield from values_of(codec, cut(pieces, start, entry.length)))
+            pieces = yield from lines.pieces_of(codec, entry)
+            return (yield from lines.values_of(codec, lines.cut(pieces, start, entry.length)))
 
 
 def header(codec: Codec, session_id: str, row: Row) -> Checkpoint:
@@ -227,7 +214,7 @@ def _header(codec: Codec, session_id: str, row: Row) -> dict[str, Any]:
         fields[part] = None
         if row[part] is not None:
             with naming(session_id, key % SHIFT):
-                fields[part] = codec.unpack(row[part], context=checkpoint_context(key, part))
+                fields[part] = codec.unpack(row[part], context=lines.checkpoint_context(key, part))
     return fields
 
 
@@ -301,12 +288,12 @@ def read_delta(
     delta = Delta()
     for channel in sorted(before.keys() | after.keys()):
         old, new = before.get(channel), after.get(channel)
-        if old is not None and new is not None and closed(old) == closed(new):
+        if old is not None and new is not None and lines.closed(old) == lines.closed(new):
             continue
         shared = 0
         if isinstance(old, Ref) and isinstance(new, Ref):
-            olds = yield from pieces_of(codec, old)
-            news = yield from pieces_of(codec, new)
+            olds = yield from lines.pieces_of(codec, old)
+            news = yield from lines.pieces_of(codec, new)
             shared = delta.shared[channel] = _shared(olds, news)
         if old is not None and with_before:
             delta.before[channel] = yield from value_of(codec, old, shared)

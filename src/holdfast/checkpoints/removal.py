@@ -184,7 +184,7 @@ def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
 
 
 def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
-    """Release a session's uses of lines, and remove the lines that nobody uses any more."""
+    """Release a session's uses of lines, and remove the lines that nothing uses any more."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
         removals = [
             Query(statement, {**bounds_of(line_id), "line_id": line_id, "number": number})
@@ -344,14 +344,14 @@ def list_unused(_: Runtime, after: int) -> Op[list[int]]:
 
 @operation
 def remove_unused(_: Runtime, line_ids: list[int]) -> Op[None]:
-    """Remove lines, with their items, that still nobody uses."""
+    """Remove lines, with their items, that are still unused."""
     yield from release_lines(0, line_ids)
 
 
 def prunable(retention: Retention, number: int) -> Op[list[int]]:
     """Return the keys of versions that may be removed, the oldest first, a bounded number."""
     protected = set()
-    # A fork may still resume from what lies before its fork point, in this session.
+    # A fork may still resume from before its fork point, in this session.
     forks = yield from rows(FORKS, number=number)
     for member in (number, *(fork["member"] for fork in forks)):
         row = yield from resume_row(member)

@@ -31,18 +31,9 @@ from ..records import KINDS, Checkpoint, Kind
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
 from ..sessions.rows import AT_HEAD, place_of_number
+from . import lines
 from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
-from .lines import (
-    SHIFT,
-    Manifest,
-    Ref,
-    checkpoint_context,
-    closed,
-    line_ids,
-    manifest_of,
-    pieces_of,
-    write_manifest,
-)
+from .lines import SHIFT, Manifest, Ref
 from .read import find, keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
@@ -200,7 +191,7 @@ def _current_head(
                     f"session number {place.number} has lost its version {version}, which is the "
                     "newest"
                 )
-            manifest = manifest_of(runtime.codec, newest)
+            manifest = lines.manifest_of(runtime.codec, newest)
     return Head(row["head"], version, manifest)
 
 
@@ -241,12 +232,12 @@ def write_after(
         "idempotency_key": wanted.key,
     }
     bodies = {
-        "manifest": write_manifest(codec, plan.manifest),
+        "manifest": lines.write_manifest(codec, plan.manifest),
         "data": wanted.data,
         "metadata": wanted.metadata,
     }
     for part, body in bodies.items():
-        row[part] = body and codec.seal(body, context=checkpoint_context(key, part))
+        row[part] = body and codec.seal(body, context=lines.checkpoint_context(key, part))
     looks = []
     if place.guard is not None:
         keeper = Keeper.of(runtime)
@@ -305,25 +296,27 @@ def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
 def copy_fork_point(codec: Codec, row: Row, number: int) -> Op[None]:
     """Copy a version's row as the first of a new session; its lines are shared, not copied."""
     key = number * SHIFT + row["key"] % SHIFT
-    manifest = manifest_of(codec, row)
-    moved = {channel: closed(entry) for channel, entry in manifest.items()}
-    bodies = {"manifest": write_manifest(codec, moved)}
+    manifest = lines.manifest_of(codec, row)
+    moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
+    bodies = {"manifest": lines.write_manifest(codec, moved)}
     for part in ("data", "metadata"):
         if row[part] is not None:
-            bodies[part] = codec.unseal(row[part], context=checkpoint_context(row["key"], part))
+            bodies[part] = codec.unseal(
+                row[part], context=lines.checkpoint_context(row["key"], part)
+            )
     copy = {"data": None, "metadata": None, "key": key, "source": row["key"]}
     for part, body in bodies.items():
-        copy[part] = codec.seal(body, context=checkpoint_context(key, part))
+        copy[part] = codec.seal(body, context=lines.checkpoint_context(key, part))
     yield from rows(COPY_CHECKPOINT, **copy)
     yield from share_lines(codec, manifest, number)
 
 
 def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
     """Note that a session needs every line of a manifest, those of pieces included."""
-    used = line_ids(manifest)
+    used = lines.line_ids(manifest)
     for entry in manifest.values():
         if isinstance(entry, Ref):
-            used |= {piece.line_id for piece in (yield from pieces_of(codec, entry))}
+            used |= {piece.line_id for piece in (yield from lines.pieces_of(codec, entry))}
     uses = ({"line_id": line_id, "number": number} for line_id in sorted(used))
     yield from batch(*(Query(USE_LINE, each) for each in uses))
 
@@ -350,8 +343,8 @@ def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]
     now = require_writable(runtime, place, (yield from lock_and_look(runtime, place)))
     row = yield from find_and_hold(place.number, place.session_id, version)
     with naming(place.session_id, version):
-        manifest = manifest_of(runtime.codec, row)
-    moved = {channel: closed(entry) for channel, entry in manifest.items()}
+        manifest = lines.manifest_of(runtime.codec, row)
+    moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
     target = Head(now["head"], now["version"], moved)
     checkpoint = yield from write_after(runtime, place, wanted, target)
     assert checkpoint is not None

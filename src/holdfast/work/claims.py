@@ -47,7 +47,7 @@ READY = """
 SELECT number, priority FROM hf_work WHERE state = 'pending' AND queue = :queue{index}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """
-# One look into the index per queue, whatever lies in it.
+# One look into the index per queue, however many items it has.
 READY_QUEUES = """
 WITH RECURSIVE queues (queue) AS (
     SELECT min(queue) FROM hf_work WHERE state = 'pending'
@@ -75,7 +75,7 @@ NOT_ENDED = """
 SELECT number FROM hf_work
 WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
-# Rows are locked by number, as everybody does who locks several, so that no two deadlock.
+# Rows are locked by number, as everywhere, so that no two transactions deadlock.
 HEARTBEAT = """
 UPDATE hf_work SET
     heartbeat_at = :now,

@@ -1,4 +1,4 @@
-"""What a work item is: its fields, what may be submitted, and how its row is read."""
+"""A work item: its fields, its submission, and how its row is read."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Item(Handle[C]):
         self._take(row)
 
     def _take(self, row: Row) -> None:
-        """Remember a row; values are opened only when somebody asks for them."""
+        """Remember a row; values are decoded when they are asked for."""
         fields = dict(row)
         for part in ("input", "output", "error", "progress"):
             if part in fields:
@@ -159,7 +159,7 @@ class Item(Handle[C]):
 
     @property
     def waits_for(self) -> Literal["time", "review"] | None:
-        """What keeps a pending item from being claimed: its time, or a person; None if nothing."""
+        """What keeps a pending item from being claimed: its time, a review, or nothing."""
         return {"scheduled": "time", "review": "review"}.get(self.state)  # type: ignore[return-value]
 
     @property

@@ -7,25 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ..kernel import portable
 from ..kernel.operation import Op
-from ..kernel.portable import (
-    ANY,
-    ERROR,
-    Export,
-    Fence,
-    Import,
-    Name,
-    Portable,
-    Positive,
-    Record,
-    Sealed,
-    Seen,
-    Small,
-    Text,
-    Time,
-    Version,
-    read_each,
-)
 from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATES, OnCrash, context
 
 ALL_STATES = frozenset(state for states in STATES.values() for state in states)
@@ -34,42 +17,42 @@ UNFINISHED = "It was imported before it was finished, and may have begun where i
 Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 
 
-class ItemRecord(Record, frozen=True, kw_only=True, tag="item"):
-    """A work item of a session; who held it is left behind."""
+class ItemRecord(portable.Record, frozen=True, kw_only=True, tag="item"):
+    """A work item of a session; its holder does not travel."""
 
-    sealed = Sealed(
+    sealed = portable.Sealed(
         lambda row, name: context(row["id"], name),
-        input=ANY,
-        output=ANY,
-        error=ERROR,
-        progress=ANY,
+        input=portable.ANY,
+        output=portable.ANY,
+        error=portable.ERROR,
+        progress=portable.ANY,
     )
     counted = "items"
 
-    session_number: Positive
-    session_id: Name
-    root_id: Name
-    id: Name
-    type: Name
-    queue: Name
-    state: Name
+    session_number: portable.Positive
+    session_id: portable.Name
+    root_id: portable.Name
+    id: portable.Name
+    type: portable.Name
+    queue: portable.Name
+    state: portable.Name
     priority: Priority
-    key: Name | None = None
+    key: portable.Name | None = None
     on_crash: OnCrash
-    fence: Fence = 0
-    retry_count: Small
-    max_retries: Small
-    attempts: Small
-    failures: Small = 0
-    rescues: Small = 0
-    releases: Small = 0
-    redriven_from: Name | None = None
-    first_id: Name | None = None
-    available_at: Time
-    created_at: Time
-    started_at: Time | None
-    completed_at: Time | None
-    updated_at: Time
+    fence: portable.Fence = 0
+    retry_count: portable.Small
+    max_retries: portable.Small
+    attempts: portable.Small
+    failures: portable.Small = 0
+    rescues: portable.Small = 0
+    releases: portable.Small = 0
+    redriven_from: portable.Name | None = None
+    first_id: portable.Name | None = None
+    available_at: portable.Time
+    created_at: portable.Time
+    started_at: portable.Time | None
+    completed_at: portable.Time | None
+    updated_at: portable.Time
     input: bytes
     output: bytes | None = None
     error: bytes | None = None
@@ -80,7 +63,7 @@ class ItemRecord(Record, frozen=True, kw_only=True, tag="item"):
         """Name the item."""
         return f"work item {self.id!r}"
 
-    def problem(self, seen: Seen) -> str | None:
+    def problem(self, seen: portable.Seen) -> str | None:
         """Check that it has its session, and an end if it has ended."""
         work, is_final = seen.of(_Work), self.state in FINAL
         if not seen.is_placed(self) or not seen.is_new(self):
@@ -99,7 +82,7 @@ class ItemRecord(Record, frozen=True, kw_only=True, tag="item"):
             seen.counts_beyond(f"{self.label} with the key {self.key!r}")
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the item; nobody holds it."""
         changes: dict[str, Any] = {"fence": into.raised(self.fence)}
         if self.state not in FINAL:
@@ -111,17 +94,19 @@ class ItemRecord(Record, frozen=True, kw_only=True, tag="item"):
         into.later(ADD_IMPORTED, self.row(into.codec, **changes), problem)
 
 
-class AttemptRecord(Record, frozen=True, tag="attempt"):
+class AttemptRecord(portable.Record, frozen=True, tag="attempt"):
     """An attempt of a work item before it that failed or whose lease expired."""
 
-    sealed = Sealed(lambda row, name: context(row["item_id"], "attempt"), error=ERROR)
+    sealed = portable.Sealed(
+        lambda row, name: context(row["item_id"], "attempt"), error=portable.ERROR
+    )
 
-    item_id: Name
-    attempt: Version
-    holder: Text | None
-    fence: Fence
-    reason: Name
-    ended_at: Time
+    item_id: portable.Name
+    attempt: portable.Version
+    holder: portable.Text | None
+    fence: portable.Fence
+    reason: portable.Name
+    ended_at: portable.Time
     error: bytes
 
     @property
@@ -129,8 +114,8 @@ class AttemptRecord(Record, frozen=True, tag="attempt"):
         """Name the attempt."""
         return f"attempt {self.attempt} of work item {self.item_id!r}"
 
-    def problem(self, seen: Seen) -> str | None:
-        """Check that the item had so many, and this one once."""
+    def problem(self, seen: portable.Seen) -> str | None:
+        """Check that the item had this many attempts, and that this one comes once."""
         work = seen.of(_Work)
         if self.attempt > work.attempts.get(self.item_id, 0):
             return f"{self.label} is more than the item had"
@@ -139,7 +124,7 @@ class AttemptRecord(Record, frozen=True, tag="attempt"):
         work.failed.add((self.item_id, self.attempt))
         return None
 
-    def add(self, into: Import) -> Op[None]:
+    def add(self, into: portable.Import) -> Op[None]:
         """Add the attempt to its item."""
         into.later(ADD_ATTEMPT, self.row(into.codec))
         yield from ()
@@ -174,14 +159,14 @@ FROM hf_work WHERE id = :item_id
 """
 
 
-class WorkPortable(Portable):
+class WorkPortable(portable.Portable):
     """Items travel with their sessions, and what went wrong in their last attempts with them."""
 
     records = (ItemRecord, AttemptRecord)
 
-    def export(self, out: Export) -> Op[None]:
+    def export(self, out: portable.Export) -> Op[None]:
         """Write the items of sessions, then their attempts."""
         owners = [{"session_number": number} for number in out.sessions]
-        yield from read_each(EXPORT_ITEMS, owners, ItemRecord.to(out))
+        yield from portable.read_each(EXPORT_ITEMS, owners, ItemRecord.to(out))
         attempts = AttemptRecord.to(out)
-        yield from read_each(EXPORT_ATTEMPTS, owners, attempts, ["work_number", "attempt"])
+        yield from portable.read_each(EXPORT_ATTEMPTS, owners, attempts, ["work_number", "attempt"])

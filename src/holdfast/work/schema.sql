@@ -1,4 +1,4 @@
--- hf_work   one row per work item: what is to be done, who does it now, and what became of it. The
+-- hf_work   one row per work item: what is to be done, who holds it, and its result. The
 --           number is the order of submission and breaks ties of priority. Inside, an item that
 --           waits for its time is `scheduled` and one that waits for a person is `review`; both
 --           show as pending. The fence is raised by every claim and never goes back. An attempt that

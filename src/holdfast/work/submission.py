@@ -166,7 +166,7 @@ def _parameters(codec: Codec, submission: Submission, place: Place | None) -> di
 def _row_of(
     codec: Codec, submission: Submission, parameters: dict[str, Any], answer: list[Row]
 ) -> Op[tuple[Row, bool]]:
-    """Return the new row, or the one that stands in its way."""
+    """Return the new row, or the existing one that it conflicts with."""
     redriven_from = parameters["redriven_from"]
     for _ in range(TRIES_MAX):
         if answer:

@@ -12,18 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .. import errors
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import write
 from ..effects.statements import is_settled
-from ..errors import (
-    InProgress,
-    InvalidArgument,
-    LeaseLost,
-    NotFound,
-    SessionBusy,
-    StoreBusy,
-    Unresolved,
-)
 from ..feed import event
 from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
 from ..leases import Keeper
@@ -35,7 +27,7 @@ from .submission import ring, submit_all
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 300.0
 # What raises one of these is tried again soon and as often as it takes: it is busy, not wrong.
-BUSY = (SessionBusy, InProgress, StoreBusy)
+BUSY = (errors.SessionBusy, errors.InProgress, errors.StoreBusy)
 BUSY_MS_MAX = 10_000
 BRIEF_CHARACTERS_MAX = 500
 
@@ -208,7 +200,7 @@ def _finish_each(
         if not change.is_plain:
             yield from _save_with(item, change)
     roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
-    # Rows are locked by number, as everybody does who locks several.
+    # Rows are locked by number, as everywhere, so that no two transactions deadlock.
     by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
     queries = [
         change.query(statement or _statement_of(change), item)
@@ -247,7 +239,9 @@ def _save_with(item: Item[Any], change: Transition) -> Op[None]:
     yield from Keeper.of(item.runtime).check(item._guard())
     if change.checkpoint is not None:
         if place is None:
-            raise InvalidArgument(f"work item {item.id} has no session to save a checkpoint of")
+            raise errors.InvalidArgument(
+                f"work item {item.id} has no session to save a checkpoint of"
+            )
         where = (place.session_id, place.number, place.root_id)
         session: CheckpointOps[Any] = CheckpointOps(item.runtime, *where, fence=item.driving_fence)
         given = {"item": item.id, **change.checkpoint}
@@ -350,7 +344,7 @@ def failed(
     An effect whose outcome is unknown sends the item to review, and something that is busy makes
     it wait; neither spends a retry.
     """
-    if retry and isinstance(error, Unresolved):
+    if retry and isinstance(error, errors.Unresolved):
         effect_id = error.fields.get("effect_id")
         waits_for = effect_id if isinstance(effect_id, str) else None
         return Transition(
@@ -390,7 +384,7 @@ def backoff_ms(retry_count: int) -> int:
     return round(1000 * random.uniform(longest / 2, longest))
 
 
-def lost(item: Item[Any]) -> Op[LeaseLost]:
+def lost(item: Item[Any]) -> Op[errors.LeaseLost]:
     """Return the error of a holder whose fence is no longer the item's."""
     row = yield from one(READ_FENCE, number=item.number)
     if row is None:
@@ -399,7 +393,7 @@ def lost(item: Item[Any]) -> Op[LeaseLost]:
         why = f"the current fence is {row['fence']}"
     else:
         why = f"the item is {status_of(row['state'])}"
-    return LeaseLost(
+    return errors.LeaseLost(
         f"work item {item.id}: the lease with fence {item.fence} is lost, {why}; stop this "
         "attempt, nothing was written",
         id=item.id,
@@ -408,6 +402,6 @@ def lost(item: Item[Any]) -> Op[LeaseLost]:
     )
 
 
-def not_found(id: str) -> NotFound:
+def not_found(id: str) -> errors.NotFound:
     """Return the error for an id that no item has."""
-    return NotFound(f"there is no work item {id!r}", id=id)
+    return errors.NotFound(f"there is no work item {id!r}", id=id)

@@ -13,24 +13,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
+from .. import errors
 from ..arguments import shown
 from ..checkpoints.diff import printable
 from ..clock import iso
-from ..errors import (
-    CommitUnknown,
-    HoldfastError,
-    InvalidArgument,
-    InvalidValue,
-    LeaseLost,
-    LimitExceeded,
-    NotFound,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    WorkCancelled,
-    WorkFailed,
-)
 from ..items import WorkItem
 from ..kernel.flow import is_async
 from ..kernel.operation import Async, C, Call, Row, Runtime, Sync
@@ -44,7 +30,7 @@ AttemptOutcome = Literal[
 ]
 
 # Transient: tried again for as long as the lease lives.
-TRANSIENT = (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown)
+TRANSIENT = (errors.StoreBusy, errors.StoreUnavailable, errors.StoreFull, errors.CommitUnknown)
 BACKOFF_SECONDS = 0.05
 BACKOFF_SECONDS_MAX = 5.0
 STOPPED = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -79,7 +65,9 @@ class RunningItem(WorkItem[C]):
         """Raise WorkCancelled or LeaseLost if the handler should stop; cheap, for every loop."""
         self._require_lease()
         if self.is_cancelled:
-            raise WorkCancelled(f"work item {self.id} was cancelled; its handler stops", id=self.id)
+            raise errors.WorkCancelled(
+                f"work item {self.id} was cancelled; its handler stops", id=self.id
+            )
 
     def _require_lease(self) -> None:
         if self.is_lost:
@@ -104,7 +92,7 @@ class HandlerRun:
         self.is_draining = False
         self.is_ending = False
         self.successor: HandlerRun | None = None
-        self.unknown: CommitUnknown | None = None
+        self.unknown: errors.CommitUnknown | None = None
         """A COMMIT without an answer that may have written the completion; settled first."""
         self.completion: tuple[Item[Any], Transition] | None = None
         """What is to be written once the handler has returned."""
@@ -117,7 +105,7 @@ class HandlerRun:
         self.given: RunningItem[Any] = self.item
 
     def begin(self) -> bool:
-        """Decide, once, who has the attempt: a thread that runs it, or whoever releases it."""
+        """Decide, once, whether the attempt is run or released; False if that is decided."""
         return self._gate.acquire(blocking=False)
 
     def lose(self) -> AttemptOutcome:
@@ -177,9 +165,9 @@ class HandlerRun:
     def raised(self, error: BaseException) -> AttemptOutcome:
         """Write what an exception of the handler leads to."""
         # Another lease may be the one that it lost.
-        if isinstance(error, LeaseLost) and error.fields.get("id") == self.item.id:
+        if isinstance(error, errors.LeaseLost) and error.fields.get("id") == self.item.id:
             return self._denied(error)
-        if isinstance(error, (WorkCancelled, *STOPPED)):
+        if isinstance(error, (errors.WorkCancelled, *STOPPED)):
             if self.kept.is_lost:
                 return self.lose()
             if self.is_cancelled:
@@ -194,15 +182,15 @@ class HandlerRun:
             return _outcome_of(ended)
         try:
             body = self.item.runtime.codec.encode(output, name="output")
-        except (InvalidValue, LimitExceeded) as error:
+        except (errors.InvalidValue, errors.LimitExceeded) as error:
             # Another run would bring the same.
-            return self.fail(WorkFailed(f"the output cannot be stored: {error}"))
+            return self.fail(errors.WorkFailed(f"the output cannot be stored: {error}"))
         self.completion = (self.item, Transition("completed", "completed", body))
         self.is_ending = True
         return None
 
     def completed(self, row: Row | None) -> AttemptOutcome:
-        """Take in that the completion was written, or that there was no lease left to write it."""
+        """Return the outcome of a written completion; without a row the lease is lost."""
         if row is None:
             log.info("work item %s cannot be completed: its lease is lost", self.item.id)
             return self.lose()
@@ -213,7 +201,7 @@ class HandlerRun:
         """Write the completion by itself."""
         try:
             return self._write(self._complete, "completed")
-        except HoldfastError as error:
+        except errors.HoldfastError as error:
             return self.fail(error)
 
     def _complete(self) -> None:
@@ -231,13 +219,13 @@ class HandlerRun:
         """End the attempt with an error, and log it."""
         retry, delay_seconds = True, None
         raised = error
-        if isinstance(error, WorkFailed):
+        if isinstance(error, errors.WorkFailed):
             retry, delay_seconds = bool(error.retry), error.delay_seconds
             error = str(error)
         fail = partial(self.item.fail, retry=retry)
         try:
             outcome = self._write(partial(fail, error, delay_seconds=delay_seconds), "failed")
-        except InvalidArgument as wrong:
+        except errors.InvalidArgument as wrong:
             outcome = self._write(partial(fail, f"{error} ({wrong})"), "failed")
         self._log_failure(raised, outcome)
         return outcome
@@ -274,7 +262,7 @@ class HandlerRun:
         if inspect.isawaitable(result):
             if isinstance(result, Coroutine):
                 result.close()
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"the handler of {shown(self.item.type)} returned an awaitable; "
                 "write it as `async def`"
             )
@@ -321,16 +309,16 @@ class HandlerRun:
                 self.unknown = None
                 write()
             except TRANSIENT as error:
-                if isinstance(error, CommitUnknown):
+                if isinstance(error, errors.CommitUnknown):
                     self.unknown = error
                 log.warning("work item %s cannot be ended now: %s", self.item.id, error)
                 self._is_given_up.wait(random.uniform(pause / 2, pause))
                 if self._is_given_up.is_set():
                     break
                 pause = min(pause * 2, BACKOFF_SECONDS_MAX)
-            except (LeaseLost, NotFound) as error:
+            except (errors.LeaseLost, errors.NotFound) as error:
                 return self._denied(error)
-            except StoreError as error:
+            except errors.StoreError as error:
                 log.error("work item %s cannot be ended: %s", self.item.id, error)
                 break
             else:
@@ -353,7 +341,7 @@ class HandlerRun:
         """The handle through which the handler, or the worker, has ended the attempt."""
         return next((each for each in (self.given, self.item) if each.state != "in_progress"), None)
 
-    def _denied(self, error: HoldfastError) -> AttemptOutcome:
+    def _denied(self, error: errors.HoldfastError) -> AttemptOutcome:
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         log.info("%s", error)

@@ -45,7 +45,7 @@ STOP_SECONDS_MAX = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a worker was told; `boot` names this process, `holder` is the name in its leases."""
+    """The options of a worker; `boot` names this process, `holder` is the name in its leases."""
 
     handlers: Mapping[str, Handler]
     queues: Sequence[str]
@@ -330,7 +330,7 @@ class WorkerLoop:
     # Leases and waiting
 
     def _renewed(self, attempt: HandlerRun, row: Row | None) -> None:
-        """Take in the answer to a heartbeat."""
+        """Handle the answer to a heartbeat."""
         if row is None:
             self._happened.put("renewed")
         elif row["cancel_requested"]:

@@ -17,7 +17,7 @@ class ThreadPool(Generic[J]):
     """Up to `size` threads that take jobs in order, each as soon as a thread is free.
 
     One thread is woken at a time, and wakes the next if jobs are left once it has taken its own:
-    so jobs that take no time are all done by the first, and nobody is woken in vain.
+    so jobs that take no time are all done by the first, and no thread is woken in vain.
     """
 
     def __init__(self, size: int, work: Callable[[J], None]) -> None:

@@ -1,4 +1,4 @@
-"""What every worker does beside its items: sweep, promote, and forget what is old."""
+"""Upkeep, beside the items: a worker sweeps, promotes due items and prunes old ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Upkeep:
         self._thread.join()
 
     def expect(self, seconds: float) -> None:
-        """An item is due in so many seconds."""
+        """Sweep again when an item is due, in this many seconds."""
         at = time.monotonic() + seconds + random.uniform(0, PASS_SECONDS_MIN)
         with self._changed:
             if at < self._next_at:
