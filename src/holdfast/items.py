@@ -131,7 +131,7 @@ class Work(Handle[C]):
             on_crash=on_crash,
             id=id,
         )
-        [(row, _)] = yield from submit_all(self.runtime, [given])
+        [row] = yield from submit_all(self.runtime, [given])
         return WorkItem(self.runtime, row)
 
     @operation
@@ -139,7 +139,7 @@ class Work(Handle[C]):
         """Submit items in one commit, in this order; all of them or none."""
         require_list("submissions", submissions)
         found = yield from submit_all(self.runtime, submissions)
-        return [WorkItem(self.runtime, row) for row, _ in found]
+        return [WorkItem(self.runtime, row) for row in found]
 
     @deciding
     def claim(
@@ -242,7 +242,7 @@ class Work(Handle[C]):
             key=dead.key,
             on_crash=dead.on_crash,
         )
-        [(row, _)] = yield from submit_all(self.runtime, [again], redriven=dead)
+        [row] = yield from submit_all(self.runtime, [again], redriven=dead)
         return WorkItem(self.runtime, row)
 
     @query

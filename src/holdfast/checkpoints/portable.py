@@ -150,8 +150,7 @@ class _VersionRecord(portable.Record, frozen=True):
         return None
 
     def _key(self, into: portable.Import) -> Op[int]:
-        number = yield from into.number(self.session_number)
-        return number * SHIFT + self.version
+        return (yield from into.number(self.session_number)) * SHIFT + self.version
 
 
 class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoint"):

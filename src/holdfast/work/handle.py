@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..effects import Ledger, Result, Tool
+from ..effects import Issued, Ledger, Result, Tool
 from ..effects.calls import ONCE_SECONDS, PreparedCall, once_rules, once_tool, prepare
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..errors import InvalidArgument, LeaseLost
@@ -26,7 +26,7 @@ from .items import (
     status_of,
 )
 from .submission import SUBMISSIONS_MAX
-from .transitions import Completable, Transition
+from .transitions import Transition
 
 SET_PROGRESS = """
 UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
@@ -58,7 +58,7 @@ class ItemOps(Item[C]):
         output: Any = None,
         *,
         checkpoint: Mapping[str, Any] | None = None,
-        effect: tuple[Completable, Any] | None = None,
+        effect: tuple[Issued[Any], Any] | None = None,
         then: Sequence[Submission] = (),
     ) -> Op[None]:
         """Complete the item, with a checkpoint, an effect's result and follow-ups in one commit.

@@ -148,26 +148,24 @@ def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
 
 def counts(*, finished: bool) -> Op[list[WorkCount]]:
     """Count items by type and status."""
-    merged: dict[tuple[str, WorkStatus], Row] = {}
+    found: dict[tuple[str, WorkStatus], list[Row]] = {}
     for row in (yield from rows(COUNT_ALL if finished else COUNT_LIVE)):
-        key = row["type"], status_of(row["state"])
-        known = merged.get(key)
-        if known is None:
-            merged[key] = dict(row)
-        else:
-            known["items"] += row["items"]
-            known["age_ms"] += row["age_ms"]
-            known["oldest"] = min(known["oldest"], row["oldest"])
-    return [
-        WorkCount(
-            type=type_,
-            status=status,
-            items=int(row["items"]),
-            average_age_seconds=float(row["age_ms"]) / int(row["items"]) / 1000,
-            oldest_age_seconds=(row["now"] - row["oldest"]) / 1000,
+        found.setdefault((row["type"], status_of(row["state"])), []).append(row)
+    counted = []
+    for (type_, status), states in sorted(found.items()):
+        items = sum(int(row["items"]) for row in states)
+        age_ms = sum(float(row["age_ms"]) for row in states)
+        oldest = min(row["oldest"] for row in states)
+        counted.append(
+            WorkCount(
+                type=type_,
+                status=status,
+                items=items,
+                average_age_seconds=age_ms / items / 1000,
+                oldest_age_seconds=(states[0]["now"] - oldest) / 1000,
+            )
         )
-        for (type_, status), row in sorted(merged.items())
-    ]
+    return counted
 
 
 def health(stale_seconds: float) -> Op[LeaseHealth]:

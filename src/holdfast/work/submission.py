@@ -8,17 +8,17 @@ from typing import Any
 from ..arguments import milliseconds_of, require_text
 from ..codec import Codec
 from ..errors import InvalidArgument, Refused, RequestMismatch, StoreBusy
-from ..feed import emit
+from ..feed import event
 from ..kernel.operation import (
     AfterCommit,
+    Decide,
+    FreshId,
     Lock,
     Op,
     Query,
     Row,
     Runtime,
     batch,
-    decide,
-    fresh_id,
     one,
     rows,
 )
@@ -65,61 +65,60 @@ def submit_all(
     *,
     default: Place | None = None,
     redriven: Item[Any] | None = None,
-) -> Op[list[tuple[Row, bool]]]:
-    """Submit items and return each one's row, and whether it is new.
-
-    One with an id or a key that is there already is not; a redriven one is refused then.
-    """
+) -> Op[list[Row]]:
+    """Submit items and return the row of each: the existing one if its id or key is taken."""
     codec = runtime.codec
-    drafts = []
+    bodies = []
     for submission in wanted:
         if not isinstance(submission, Submission):
             raise InvalidArgument(
                 f"a work item is submitted as a Submission, not {type(submission).__name__}"
             )
         submission.check()
-        drafts.append((submission, codec.encode(submission.input, name="input")))
+        bodies.append(codec.encode(submission.input, name="input"))
     places: dict[Any, Place | None] = {None: default}
-    for submission, _ in drafts:
+    for submission in wanted:
         if _key(submission.session) not in places:
             places[_key(submission.session)] = yield from _place_of(submission.session)
     yield from _lock(Keeper.of(runtime), [place for place in places.values() if place is not None])
-    made = []
-    for submission, body in drafts:
-        parameters = {
-            **_parameters(codec, submission, places[_key(submission.session)]),
-            "redriven_from": None if redriven is None else redriven.id,
-            "first_id": None if redriven is None else redriven.first_id or redriven.id,
-            "id": submission.id or (yield from fresh_id()),
-        }
-        parameters["input"] = codec.seal(body, context=context(parameters["id"], "input"))
-        made.append(parameters)
-    found: list[tuple[Row, bool]] = []
-    for start in range(0, len(made), ROWS_PER_BATCH):
-        page = made[start : start + ROWS_PER_BATCH]
-        answers = yield from _insert(page)
-        asked = wanted[start : start + ROWS_PER_BATCH]
-        for submission, parameters, answer in zip(asked, page, answers, strict=True):
-            found.append((yield from _row_of(codec, submission, parameters, answer)))
-    yield from _tell(codec, runtime.signals, found)
+    drafts = []
+    for submission, body in zip(wanted, bodies, strict=True):
+        draft = _draft(submission, places[_key(submission.session)], redriven)
+        draft["id"] = submission.id or (yield FreshId())
+        draft["input"] = codec.seal(body, context=context(draft["id"], "input"))
+        drafts.append(draft)
+    found: list[Row] = []
+    ready = set()
+    for start in range(0, len(drafts), ROWS_PER_BATCH):
+        page = drafts[start : start + ROWS_PER_BATCH]
+        for draft, answer in zip(page, (yield from _insert(page)), strict=True):
+            row, is_new = yield from _row_of(codec, wanted[len(found)], draft, answer)
+            found.append(row)
+            if is_new and row["state"] == "pending":
+                ready.add(row["queue"])
+            if is_new and row["root_id"] is not None:
+                data = {"item": row["id"], "type": row["type"], "queue": row["queue"]}
+                yield event(codec, row["root_id"], row["session_id"], "work_submitted", data)
+    yield from ring(runtime.signals, ready)
     return found
 
 
-def _insert(page: Sequence[dict[str, Any]]) -> Op[list[list[Row]]]:
+def _insert(page: Sequence[Row]) -> Op[list[list[Row]]]:
     """Insert items: one, if the call begins with it, in one round trip on PostgreSQL."""
-    inserts = [Query(ADD_ITEM, parameters) for parameters in page]
+    inserts = [Query(ADD_ITEM, draft) for draft in page]
     if len(inserts) > 1:
         return (yield from batch(*inserts))
-    return (yield from decide(*inserts, again=Query(READ_ITEM, {"id": page[0]["id"]})))
+    found: list[list[Row]] = yield Decide(inserts, again=Query(READ_ITEM, {"id": page[0]["id"]}))
+    return found
 
 
 def _key(session: Any) -> Any:
-    """Return what tells one session from another; two handles of one have different guards."""
+    """Return what identifies a session here; two handles of one have different guards."""
     return session if session is None or isinstance(session, str) else id(session)
 
 
 def _place_of(session: Any) -> Op[Place]:
-    """Return where a session stands, which is given as itself or by its id."""
+    """Return a session to write to, which is given as itself or by its id."""
     if not isinstance(session, str):
         number = getattr(session, "number", None)
         if type(number) is not int or not isinstance(getattr(session, "root_id", None), str):
@@ -149,7 +148,7 @@ def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
         answers = answers[1:]
 
 
-def _parameters(codec: Codec, submission: Submission, place: Place | None) -> dict[str, Any]:
+def _draft(submission: Submission, place: Place | None, redriven: Item[Any] | None) -> Row:
     at, delay = submission.available_at, submission.delay_seconds
     names = ("type", "priority", "key", "on_crash", "max_retries")
     return {
@@ -159,23 +158,25 @@ def _parameters(codec: Codec, submission: Submission, place: Place | None) -> di
         "queue": submission.queue or submission.type,
         "available_at": None if at is None else milliseconds_of("available_at", at),
         "delay_ms": 0 if delay is None else require_delay("delay_seconds", delay),
+        "redriven_from": None if redriven is None else redriven.id,
+        "first_id": None if redriven is None else redriven.first_id or redriven.id,
         **{name: getattr(submission, name) for name in names},
     }
 
 
 def _row_of(
-    codec: Codec, submission: Submission, parameters: dict[str, Any], answer: list[Row]
+    codec: Codec, submission: Submission, draft: Row, answer: list[Row]
 ) -> Op[tuple[Row, bool]]:
-    """Return the new row, or the existing one that it conflicts with."""
-    redriven_from = parameters["redriven_from"]
+    """Return the new row, or the existing one that it conflicts with, and whether it is new."""
+    redriven_from = draft["redriven_from"]
     for _ in range(TRIES_MAX):
         if answer:
             return answer[0], True
         if submission.id is not None and (row := (yield from one(READ_ITEM, id=submission.id))):
-            return _the_same(codec, submission, parameters, row), False
-        if redriven_from is not None and (row := (yield from one(READ_REDRIVEN, **parameters))):
+            return _the_same(codec, submission, draft, row), False
+        if redriven_from is not None and (row := (yield from one(READ_REDRIVEN, **draft))):
             return row, False
-        if parameters["key"] is not None and (row := (yield from one(LIVE_WITH_KEY, **parameters))):
+        if draft["key"] is not None and (row := (yield from one(LIVE_WITH_KEY, **draft))):
             if redriven_from is not None:
                 raise Refused(
                     f"work item {row['id']} has the key {row['key']!r} of {redriven_from} now; "
@@ -185,14 +186,14 @@ def _row_of(
                 )
             return row, False
         # It ended between the two statements: now its key is free.
-        answer = yield from rows(ADD_ITEM, **parameters)
-    raise StoreBusy(f"the items with key {parameters['key']!r} come and go too fast; try again")
+        answer = yield from rows(ADD_ITEM, **draft)
+    raise StoreBusy(f"the items with key {draft['key']!r} come and go too fast; try again")
 
 
-def _the_same(codec: Codec, submission: Submission, parameters: dict[str, Any], row: Row) -> Row:
-    """Return the item that has the id, if that was submitted alike."""
+def _the_same(codec: Codec, submission: Submission, draft: Row, row: Row) -> Row:
+    """Return the item that has the id, if that was submitted in the same way."""
     names = ("type", "queue", "session_id")
-    is_alike = all(row[name] == parameters[name] for name in names)
+    is_alike = all(row[name] == draft[name] for name in names)
     if is_alike and codec.unpack(row["input"], context=context(row["id"], "input")) == (
         submission.input
     ):
@@ -202,19 +203,6 @@ def _the_same(codec: Codec, submission: Submission, parameters: dict[str, Any], 
         "input; use a new id for a new item",
         id=row["id"],
     )
-
-
-def _tell(codec: Codec, signals: Signals, found: Sequence[tuple[Row, bool]]) -> Op[None]:
-    ready = set()
-    for row, is_new in found:
-        if not is_new:
-            continue
-        if row["state"] == "pending":
-            ready.add(row["queue"])
-        if row["root_id"] is not None:
-            data = {"item": row["id"], "type": row["type"], "queue": row["queue"]}
-            yield from emit(codec, row["root_id"], row["session_id"], "work_submitted", data)
-    yield from ring(signals, ready)
 
 
 def ring(signals: Signals, queues: set[str]) -> Op[None]:

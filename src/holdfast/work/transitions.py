@@ -10,11 +10,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .. import errors
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import write
+from ..effects import Issued
 from ..effects.statements import is_settled
 from ..feed import event
 from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
@@ -105,14 +106,6 @@ EVENTS = {
 }
 
 
-class Completable(Protocol):
-    """An effect under way, whose outcome can be written in another commit."""
-
-    def completing(self, value: Any) -> Op[Any]:
-        """Return the operation that stores the effect's result."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Transition:
     """The state that an attempt leaves its item in, and what is written with it."""
@@ -129,7 +122,7 @@ class Transition:
     fences: int = 0
     is_recorded: bool = True
     checkpoint: Mapping[str, Any] | None = None
-    effect: tuple[Completable, Any] | None = None
+    effect: tuple[Issued[Any], Any] | None = None
     then: Sequence[Submission] = ()
     waits_for_effect: str | None = None
 
