@@ -17,13 +17,13 @@ from . import claims, transitions
 from .claims import Beat
 from .items import (
     READ_ITEM,
+    STATUS_OF,
     Item,
     Submission,
     WorkStatus,
     context,
     error_text,
     require_delay,
-    status_of,
 )
 from .submission import SUBMISSIONS_MAX
 from .transitions import Transition
@@ -147,7 +147,7 @@ class ItemOps(Item[C]):
         if row is None:
             raise (yield from transitions.lost(self))
         yield AfterCommit(lambda: self._take(row))
-        return status_of(row["state"])
+        return STATUS_OF[row["state"]]
 
     @flow
     def call(

@@ -23,13 +23,11 @@ WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled
 OnCrash = Literal["retry", "fail", "review"]
 WORK_STATUSES: tuple[WorkStatus, ...] = get_args(WorkStatus)
 ON_CRASH: tuple[OnCrash, ...] = get_args(OnCrash)
-# What stands behind each status in the table.
-STATES: dict[str, tuple[str, ...]] = {
-    "pending": ("pending", "scheduled", "review"),
-    "in_progress": ("in_progress",),
-    "completed": ("completed",),
-    "failed": ("failed",),
-    "cancelled": ("cancelled",),
+# The states in the table, and the status that each shows as.
+STATUS_OF: dict[str, WorkStatus] = {
+    "scheduled": "pending",
+    "review": "pending",
+    **{status: status for status in WORK_STATUSES},
 }
 FINAL = frozenset({"completed", "failed", "cancelled"})
 
@@ -155,7 +153,7 @@ class Item(Handle[C]):
     @property
     def status(self) -> WorkStatus:
         """Where the item stands: pending, in_progress, completed, failed or cancelled."""
-        return status_of(self.state)
+        return STATUS_OF[self.state]
 
     @property
     def waits_for(self) -> Literal["time", "review"] | None:
@@ -210,11 +208,6 @@ class Item(Handle[C]):
 
 
 _INTERNAL = {"state", "session_number", "is_held", "lease_seconds", "driving_fence"}
-
-
-def status_of(state: str) -> WorkStatus:
-    """Return a state as it shows outside."""
-    return next(status for status in WORK_STATUSES if state in STATES[status])
 
 
 def context(id: str, part: str) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ import msgspec
 
 from ..kernel import portable
 from ..kernel.operation import Op
-from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATES, OnCrash, context
+from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATUS_OF, OnCrash, context
 
-ALL_STATES = frozenset(state for states in STATES.values() for state in states)
 UNFINISHED = "It was imported before it was finished, and may have begun where it came from."
 
 Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
@@ -68,7 +67,7 @@ class ItemRecord(portable.Record, frozen=True, kw_only=True, tag="item"):
         work, is_final = seen.of(_Work), self.state in FINAL
         if not seen.is_placed(self) or not seen.is_new(self):
             return f"{self.label} comes twice, or without its session"
-        if self.state not in ALL_STATES or is_final != (self.completed_at is not None):
+        if self.state not in STATUS_OF or is_final != (self.completed_at is not None):
             return f"{self.label} has the wrong end"
         if self.retry_count > self.max_retries or self.max_retries > RETRIES_MAX:
             return f"{self.label} has more retries than it may"

@@ -14,13 +14,12 @@ from ..sessions.rows import ANY
 from .items import (
     ITEM_COLUMNS,
     SELECT_ITEMS,
-    STATES,
+    STATUS_OF,
     WORK_STATUSES,
     Item,
     WorkStatus,
     context,
     require_delay,
-    status_of,
 )
 
 STALE_SECONDS = 120
@@ -118,7 +117,7 @@ def page_of(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
         # The index is by number, and a session's id is never given twice.
         found = f"(SELECT s.number FROM {ANY} WHERE s.id = :session_id)"  # noqa: S608
         conditions += f" AND session_number = {found}"
-    states = [state for status in dict.fromkeys(statuses) for state in STATES[status]]
+    states = [state for state, status in STATUS_OF.items() if status in statuses]
     if "holder" in given and not states:
         states = ["in_progress"]
     if not states:
@@ -150,7 +149,7 @@ def counts(*, finished: bool) -> Op[list[WorkCount]]:
     """Count items by type and status."""
     found: dict[tuple[str, WorkStatus], list[Row]] = {}
     for row in (yield from rows(COUNT_ALL if finished else COUNT_LIVE)):
-        found.setdefault((row["type"], status_of(row["state"])), []).append(row)
+        found.setdefault((row["type"], STATUS_OF[row["state"]]), []).append(row)
     counted = []
     for (type_, status), states in sorted(found.items()):
         items = sum(int(row["items"]) for row in states)

@@ -22,7 +22,7 @@ from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batc
 from ..leases import Keeper
 from ..sessions.access import LOOK
 from .claims import Claim, in_order, release_sessions
-from .items import FINAL, Item, Submission, WorkStatus, context, status_of
+from .items import FINAL, STATUS_OF, Item, Submission, WorkStatus, context
 from .submission import ring, submit_all
 
 RETRY_SECONDS = 1.0
@@ -132,9 +132,10 @@ class Transition:
         return self.failures + self.rescues > 0
 
     @property
-    def is_plain(self) -> bool:
-        """Whether nothing is written with it."""
-        return self.checkpoint is None and self.effect is None and not self.then
+    def is_plain_completion(self) -> bool:
+        """Whether it completes the item, and nothing else is written with that."""
+        beside = self.checkpoint is not None or self.effect is not None or self.then
+        return self.state == "completed" and not beside
 
     def query(self, statement: str, item: Item[Any]) -> Query:
         """Return the statement that ends an attempt of an item in this way."""
@@ -171,17 +172,16 @@ def finish(ended: Finished, statement: str | None = None) -> Op[list[Row | None]
 
     A plain completion alone costs one round trip on PostgreSQL, if the call begins with it.
     """
-    if statement is None and len(ended) == 1:
+    if statement is None and len(ended) == 1 and ended[0][1].is_plain_completion:
         [(item, change)] = ended
-        if change.state == "completed" and change.is_plain:
-            locks = [] if item.root_id is None else [Lock(item.root_id)]
-            query = change.query(COMPLETE_ALONE, item)
-            emits = _event(item, change, change.state, item.retry_count)
-            again = Query(READ_FINISHED, {"number": item.number})
-            answers = yield Decide([*locks, query], emits, again)
-            if answers[-1]:
-                return [answers[-1][0]]
-            statement = FINISH_HELD
+        locks = [] if item.root_id is None else [Lock(item.root_id)]
+        query = change.query(COMPLETE_ALONE, item)
+        emits = _event(item, change, change.state, item.retry_count)
+        again = Query(READ_FINISHED, {"number": item.number})
+        answers = yield Decide([*locks, query], emits, again)
+        if answers[-1]:
+            return [answers[-1][0]]
+        statement = FINISH_HELD
     return (yield from _finish_each(ended, statement=statement))[0]
 
 
@@ -190,15 +190,15 @@ def _finish_each(
 ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
     """End attempts, and run statements that do not depend on it in the same round trip."""
     for item, change in ended:
-        if not change.is_plain:
+        if change.checkpoint is not None or change.effect is not None or change.then:
             yield from _save_with(item, change)
     roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
     # Rows are locked by number, as everywhere, so that no two transactions deadlock.
     by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
-    queries = [
-        change.query(statement or _statement_of(change), item)
-        for item, change in (ended[index] for index in by_number)
-    ]
+    queries = []
+    for item, change in (ended[index] for index in by_number):
+        held = COMPLETE_IN_GROUP if change.is_plain_completion else FINISH_HELD
+        queries.append(change.query(statement or held, item))
     answers = yield from batch(*map(Lock, roots), *queries, *beside)
     found: list[Row | None] = [None] * len(ended)
     for index, answer in zip(by_number, answers[len(roots) :], strict=False):
@@ -217,11 +217,6 @@ def _finish_each(
     if ready:
         yield from ring(ended[0][0].runtime.signals, ready)
     return found, answers[len(roots) + len(ended) :]
-
-
-def _statement_of(change: Transition) -> str:
-    is_plain_completion = change.state == "completed" and change.is_plain
-    return COMPLETE_IN_GROUP if is_plain_completion else FINISH_HELD
 
 
 def _save_with(item: Item[Any], change: Transition) -> Op[None]:
@@ -260,7 +255,7 @@ def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
                 "holder": item.holder,
                 "fence": item.fence,
                 "retry": row["retry_count"],
-                "status": status_of(row["state"]),
+                "status": STATUS_OF[row["state"]],
             }
             yield from record(item, "error_boundary", evidence)
     yield from _event(item, change, row["state"], row["retry_count"])
@@ -326,7 +321,7 @@ def cancel(item: Item[Any]) -> Op[WorkStatus]:
     elif found["state"] not in FINAL:
         yield from finish([(item, Transition("cancelled", "cancelled"))], FINISH_IDLE)
         return "cancelled"
-    return status_of(found["state"])
+    return STATUS_OF[found["state"]]
 
 
 def failed(
@@ -385,7 +380,7 @@ def lost(item: Item[Any]) -> Op[errors.LeaseLost]:
     elif row["state"] == "in_progress":
         why = f"the current fence is {row['fence']}"
     else:
-        why = f"the item is {status_of(row['state'])}"
+        why = f"the item is {STATUS_OF[row['state']]}"
     return errors.LeaseLost(
         f"work item {item.id}: the lease with fence {item.fence} is lost, {why}; stop this "
         "attempt, nothing was written",
