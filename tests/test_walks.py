@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (67, 14, 14),
-    "save": (72, 14, 14),
-    "call": (132, 21, 19),
-    "claim": (50, 11, 13),
-    "complete": (48, 10, 12),
+    "append": (60, 13, 12),
+    "save": (65, 13, 12),
+    "call": (125, 20, 17),
+    "claim": (43, 11, 12),
+    "complete": (43, 10, 11),
 }
 
 

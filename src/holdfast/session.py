@@ -95,7 +95,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             raise InvalidArgument(
                 f"a session ends as completed, failed or cancelled, not {shown(status)}"
             )
-        place = self._place()
+        place = self._place
         found = yield from lock_and_look(self.runtime, place)
         row = require_writable(self.runtime, place, found)
         yield from record_status(self.runtime, place, row["status"], status)
@@ -206,7 +206,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         that run for the session are fenced and made ready again; no retry is spent.
         """
         require_version(version)
-        place = self._place()
+        place = self._place
         require_writable(self.runtime, place, (yield from lock_and_look(self.runtime, place)))
         keeping = None if self.guard is None else self.guard.id
         here = SessionRef(self.id, self.number, self.root_id)
@@ -231,7 +231,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         """
         require_version(version)
         known = {**self.ledger.tools, **by_name(tools)}
-        place = self._place()
+        place = self._place
         tried = yield from undo_after(self.ledger, place, version, known, self.holder)
         rewound = yield from perform(Session.move_back, self, version)
         reasons = {effect.id: (effect, why) for effect, why in rewound.not_undone}
@@ -251,7 +251,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
                 FENCE_INSTANCE, number=self.number, holder=holder, boots=f"{instance}{BOOT_MARK}"
             )
         yield from Keeper.of(self.runtime).check(self.guard)
-        place = replace(self._place(), fence=None)
+        place = replace(self._place, fence=None)
         require_writable(self.runtime, place, (yield from rows(LOOK, number=self.number)))
         return (yield from LEASES.acquire(self.id, holder, lease_seconds))
 

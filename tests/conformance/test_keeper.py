@@ -177,7 +177,7 @@ def test_a_worker_that_has_ended_keeps_no_lease_alive(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither that of an item which it could not give back."""
-    monkeypatch.setattr("holdfast.worker.engine.RELEASE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("holdfast.worker.loop.RELEASE_SECONDS_MAX", 0.1)
     started, go_on = threading.Event(), threading.Event()
     guards: list[Guard] = []
 

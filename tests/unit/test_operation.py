@@ -32,6 +32,12 @@ SERVICES = Services(
 )
 
 
+def begun(call: Call[Any], *given: Any, **options: Any) -> Execution[Any]:
+    execution = Execution(call, *given, **options)
+    execution.advance()
+    return execution
+
+
 class ThingOps:
     @operation
     def name(self, first: str) -> Op[tuple[str, str, object]]:
@@ -65,10 +71,10 @@ def test_a_bound_operation_keeps_name_docstring_and_signature() -> None:
 
 
 def test_a_call_is_named_and_runs_up_to_its_first_query_when_it_is_made() -> None:
-    execution = Execution(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
+    execution = begun(Call(ThingOps.name, ThingOps(), ("a",)), SERVICES)
     assert execution.call.name == "ThingOps.name"
     assert execution.queries == [Query("SELECT :first", {"first": "a"})]
-    execution.reply([[{"x": 1}]])
+    execution.advance([[{"x": 1}]])
     assert execution.queries == []
     assert execution.result[2] == {"x": 1}
     assert execution.statements == 1
@@ -78,8 +84,8 @@ def test_a_rerun_receives_the_same_ids() -> None:
     call = Call(ThingOps.name, ThingOps(), ("a",))
     results = []
     for _ in range(2):
-        execution = Execution(call, SERVICES)
-        execution.reply([[]])
+        execution = begun(call, SERVICES)
+        execution.advance([[]])
         results.append(execution.result)
     assert results[0] == results[1]
     assert results[0][0] != results[0][1]
@@ -87,22 +93,22 @@ def test_a_rerun_receives_the_same_ids() -> None:
 
 def test_wrong_arguments_fail_before_anything_is_asked() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'second'"):
-        Execution(Call(ThingOps.name, ThingOps(), ("a",), {"second": 1}), SERVICES)
+        begun(Call(ThingOps.name, ThingOps(), ("a",), {"second": 1}), SERVICES)
 
 
 def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
-    execution = Execution(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
+    execution = begun(Call(ThingOps.lock, ThingOps(), ("b", "c", "b", "a")), SERVICES)
     asked = []
     while execution.queries:
         asked.append((execution.queries[0].sql, execution.is_lock_immediate))
-        execution.reply([[{}]])
+        execution.advance([[{}]])
     assert asked == [("LOCK b True", False), ("LOCK c True", False), ("LOCK a False", True)]
     assert [query.parameters["kind"] for query in execution.closing()] == ["locked"] * 4
-    again = Execution(execution.call, SERVICES, lock_first=set(execution.locked))
+    again = begun(execution.call, SERVICES, lock_first=set(execution.locked))
     asked = []
     while again.queries:
         asked.append((again.queries[0].sql, again.is_lock_immediate))
-        again.reply([[{}]])
+        again.advance([[{}]])
     assert asked == [("LOCK a True", False), ("LOCK b True", False), ("LOCK c True", False)]
 
 
@@ -115,11 +121,11 @@ def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
             third = yield from batch(Lock("a"))
             return [first, second, third]
 
-    execution = Execution(Call(BatchOps.ask, BatchOps()), SERVICES)
+    execution = begun(Call(BatchOps.ask, BatchOps()), SERVICES)
     assert [query.sql for query in execution.queries] == ["LOCK a True", "ONE", "TWO"]
-    execution.reply([[{"r": 0}], [{"r": 1}], []])
+    execution.advance([[{"r": 0}], [{"r": 1}], []])
     assert [query.sql for query in execution.queries] == ["THREE"]
-    execution.reply([[{"r": 3}]])
+    execution.advance([[{"r": 3}]])
     assert execution.result == [
         [[{"r": 0}], [{"r": 1}], []],
         [[{"r": 3}], [{}]],
@@ -140,11 +146,11 @@ class Deciding:
 
 
 def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None:
-    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    execution = begun(Call(Deciding.decide, Deciding()), SERVICES)
     assert [query.sql for query in execution.queries] == ["LOCK a True", "GUARD"]
-    execution.reply([[{}], [{"r": 1}]])
+    execution.advance([[{}], [{"r": 1}]])
     assert [query.sql for query in execution.queries] == ["LAST"]
-    execution.reply([[{"r": 2}]])
+    execution.advance([[{"r": 2}]])
     assert execution.result == [[{}], [{"r": 1}], [{"r": 2}]]
     assert [query.parameters["kind"] for query in execution.closing()] == ["told"]
     assert execution.statements == 4
@@ -152,36 +158,36 @@ def test_what_must_be_found_is_asked_before_the_statement_that_decides() -> None
 
 @pytest.mark.parametrize("guard", [[], [{"r": 1}]])
 def test_without_a_row_of_the_last_the_call_goes_on_and_emits_nothing(guard: list[Any]) -> None:
-    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
-    execution.reply([[{}], guard])
+    execution = begun(Call(Deciding.decide, Deciding()), SERVICES)
+    execution.advance([[{}], guard])
     if guard:
-        execution.reply([[]])
+        execution.advance([[]])
     assert [query.sql for query in execution.queries] == ["WHY"]
-    execution.reply([[]])
+    execution.advance([[]])
     assert execution.result == [[[{}], guard, []], []]
     assert execution.closing() == []
 
 
 def test_a_refused_decision_is_not_asked_again() -> None:
-    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    execution = begun(Call(Deciding.decide, Deciding()), SERVICES)
     assert [query.sql for query in execution.whole()] == ["LOCK a True", "GUARD", "LAST"]
-    execution = Execution(execution.call, SERVICES, is_refused=True)
+    execution = begun(execution.call, SERVICES, is_refused=True)
     assert [query.sql for query in execution.queries] == ["WHY"]
-    execution.reply([[{"r": 3}]])
+    execution.advance([[{"r": 3}]])
     assert execution.result == [[[], [], []], [{"r": 3}]]
 
 
 def test_events_of_a_tree_that_is_gone_are_not_emitted() -> None:
-    execution = Execution(Call(Deciding.decide, Deciding()), SERVICES)
+    execution = begun(Call(Deciding.decide, Deciding()), SERVICES)
     execution.whole()
-    execution.reply([[], [{"r": 1}], [{"r": 2}]])
+    execution.advance([[], [{"r": 1}], [{"r": 2}]])
     assert execution.result == [[], [{"r": 1}], [{"r": 2}]]
     assert execution.closing() == []
 
 
 def test_an_event_of_a_tree_that_is_not_locked_is_an_error() -> None:
     with pytest.raises(holdfast.HoldfastError, match="without locking it"):
-        Execution(Call(ThingOps.emit_unlocked, ThingOps()), SERVICES)
+        begun(Call(ThingOps.emit_unlocked, ThingOps()), SERVICES)
 
 
 def test_the_operations_own_line_is_in_the_traceback_of_a_failed_statement() -> None:

@@ -60,7 +60,7 @@ class CheckpointOps(SessionHandle[C]):
         wanted = {**(channels or {}), **named}
         changes = {name: self._set(head, name, value) for name, value in wanted.items()}
         given = (data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), kind, changes, *given))
+        return (yield from write(self.runtime, self._place, kind, changes, *given))
 
     @deciding
     def append(
@@ -87,7 +87,7 @@ class CheckpointOps(SessionHandle[C]):
             )
         changes = {channel: Extend(self.runtime.codec.encode_each(items, name=channel))}
         given = (data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), kind, changes, *given))
+        return (yield from write(self.runtime, self._place, kind, changes, *given))
 
     @deciding
     def record(
@@ -105,7 +105,7 @@ class CheckpointOps(SessionHandle[C]):
         The same `key` again returns the first checkpoint and adds nothing.
         """
         given = (data, metadata, item, expected_version, key)
-        return (yield from write(self.runtime, self._place(), kind, {}, *given))
+        return (yield from write(self.runtime, self._place, kind, {}, *given))
 
     @large_query
     def latest(

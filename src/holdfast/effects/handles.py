@@ -175,7 +175,7 @@ class SessionEffects(SessionHandle[C]):
         row = yield from perform(SessionEffects._call, self, call_id)
         if row["status"] != "issued":
             return Replay(known_result(self.ledger.effect(row)))
-        return Issued(self.runtime, ticket_of(row, self._place()), None)
+        return Issued(self.runtime, ticket_of(row, self._place), None)
 
     @query
     def _call(self, call_id: str) -> Op[Row]:
@@ -193,7 +193,7 @@ class SessionEffects(SessionHandle[C]):
         """
         require_version(to)
         known = {**self.ledger.tools, **by_name(tools)}
-        place = self._place()
+        place = self._place
         return (yield from undo_after(self.ledger, place, to, known, self.holder))
 
     @query
@@ -252,7 +252,7 @@ class SessionEffects(SessionHandle[C]):
             self.ledger,
             require_tool(tool),
             arguments,
-            place=self._place(),
+            place=self._place,
             holder=self.holder,
             call_id=call_id,
             item=item,
@@ -475,4 +475,4 @@ def _place_of(session: Any) -> Place | None:
         return None
     if not isinstance(session, SessionEffects):
         raise InvalidArgument(f"session must be a session, not {type(session).__name__}")
-    return session._place()
+    return session._place

@@ -18,10 +18,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from ..clock import Clock
-from ..errors import HoldfastError, StoreClosed, StoreForked, StoreReadOnly, StoreReentered
+from ..errors import HoldfastError, StoreClosed, StoreForked, StoreReentered
 from .operation import (
     AfterCommit,
     Batch,
@@ -139,9 +149,10 @@ class Asked:
 
 
 class Execution(Generic[R]):
-    """One run of a call, as far as its next queries; the first are reached at construction.
+    """One run of a call, which `advance` takes from its current queries to the next.
 
-    So arguments are validated and values encoded on the caller's thread, before any lock is held.
+    Up to the first it is run on the caller's thread: arguments are validated and values encoded
+    before any lock is held.
     """
 
     result: R
@@ -168,10 +179,9 @@ class Execution(Generic[R]):
         self._is_refused = is_refused
         self._asked: Asked | None = None
         self._generator = self._locked_first(lock_first) if lock_first else call.begin()
-        self.reply([])
 
-    def reply(self, answers: list[list[Row]]) -> None:
-        """Answer the current queries and go on to the next; there are none at the end."""
+    def advance(self, answers: Sequence[list[Row]] = ()) -> None:
+        """Answer the current queries and go on to the next, or the first; at the end are none."""
         answer: Any = None
         asked, self.queries = self._asked, []
         if asked is not None:
@@ -188,7 +198,11 @@ class Execution(Generic[R]):
                 return
             answer = None
             if isinstance(command, FreshId):
-                answer = self._fresh_id()
+                ids = self.call.ids
+                if self._fresh_ids == len(ids):
+                    ids.append(self._services.new_id())
+                answer = ids[self._fresh_ids]
+                self._fresh_ids += 1
             elif isinstance(command, AfterCommit):
                 self.hooks.append(command.function)
             elif isinstance(command, Emit):
@@ -276,13 +290,6 @@ class Execution(Generic[R]):
         self.locked.add(root_id)
         return self._services.lock(root_id, may_wait)
 
-    def _fresh_id(self) -> str:
-        ids = self.call.ids
-        if self._fresh_ids == len(ids):
-            ids.append(self._services.new_id())
-        self._fresh_ids += 1
-        return ids[self._fresh_ids - 1]
-
     def _emit(self, event: Emit) -> None:
         if event.root_id not in self.locked:
             raise HoldfastError(
@@ -368,8 +375,28 @@ class SyncDriver(Driver):
         self._pid = os.getpid()
         self._inside: dict[int, object] = {}
 
-    def run(self, call: Call[R]) -> R:
-        """Run a call in one transaction and return its result once it is durable."""
+    @overload
+    def run(self, call: Call[R]) -> R: ...
+    @overload
+    def run(self, call: T, execute: Callable[[T], R]) -> R: ...
+    def run(self, call: Any, execute: Callable[[Any], Any] | None = None) -> Any:
+        """Run a call in one transaction and return its result once it is durable.
+
+        Or do something else as if it were a call: while this thread counts as inside one.
+        """
+        if execute is None and (self.is_closed or self._pid != os.getpid()):
+            self.require_usable()
+        thread, inside = get_ident(), self._inside
+        if thread in inside:
+            raise _reentered()
+        # Python looks for signals neither between the test and the entry nor before its removal.
+        try:
+            inside[thread] = call
+            return self._execute(call) if execute is None else execute(call)
+        finally:
+            inside.pop(thread, None)
+
+    def _execute(self, call: Call[R]) -> R:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -393,23 +420,6 @@ class SyncDriver(Driver):
     def is_inherited(self) -> bool:
         """Whether this process is a forked child of the one that opened the store."""
         return self._pid != os.getpid()
-
-    def require_writable(self, what: str) -> None:
-        """Refuse a store that is open for reading."""
-        if self.settings.mode == "read":
-            raise StoreReadOnly(operation=what)
-
-    def enter(self, function: Callable[[T], R], argument: T) -> R:
-        """Call a function while this thread counts as inside. Raises StoreReentered if it is."""
-        thread, inside = get_ident(), self._inside
-        if thread in inside:
-            raise _reentered()
-        # Python looks for signals neither between the test and the entry nor before its removal.
-        try:
-            inside[thread] = argument
-            return function(argument)
-        finally:
-            inside.pop(thread, None)
 
     @property
     def is_inside(self) -> bool:

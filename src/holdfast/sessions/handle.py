@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..kernel.operation import C, Handle, Lock, Op, Runtime, rows
@@ -30,8 +31,8 @@ class SessionHandle(Handle[C]):
         self.number = number
         self.root_id = root_id
         self.name = name
-        self.fence = fence
         self.guard = guard
+        self._place = Place(id, number, root_id, fence, guard)
         self.holder = holder
         self.item = item
         """The work item whose attempt this handle writes for, if it came from one."""
@@ -39,8 +40,14 @@ class SessionHandle(Handle[C]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
-    def _place(self) -> Place:
-        return Place(self.id, self.number, self.root_id, self.fence, self.guard)
+    @property
+    def fence(self) -> int | None:
+        """The fence of the lease under which this handle writes; None if it needs none."""
+        return self._place.fence
+
+    @fence.setter
+    def fence(self, fence: int | None) -> None:
+        self._place = replace(self._place, fence=fence)
 
     def _lock(self) -> Op[None]:
         """Lock the tree; a driver that has lost its lease goes no further."""
@@ -48,4 +55,4 @@ class SessionHandle(Handle[C]):
         yield from Keeper.of(self.runtime).check(self.guard)
         if self.fence is not None:
             for row in (yield from rows(LOOK, number=self.number)):
-                require_fence(self._place(), row)
+                require_fence(self._place, row)

@@ -466,7 +466,7 @@ class State(Handle[C]):
         if idempotency_key is not None:
             require_text("idempotency_key", idempotency_key)
         request = request_of(idempotency_key, asked)
-        return Draft(self.runtime, session._place(), item_id, request)
+        return Draft(self.runtime, session._place, item_id, request)
 
     @operation
     def _note_conflict(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:

@@ -47,12 +47,7 @@ class PostgresDriver(SyncDriver):
             raise connect_error(error, target.dsn) from None
         self.connections.give(first)
 
-    def run(self, call: Call[R]) -> R:
-        """Run a call and return its result once it is durable."""
-        self.require_usable()
-        return self.enter(self._run, call)
-
-    def _run(self, call: Call[R]) -> R:
+    def _execute(self, call: Call[R]) -> R:
         try:
             return drive(self.transactions.run(call), self._perform)
         except KeyboardInterrupt as interrupt:

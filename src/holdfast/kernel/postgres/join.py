@@ -35,11 +35,7 @@ class JoinedDriver(SyncDriver):
         self.connection = connection
         self.transactions = Transactions(schema, settings)
 
-    def run(self, call: Call[R]) -> R:
-        """Run a call; the caller's COMMIT makes it durable."""
-        return self.enter(self._run, call)
-
-    def _run(self, call: Call[R]) -> R:
+    def _execute(self, call: Call[R]) -> R:
         return drive(self.transactions.join(self.connection, call), self._perform)
 
     def _perform(self, step: Step) -> Any:

@@ -54,7 +54,7 @@ def statements(
 
 def conclude(execution: Execution[Any], answers: list[list[Row]]) -> None:
     """Give a call that has decided its answers; it must not ask for more."""
-    execution.reply(answers)
+    execution.advance(answers)
     if execution.queries:
         raise HoldfastError(f"{execution.call.name} asks for more than it has decided about")
 

@@ -98,6 +98,7 @@ class Transactions:
         is_refused = False
         while True:
             execution = Execution(call, self.settings.services, lock_first, is_refused=is_refused)
+            execution.advance()
             is_refused = False
             try:
                 if (yield from self._once(execution, runs, deadline)):
@@ -130,6 +131,7 @@ class Transactions:
         """Run a call inside somebody else's transaction, in a savepoint; hooks are not run."""
         self._require_allowed(call)
         execution = Execution(call, self.settings.services)
+        execution.advance()
         release = Message("RELEASE SAVEPOINT holdfast")
         shown = yield Send(connection, [Message("SHOW transaction_isolation")])
         isolation = shown[0].rows[0]["transaction_isolation"]
@@ -141,7 +143,7 @@ class Transactions:
                 replies = yield Send(
                     connection, [self.message(query) for query in execution.queries]
                 )
-                execution.reply([reply.rows for reply in replies])
+                execution.advance([reply.rows for reply in replies])
             yield Send(connection, [*map(self.message, execution.closing()), release])
         except Exception as error:
             if not is_connection_lost(error):
@@ -236,7 +238,7 @@ class Transactions:
             replies = yield from self._ask(connection, opening, execution)
             opening = []
             has_changed |= any(map(self._changes, queries, replies))
-            execution.reply([reply.rows for reply in replies])
+            execution.advance([reply.rows for reply in replies])
         closing = [self.message(query) for query in execution.closing()]
         if has_changed or closing:
             commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
@@ -308,7 +310,7 @@ class Transactions:
         may_be_single = not (self.settings.is_clock_virtual or self.settings.mode == "read")
         if may_be_single and len(execution.queries) == 1 and call.name not in self._takes_several:
             replies = yield from self._ask(connection, [], execution)
-            execution.reply([reply.rows for reply in replies])
+            execution.advance([reply.rows for reply in replies])
             if execution.queries:
                 # It takes more than one statement: start again, this time inside a transaction.
                 self._takes_several.add(call.name)
@@ -320,7 +322,7 @@ class Transactions:
         while execution.queries:
             replies = yield from self._ask(connection, opening, execution)
             opening = []
-            execution.reply([reply.rows for reply in replies])
+            execution.advance([reply.rows for reply in replies])
         yield from self._send(connection, [Message("COMMIT", boundary="commit")], execution)
         return True
 

@@ -44,6 +44,7 @@ class AsyncSqliteDriver(AsyncDriver):
         if call.operation.mode == "read" or not isinstance(twin, SqliteDriver):
             return twin.run(call)
         job = _AsyncJob(Execution(call, settings.services))
+        job.execution.advance()
         job.wake = self._wake
         job.deadline = self._loop.time() + settings.busy_timeout_seconds
         twin.enqueue(job)

@@ -51,14 +51,14 @@ class SqliteDriver(open_file.OpenFile):
         self._open_writer()
         open_file.register(self)
 
-    def run(self, call: Call[R]) -> R:
+    def _execute(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free at once, else through the queue."""
-        if self.is_closed or self.is_inherited or self.writer.files.is_moved:
+        if self.writer.files.is_moved:
             self.require_usable()
-        return self.enter(self._write if call.operation.mode == "write" else self._read, call)
-
-    def _write(self, call: Call[R]) -> R:
+        if call.operation.mode != "write":
+            return self._read(call)
         job = Job(Execution(call, self.settings.services))
+        job.execution.advance()
         try:
             if not self._run_inline(job):
                 self._run_queued(job)
@@ -101,9 +101,10 @@ class SqliteDriver(open_file.OpenFile):
 
     def _finish(self, job: Job) -> None:
         """Run what follows a durable commit, before its result is delivered."""
-        if job.error is None:
+        if job.error is None and job.execution.hooks:
             job.execution.run_hooks()
-        self.settings.hooks.tell(job.execution, job.attempts, job.error)
+        if self.settings.hooks.trace is not None:
+            self.settings.hooks.tell(job.execution, job.attempts, job.error)
 
     def require_usable(self) -> None:
         """Refuse a closed store, one that a forked child inherited, and one that was moved."""
@@ -124,6 +125,7 @@ class SqliteDriver(open_file.OpenFile):
         while True:
             tries += 1
             execution = Execution(call, self.settings.services)
+            execution.advance()
             try:
                 self._read_once(execution)
             except Exception as error:
@@ -177,7 +179,7 @@ class SqliteDriver(open_file.OpenFile):
     def vacuum(self) -> None:
         """Rewrite the file without its free pages; writers wait meanwhile, readers do not."""
         self.require_usable()
-        self.enter(self._vacuum, self.path)
+        self.run(self.path, self._vacuum)
 
     def _vacuum(self, path: Path) -> None:
         try:
@@ -244,7 +246,7 @@ class SqliteDriver(open_file.OpenFile):
         if is_stopping:
             return
         while not is_stopping and (first := self._queue.get()) is not None:
-            is_stopping = self.enter(self._write_batch, first)
+            is_stopping = self.run(first, self._write_batch)
         self._shut()
 
     def _write_batch(self, first: Job) -> bool:

@@ -69,7 +69,7 @@ class OpenFile(SyncDriver):
     def _start_watch(self) -> None:
         """Ring all topics when another connection has committed, from the first wait on."""
         if self._watch is None:
-            self.enter(self._watch_with, lambda: self.signals.ring_here(None))
+            self.run(lambda: self.signals.ring_here(None), self._watch_with)
 
     def _watch_with(self, ring: Callable[[], None]) -> None:
         with self._starting:

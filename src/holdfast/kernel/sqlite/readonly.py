@@ -138,22 +138,20 @@ class SqliteReader(open_file.OpenFile):
         self._verified(lambda connection: None)
         open_file.register(self)
 
-    def run(self, call: Call[R]) -> R:
+    def _execute(self, call: Call[R]) -> R:
         """Run a query in one snapshot; refuse a call that writes."""
-        self.require_usable()
-        return self.enter(self._read, call)
-
-    def _read(self, call: Call[R]) -> R:
         if call.operation.mode == "write":
             raise StoreReadOnly(operation=call.name)
         tries = 0
         execution = Execution(call, self.settings.services)
+        execution.advance()
 
         def read(connection: apsw.Connection) -> None:
             nonlocal tries, execution
             tries += 1
             if tries > 1:
                 execution = Execution(call, self.settings.services)
+                execution.advance()
             self._run(connection, execution)
 
         try:
@@ -261,7 +259,9 @@ class SqliteReader(open_file.OpenFile):
         return view
 
     def _ask(self, connection: apsw.Connection, call: Call[R]) -> R:
-        return self._run(connection, Execution(call, self.settings.services))
+        execution = Execution(call, self.settings.services)
+        execution.advance()
+        return self._run(connection, execution)
 
     def _run(self, connection: apsw.Connection, execution: Execution[R]) -> R:
         try:

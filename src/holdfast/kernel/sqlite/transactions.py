@@ -79,7 +79,7 @@ def read_all(
     if execution.queries:
         connection.execute("BEGIN")
     while queries := execution.queries:
-        execution.reply(
+        execution.advance(
             [fetch(connection, texts.statement(query.sql), query, now_ms) for query in queries]
         )
     return execution.result
@@ -178,8 +178,8 @@ class Files:
             return
         changed = [
             name
-            for name, known, now in zip(self._names, self.known, self._found(), strict=True)
-            if known is not None and known != now
+            for name, known in zip(self._names, self.known, strict=True)
+            if known is not None and known != (file_status(name) or ())[:2]
         ]
         self.is_moved |= bool(changed)
         if self.is_moved:
@@ -376,7 +376,7 @@ class Writer:
             self._control("SAVEPOINT job", job)
         try:
             while execution.queries:
-                execution.reply([self.execute(query, call) for query in execution.queries])
+                execution.advance([self.execute(query, call) for query in execution.queries])
             for query in execution.closing():
                 self.execute(query, call)
         except BaseException as error:
@@ -397,6 +397,7 @@ class Writer:
         job.error = None
         try:
             job.execution = Execution(job.execution.call, self._settings.services)
+            job.execution.advance()
         except BaseException as error:
             job.error = error
         else:
@@ -404,26 +405,27 @@ class Writer:
 
     def _commit(self, first: Job) -> None:
         """Mark the batch and commit it; a COMMIT that fails is settled, never guessed."""
-        if first.execution.call.operation.is_marked:
+        is_marked = not first.execution.call.operation.is_marked
+        while not is_marked:
+            is_new = self._writer_id is None
+            if is_new:
+                self._batch = 0
+                self._writer_id = self._settings.services.new_id()
+                self.execute(Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS}), "kernel")
+            self._batch += 1
+            mark = {"writer_id": self._writer_id, "batch": self._batch}
             try:
-                self._mark()
+                self.execute(Query(MARK_BATCH, mark), "kernel")
+                is_marked = True
             except apsw.ConstraintError:
                 # Its row was closed: somebody asked for a batch that was never made.
+                if is_new:
+                    raise
                 self._writer_id = None
-                self._mark()
         try:
             self._control("COMMIT", first, "commit")
         except apsw.Error as error:
             self._settle_commit(error)
-
-    def _mark(self) -> None:
-        if self._writer_id is None:
-            self._batch = 0
-            self._writer_id = self._settings.services.new_id()
-            self.execute(Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS}), "kernel")
-        self._batch += 1
-        mark = {"writer_id": self._writer_id, "batch": self._batch}
-        self.execute(Query(MARK_BATCH, mark), "kernel")
 
     def _settle_commit(self, error: apsw.Error) -> None:
         """Find out whether the batch is there. The side lock is held, so nobody wrote since.
