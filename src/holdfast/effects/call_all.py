@@ -91,7 +91,7 @@ class _Turn:
         """Make the intents durable; reads have none, and what is known already is left alone."""
         for call in self._calls:
             call.require_colour()
-        acting = [n for n, call in enumerate(self._calls) if call.tool.effect != "read"]
+        acting = [n for n, call in enumerate(self._calls) if call.request.tool.effect != "read"]
         if len(acting) < 2:
             return
         requests = [self._calls[n].request for n in acting]

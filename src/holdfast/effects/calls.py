@@ -106,44 +106,36 @@ class PreparedCall:
     """Whether somebody else records the outcome, and drops the lease then."""
 
     @property
-    def tool(self) -> Tool[..., Any]:
-        """The tool that is called."""
-        return self.request.tool
-
-    @property
     def is_called(self) -> bool:
         """Whether the tool was called; if it was not, it will not be."""
         return self._step is not None and not self._step.withdraw()
 
     def require_colour(self) -> None:
         """Refuse a tool with coroutine functions in a sync store."""
-        for function in (self.tool.function, self.tool.verify):
+        for function in (self.request.tool.function, self.request.tool.verify):
             if function is not None and is_async(function) and not self.ledger.runtime.is_async:
                 raise needs_async_store(function)
 
     def run(self) -> Flow[Result[Any]]:
         """Return the effect's result: run it if nobody has, wait if somebody does."""
         self.require_colour()
-        if self.tool.effect == "read":
+        if self.request.tool.effect == "read":
             return (yield from self._read())
-        return (yield from self.unless_interrupted(self._take_and_execute()))
-
-    def unless_interrupted(self, steps: Flow[V]) -> Flow[V]:
-        """Do what may issue an attempt; if interrupted before the tool is called, close it."""
         try:
-            return (yield from steps)
+            taken = yield from self.take()
+            if isinstance(taken, Result):
+                return taken
+            return (yield from self.execute(taken[0], self.keep(*taken)))
         except INTERRUPTS:
-            if self._issue is not None and not self.is_called:
-                given = (self.request.place, self.request.guard, self._issue.ids)
-                with contextlib.suppress(HoldfastError):
-                    yield from perform_to_the_end(Ledger.withdraw, self.ledger, *given)
+            yield from self.withdraw()
             raise
 
-    def _take_and_execute(self) -> Flow[Result[Any]]:
-        taken = yield from self.take()
-        if isinstance(taken, Result):
-            return taken
-        return (yield from self.execute(taken[0], self.keep(*taken)))
+    def withdraw(self) -> Flow[None]:
+        """Close what was issued for a caller that was interrupted before its tool was called."""
+        if self._issue is not None and not self.is_called:
+            given = (self.request.place, self.request.guard, self._issue.ids)
+            with contextlib.suppress(HoldfastError):
+                yield from perform_to_the_end(Ledger.withdraw, self.ledger, *given)
 
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
         """Return the result if it is known, or the right to run and when it was asked for."""
@@ -191,7 +183,7 @@ class PreparedCall:
         for name, value in given.items():
             check(value, ledger.codec.limits, name=name)
         try:
-            value = yield from self._invoke("")
+            value = yield self._calling("")
         except Exception as error:
             failed = EffectOutcome("failed", "raised", error=describe(error))
             yield from perform(Ledger.take, ledger, request, failed)
@@ -203,13 +195,14 @@ class PreparedCall:
         if isinstance(taken, Known):
             return known_result(taken.effect)
         if outcome.error is not None:
-            raise _not_storable(self.tool, outcome.error)
+            raise _not_storable(self.request.tool, outcome.error)
         return Result(value, taken.ticket.id if isinstance(taken, Owned) else taken.effect.id)
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         """Run the tool under a lease that is kept alive, and record how it ended."""
         try:
-            yield from self.make_sure(kept, ticket)
+            if kept.is_lost:
+                yield from self.make_sure(kept, ticket)
             return (yield from self._run_owned(ticket, kept))
         except StillRunning as late:
             self._watch(ticket, kept, late.ended)
@@ -221,7 +214,7 @@ class PreparedCall:
 
     def _run_owned(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         try:
-            value = yield from self._invoke(ticket.idempotency_key)
+            value = yield self._calling(ticket.idempotency_key)
         except INTERRUPTS as interrupt:
             yield from self._interrupted(ticket, kept, interrupt)
             if isinstance(interrupt, CancelledAfterwards):
@@ -238,7 +231,7 @@ class PreparedCall:
             return Result(value, ticket.id)
         yield from finish(self.ledger, ticket, outcome)
         if outcome.error is not None:
-            raise _not_storable(self.tool, outcome.error)
+            raise _not_storable(self.request.tool, outcome.error)
         return Result(value, ticket.id)
 
     def _interrupted(self, ticket: Ticket, kept: Kept, interrupt: BaseException) -> Flow[None]:
@@ -263,30 +256,33 @@ class PreparedCall:
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:
         """Renew the lease on an effect until it is dropped, or this call is gone."""
         guard = Guard("effect", ticket.id, ticket.number, ticket.fence)
-        return self.ledger.keeper.keep(Kept(self, guard, self.tool.lease_ms / 1000, asked_at))
+        return self.ledger.keeper.keep(
+            Kept(self, guard, self.request.tool.lease_ms / 1000, asked_at)
+        )
 
     def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
-        """Look whether the effect is still owned, if its owner slept since it asked for it."""
-        is_owned = not kept.is_lost
+        """Renew a lease that may have expired while its owner slept, or raise LeaseLost."""
+        is_owned = False
         try:
             for _ in range(RENEWALS_MAX):
-                if is_owned:
-                    return
                 asked_at = uptime_seconds()
                 renewed = yield from perform(Keeper.renew, self.ledger.keeper, [kept])
                 kept.take_in(renewed[kept], asked_at)
                 if renewed[kept] is None:
                     break
                 is_owned = not kept.is_lost
+                if is_owned:
+                    return
         finally:
             if not is_owned:
                 self.ledger.keeper.drop(kept)
         raise ticket.lost()
 
-    def _invoke(self, idempotency_key: str) -> Flow[Any]:
-        given = {**self.arguments, KEY: idempotency_key} if self.tool.takes_key else self.arguments
-        self._step = Invoke(self.tool.function, (), given, self.tool.timeout_seconds)
-        return (yield self._step)
+    def _calling(self, idempotency_key: str) -> Invoke:
+        tool, given = self.request.tool, self.arguments
+        given = {**given, KEY: idempotency_key} if tool.takes_key else given
+        self._step = Invoke(tool.function, (), given, tool.timeout_seconds)
+        return self._step
 
     def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
         """Record that a tool raised; if it may have acted, find out whether it did."""
@@ -306,9 +302,9 @@ class PreparedCall:
     def _outcome_of(self, error: BaseException) -> EffectOutcome:
         """Return what an error that came out of the tool says about the effect."""
         is_certain = isinstance(error, NotDone) or (
-            self.tool.atomic and isinstance(error, Exception)
+            self.request.tool.atomic and isinstance(error, Exception)
         )
-        if is_certain or self.tool.effect != "mutate":
+        if is_certain or self.request.tool.effect != "mutate":
             return EffectOutcome("failed", "raised", error=describe(error))
         reason = "raised"
         if isinstance(error, INTERRUPTS):
@@ -319,7 +315,7 @@ class PreparedCall:
 
     def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
         """Report a call whose thread goes on; it stays owned until that ends."""
-        if self.tool.effect == "mutate":
+        if self.request.tool.effect == "mutate":
             verdict = yield from self._verify_later(ticket)
             if isinstance(verdict, Landed):
                 yield from finish(self.ledger, ticket, self._settled(verdict))
@@ -371,26 +367,30 @@ class PreparedCall:
                 return None
             return Result(verdict.result, ticket.id, ticket.id)
         if outcome.status == "failed":
-            raise _failed(self.tool.name, ticket.id, outcome.error)
+            raise _failed(self.request.tool.name, ticket.id, outcome.error)
         raise self._unresolved(ticket, outcome)
 
     def _settled(self, verdict: Verdict, **known: Any) -> EffectOutcome:
-        return settle(self.ledger.statements, self.tool, verdict, **known)
+        return settle(self.ledger.statements, self.request.tool, verdict, **known)
 
     def _verify_later(self, ticket: Ticket) -> Flow[Verdict]:
         """Verify a call of our own, once its request can no longer be under way."""
-        if self.tool.verify is None:
+        if self.request.tool.verify is None:
             return Unknown()
-        yield from wait(self.tool.settle_seconds)
+        yield from wait(self.request.tool.settle_seconds)
         return (yield from self._verify(ticket))
 
     def _verify(self, ticket: Ticket) -> Flow[Verdict]:
-        assert self.tool.verify is not None
-        return (yield from verify(self.tool.verify, dict(self.arguments), ticket.idempotency_key))
+        assert self.request.tool.verify is not None
+        return (
+            yield from verify(
+                self.request.tool.verify, dict(self.arguments), ticket.idempotency_key
+            )
+        )
 
     def _unresolved(self, ticket: Ticket, outcome: EffectOutcome) -> Exception:
         said = self.ledger.statements.redactor.redact(outcome.error)
-        return unresolved(self.tool.name, ticket.id, said)
+        return unresolved(self.request.tool.name, ticket.id, said)
 
     def _in_progress(self, effect: Effect) -> InProgress:
         return InProgress(

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 from ..errors import SessionNotFound
 from ..kernel.operation import (
     AfterCommit,
-    Emit,
     Op,
     PerStore,
     Query,
@@ -132,7 +131,7 @@ class Ledger(PerStore):
             if row is not None:
                 is_same = row.get("status", outcome.status) == outcome.status
                 if is_same and row["fence"] == FIRST_FENCE:
-                    return Owned(self._ticket(request, row))
+                    return Owned(ticket_of(row, request.place, request.guard))
                 # The answer was lost for so long that another has taken it over.
                 return Busy(self.effect(row), 1)
         while True:
@@ -173,9 +172,8 @@ class Ledger(PerStore):
         self.keeper.require(guard, answers[len(locks(place)) :])
         tickets: list[Ticket | None] = []
         for request, found in zip(requests, answers[-len(issues) :], strict=True):
-            for row in found:
-                yield from self._own(request, row, ISSUED)
-            tickets.append(self._ticket(request, found[0]) if found else None)
+            owned = (yield from self._own(request, found[0], ISSUED)) if found else None
+            tickets.append(None if owned is None else owned.ticket)
         return tickets
 
     @query
@@ -220,7 +218,7 @@ class Ledger(PerStore):
                 *locks(ticket.place),
                 *self.keeper.looks(ticket.guard),
                 self.statements.finish(ticket, outcome, "issued"),
-                emits=self._events(ticket, outcome),
+                emits=self.statements.events(*ticket.told, outcome),
             )
             if answers[-1]:
                 yield AfterCommit(partial(self.signals.ring, topic(ticket.id)))
@@ -250,7 +248,7 @@ class Ledger(PerStore):
             if ticket.undoes is not None and outcome.status == "completed":
                 yield from rows(MARK_UNDONE, id=ticket.id, undoes=ticket.undoes)
             if has_tree:
-                yield from self._events(ticket, outcome)
+                yield from self.statements.events(*ticket.told, outcome)
             # One that was taken over may have been in doubt, and items may wait for it.
             was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
             if was_in_doubt and outcome.status != "unknown":
@@ -342,7 +340,9 @@ class Ledger(PerStore):
             *locks(request.place),
             *self.keeper.looks(request.guard),
             self.statements.issue(id, request, outcome, is_first=True),
-            emits=self._request_events(request, id, outcome),
+            emits=self.statements.events(
+                request.place, id, request.tool.name, request.call_id, outcome
+            ),
             again=Query(EFFECT_BY_ID, {"id": id}),
         )
         return next(iter(answers[-1]), None)
@@ -409,7 +409,7 @@ class Ledger(PerStore):
         fence = yield from self.take_over(row, request.holder, request.tool.lease_ms)
         if fence is None:
             return Busy(self.effect(row), 1)
-        ticket = self._ticket(request, {**row, "fence": fence})
+        ticket = ticket_of({**row, "fence": fence}, request.place, request.guard)
         effect = self.effect(row)
         if request.tool.verify is not None:
             return InDoubt(ticket, effect)
@@ -444,24 +444,12 @@ class Ledger(PerStore):
             return Busy(self.effect(row), 1)
         if row["status"] == "completed":
             return Known(self.effect(row))
-        return Owned(self._ticket(request, row))
+        return Owned(ticket_of(row, request.place, request.guard))
 
     def _own(self, request: EffectRequest, row: Row, outcome: EffectOutcome) -> Op[Owned]:
-        yield from self._request_events(request, row["id"], outcome)
-        return Owned(self._ticket(request, row))
-
-    def _ticket(self, request: EffectRequest, row: Row) -> Ticket:
-        return ticket_of(row, request.place, request.guard)
-
-    def _events(self, ticket: Ticket, outcome: EffectOutcome) -> list[Emit]:
-        told = (ticket.place, ticket.id, ticket.tool, ticket.call_id, outcome)
-        return self.statements.events(*told)
-
-    def _request_events(
-        self, request: EffectRequest, id: str, outcome: EffectOutcome
-    ) -> list[Emit]:
-        told = (request.place, id, request.tool.name, request.call_id, outcome)
-        return self.statements.events(*told)
+        told = (request.place, row["id"], request.tool.name, request.call_id)
+        yield from self.statements.events(*told, outcome)
+        return Owned(ticket_of(row, request.place, request.guard))
 
 
 def _keeps_key(before: Row) -> Op[bool]:

@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
 from ..kernel.operation import AfterCommit, C, Handle, Op, Runtime
 from ..leases import Kept
-from .calls import PreparedCall, Result, finish
+from .calls import INTERRUPTS, PreparedCall, Result, finish
 from .ledger import Ledger
 from .statements import EffectOutcome, Ticket
 from .verification import describe
@@ -86,13 +86,14 @@ class Issued(Handle[C]):
 
 def begin(call: PreparedCall, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
     """Take a call for a caller that runs it itself."""
-
-    def steps() -> Flow[Replay | Issued[C]]:
+    try:
         taken = yield from call.take()
         if isinstance(taken, Result):
             return Replay(taken)
         kept = call.keep(*taken)
-        yield from call.make_sure(kept, taken[0])
+        if kept.is_lost:
+            yield from call.make_sure(kept, taken[0])
         return Issued(handle.runtime, taken[0], kept)
-
-    return (yield from call.unless_interrupted(steps()))
+    except INTERRUPTS:
+        yield from call.withdraw()
+        raise

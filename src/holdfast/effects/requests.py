@@ -63,7 +63,7 @@ class EffectRequest:
         """Where the call counts: in its redrive chain, its session, or the whole store."""
         if self.chain_id is not None:
             return f"{ITEM}{self.chain_id}"
-        return GLOBAL if self.place is None else scope_of(self.place.session_id)
+        return GLOBAL if self.place is None else f"{SESSION}{self.place.session_id}"
 
     def identify(self, salt: bytes, limits: Limits) -> Identity:
         """Return the key and digest of this request under a salt."""

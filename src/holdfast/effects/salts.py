@@ -56,6 +56,7 @@ class Salts:
         self.mark = mark_of(key)
         self.limits = limits
         self._known = StoreSalts({}, "", 0)
+        self._salts: list[bytes] = []
         self._is_old = True
         self._of_sessions: dict[int, int] = {}
 
@@ -86,6 +87,7 @@ class Salts:
         self._is_old = found.mark != self.mark
         if not self._is_old:
             self._known = found
+            self._salts = [bytes.fromhex(salt) for salt in found.salts.values()]
 
     def now(self, place: Place | None) -> Query:
         """Return the statement whose row `confirm` is given."""
@@ -105,22 +107,24 @@ class Salts:
 
     def all(self) -> list[bytes]:
         """Return every salt that a key or digest in this store may have been made with."""
-        return self._bytes(list(self._known.salts.values()))
+        return [self.key] if self.key is not None else self._salts
 
     def of(self, request: EffectRequest) -> list[bytes]:
         """Return the salt that a request is identified with first, and then the others.
 
         What counts in the whole store uses the store's own, whichever session asks.
         """
-        salts = dict(self._known.salts)
-        own = salts.pop(self._session_salt(request.place), None)
-        if own is None or request.policy in {"global", "once"}:
-            return self.all()
-        return self._bytes([own, *salts.values()])
+        place, known = request.place, self.all()
+        if place is None or len(known) == 1 or request.policy in {"global", "once"}:
+            return known
+        own = self._known.salts.get(self._of_sessions.get(place.number, 0))
+        first = [] if own is None else [bytes.fromhex(own)]
+        return first + [salt for salt in known if salt not in first]
 
     def identify(self, request: EffectRequest) -> Op[Identity]:
         """Return the identity of a request: under the salt that finds it already, or its own."""
-        believed = (self._known.newest, self._session_salt(request.place))
+        number = -1 if request.place is None else request.place.number
+        believed = (self._known.newest, self._of_sessions.get(number, 0))
         known = [request.identify(salt, self.limits) for salt in self.of(request)]
         best, best_rank = known[0], tuple[bool, ...]()
         if len(known) > 1 and request.policy != "none":
@@ -139,12 +143,6 @@ class Salts:
         # The same session may have rows from before its import and from after it.
         found = (request.identify(salt, self.limits) for salt in self.of(request))
         return row["request_digest"] in (each.digest for each in found)
-
-    def _session_salt(self, place: Place | None) -> int:
-        return 0 if place is None else self._of_sessions.get(place.number, 0)
-
-    def _bytes(self, salts: list[str]) -> list[bytes]:
-        return [bytes.fromhex(salt) for salt in salts] if self.key is None else [self.key]
 
 
 def mark_of(key: bytes | None) -> str:

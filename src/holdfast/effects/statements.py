@@ -165,6 +165,11 @@ class Ticket:
     place: Place | None
     guard: Guard | None
 
+    @property
+    def told(self) -> tuple[Place | None, str, str, str | None]:
+        """What events say of it."""
+        return self.place, self.id, self.tool, self.call_id
+
     def lost(self) -> LeaseLost:
         """Return the error of an owner whose effect was taken over."""
         return LeaseLost(
