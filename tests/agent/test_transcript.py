@@ -23,7 +23,7 @@ from holdfast.agent import (
     read_message,
     read_transcript,
 )
-from holdfast.agent.transcript import BLOCKS, FORMAT, dangling, with_unique_calls
+from holdfast.agent.transcript import BLOCKS, TRANSCRIPT_FORMAT, dangling, with_unique_calls
 from holdfast.codec import Codec
 from holdfast.errors import UnknownBlock
 
@@ -77,7 +77,7 @@ def test_a_block_of_every_kind_comes_back_byte_for_byte(stored: dict[str, Any]) 
 def test_a_message_comes_back_byte_for_byte(
     blocks: list[dict[str, Any]], unknown: dict[str, Any]
 ) -> None:
-    stored = {"role": "user", **unknown, "blocks": blocks, "format": FORMAT, "id": "m"}
+    stored = {"role": "user", **unknown, "blocks": blocks, "format": TRANSCRIPT_FORMAT, "id": "m"}
     assert CODEC.encode(read_message(stored).to_plain()) == CODEC.encode(stored)
 
 
@@ -105,12 +105,12 @@ def test_a_stored_format_reads_as_it_was_written_down_when_it_was_new(number: in
     reading = json.loads((GOLDEN / f"format_{number}.read.json").read_text())
     messages = read_transcript(stored)
     assert json.dumps([message.to_plain() for message in messages]) == json.dumps(reading)
-    assert all(message.format == FORMAT for message in messages)
+    assert all(message.format == TRANSCRIPT_FORMAT for message in messages)
 
 
 def test_every_format_has_its_golden_file() -> None:
     assert sorted(path.name for path in GOLDEN.glob("format_?.json")) == [
-        f"format_{number}.json" for number in range(1, FORMAT + 1)
+        f"format_{number}.json" for number in range(1, TRANSCRIPT_FORMAT + 1)
     ]
 
 

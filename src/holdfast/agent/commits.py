@@ -11,7 +11,7 @@ from ..records import Checkpoint, Kind
 from ..session import Session
 from ..spend import Spend, SpendOps, SpendState
 from .budget import Budget, Usage
-from .transcript import CHANNEL, Message, ToolCall, ToolResult, stamped
+from .transcript import TRANSCRIPT_CHANNEL, Message, ToolCall, ToolResult, stamped
 
 NOW = "SELECT :now AS now_ms"
 # In an attempt's details: the id of the answer that it follows. Equal ones ask for the same answer.
@@ -123,7 +123,9 @@ class CommitOps:
 
     def _append(self, messages: Sequence[Message], kind: Kind, data: Mapping[str, Any]) -> Op[None]:
         plain = [message.to_plain() for message in messages]
-        yield from Session.append(self._session, CHANNEL, plain, kind=kind, data=dict(data))
+        yield from Session.append(
+            self._session, TRANSCRIPT_CHANNEL, plain, kind=kind, data=dict(data)
+        )
 
     def _stamp(self, messages: Sequence[Message]) -> Op[list[Message]]:
         if not messages:

@@ -46,7 +46,7 @@ class Response:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-Answer: TypeAlias = Response | str
+ModelAnswer: TypeAlias = Response | str
 
 
 @runtime_checkable
@@ -58,8 +58,8 @@ class Model(Protocol):
     function that an async store uses in place of the call.
     """
 
-    def __call__(self, request: Request, /) -> Answer | Awaitable[Answer]:
-        """Answer a request."""
+    def __call__(self, request: Request, /) -> ModelAnswer | Awaitable[ModelAnswer]:
+        """ModelAnswer a request."""
         ...
 
 
@@ -117,7 +117,7 @@ def response_of(model: object, answer: object) -> Response:
     return answer
 
 
-Step: TypeAlias = Response | str | Block | Sequence[Block]
+ScriptStep: TypeAlias = Response | str | Block | Sequence[Block]
 
 
 class ScriptedModel:
@@ -130,7 +130,7 @@ class ScriptedModel:
 
     def __init__(
         self,
-        script: Sequence[object] | Callable[[Request], Step],
+        script: Sequence[object] | Callable[[Request], ScriptStep],
         *,
         name: str = "scripted",
         price: Price | None = None,

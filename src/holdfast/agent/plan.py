@@ -15,8 +15,8 @@ from ..arguments import shown
 from ..errors import InvalidArgument, InvalidValue, SchemaMismatch
 from .shapes import Shape, read
 
-FORMAT = 1
-CHANNEL = "plan"
+PLAN_FORMAT = 1
+PLAN_CHANNEL = "plan"
 StepStatus = Literal["pending", "active", "done", "failed", "skipped"]
 STEP_STATUSES: tuple[StepStatus, ...] = get_args(StepStatus)
 UNSET = msgspec.UNSET
@@ -50,7 +50,7 @@ class Step(Shape):
 class Plan(Shape):
     """What an agent means to do, step by step."""
 
-    format: int = FORMAT
+    format: int = PLAN_FORMAT
     goal: str | None = None
     steps: tuple[Step, ...] = ()
 
@@ -85,15 +85,17 @@ def read_plan(data: Any) -> Plan | None:
     """Return a stored plan; None stays None. Raises InvalidValue or SchemaMismatch."""
     if data is None:
         return None
-    plan = read(Plan, data, CHANNEL)
-    if plan.format > FORMAT:
+    plan = read(Plan, data, PLAN_CHANNEL)
+    if plan.format > PLAN_FORMAT:
         raise SchemaMismatch(
-            f"the plan has format {plan.format} and this Holdfast reads formats up to {FORMAT}",
+            f"the plan has format {plan.format}; this Holdfast reads formats up to {PLAN_FORMAT}",
             current=plan.format,
-            newest=FORMAT,
+            newest=PLAN_FORMAT,
         )
     if len({step.id for step in plan.steps}) < len(plan.steps):
-        raise InvalidValue(f"{CHANNEL}.steps has two steps of one id", path=f"{CHANNEL}.steps")
+        raise InvalidValue(
+            f"{PLAN_CHANNEL}.steps has two steps of one id", path=f"{PLAN_CHANNEL}.steps"
+        )
     return plan
 
 

@@ -20,12 +20,19 @@ from ..store_sessions import StoreSessions
 from .commits import CommitOps, Executed, ModelAttempt
 from .model_calls import ModelCall
 from .models import Request
-from .plan import CHANNEL as PLAN
-from .plan import Plan, read_plan, write_plan
+from .plan import PLAN_CHANNEL, Plan, read_plan, write_plan
 from .progress import Answered, Called, Calling, Resumed, Saved, Stopped
 from .rules import Rules
 from .tool_calls import CheckedCall, ToolCalls
-from .transcript import CHANNEL, Message, ToolCall, dangling, legal, read_transcript, user_message
+from .transcript import (
+    TRANSCRIPT_CHANNEL,
+    Message,
+    ToolCall,
+    dangling,
+    legal,
+    read_transcript,
+    user_message,
+)
 
 log = logging.getLogger("holdfast.agent")
 SCRATCHPAD = "scratchpad"
@@ -118,8 +125,8 @@ class AgentRun:
         latest = yield from perform(Session.latest, session)
         point = yield from perform(Session.resume_point, session)
         channels = {} if latest is None else latest.channels
-        self._messages = read_transcript(channels.get(CHANNEL))
-        self._stored_plan = channels.get(PLAN, msgspec.UNSET)
+        self._messages = read_transcript(channels.get(TRANSCRIPT_CHANNEL))
+        self._stored_plan = channels.get(PLAN_CHANNEL, msgspec.UNSET)
         self.plan = None if self._stored_plan is msgspec.UNSET else read_plan(self._stored_plan)
         if self._stored_plan is msgspec.UNSET and self._given_plan is not msgspec.UNSET:
             self.plan = self._given_plan
@@ -331,7 +338,7 @@ class AgentRun:
         """Return the plan if it is not what is stored; one that never was stays away."""
         plan = write_plan(self.plan)
         is_missing = self._stored_plan is msgspec.UNSET and plan is None
-        return {} if is_missing or plan == self._stored_plan else {PLAN: plan}
+        return {} if is_missing or plan == self._stored_plan else {PLAN_CHANNEL: plan}
 
     def _stop(self, error: HoldfastError) -> Flow[None]:
         """Keep what is done and why the run ends here; a lost session keeps nothing."""

@@ -20,8 +20,8 @@ from ..arguments import shown
 from ..errors import InvalidValue, SchemaMismatch, UnknownBlock
 from .shapes import Shape, read
 
-FORMAT = 2
-CHANNEL = "transcript"
+TRANSCRIPT_FORMAT = 2
+TRANSCRIPT_CHANNEL = "transcript"
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -105,7 +105,7 @@ def read_block(data: Any, where: str = "block") -> Block:
 class Message(Shape):
     """One message; before it is stored it has no id. `metadata` says which model answered."""
 
-    format: int = FORMAT
+    format: int = TRANSCRIPT_FORMAT
     id: str = ""
     role: Role
     created_at: int = 0
@@ -138,12 +138,12 @@ def read_message(data: Any, where: str = "message") -> Message:
     format_number = data.get("format", 1)
     if type(format_number) is not int or format_number < 1:
         raise InvalidValue(f"{where}.format is {shown(format_number)}", path=f"{where}.format")
-    if format_number > FORMAT:
+    if format_number > TRANSCRIPT_FORMAT:
         raise SchemaMismatch(
-            f"{where} has format {format_number} and this Holdfast reads formats up to {FORMAT}; "
-            "install a newer Holdfast",
+            f"{where} has format {format_number}; this Holdfast reads formats up to "
+            f"{TRANSCRIPT_FORMAT}; install a newer Holdfast",
             current=format_number,
-            newest=FORMAT,
+            newest=TRANSCRIPT_FORMAT,
         )
     return read(Message, _from_1(data, where) if format_number == 1 else data, where)
 
@@ -153,8 +153,12 @@ def read_transcript(data: Any) -> list[Message]:
     if data is None:
         return []
     if type(data) is not list:
-        raise InvalidValue(f"transcript must be a list, not {type(data).__name__}", path=CHANNEL)
-    return [read_message(each, f"{CHANNEL}[{number}]") for number, each in enumerate(data)]
+        raise InvalidValue(
+            f"transcript must be a list, not {type(data).__name__}", path=TRANSCRIPT_CHANNEL
+        )
+    return [
+        read_message(each, f"{TRANSCRIPT_CHANNEL}[{number}]") for number, each in enumerate(data)
+    ]
 
 
 def _from_1(data: dict[str, Any], where: str) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def _from_1(data: dict[str, Any], where: str) -> dict[str, Any]:
         _block_from_1(block, f"{data.get('id', '')}/{number}", created_at)
         for number, block in enumerate(blocks)
     ]
-    return {"format": FORMAT, **rest, "created_at": created_at, "blocks": raised}
+    return {"format": TRANSCRIPT_FORMAT, **rest, "created_at": created_at, "blocks": raised}
 
 
 def _block_from_1(data: Any, block_id: str, created_at: int) -> Any:

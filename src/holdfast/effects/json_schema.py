@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
+from msgspec import UNSET
 
 from ..errors import InvalidArgument, InvalidValue
 
@@ -26,7 +27,7 @@ _FIELD = re.compile(r"\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ToolSignature:
     """The arguments of one function, as a type that msgspec checks and describes."""
 
     name: str
@@ -34,13 +35,29 @@ class Shape:
     parameters: dict[str, Any]
     takes_any: bool
 
+    def check(self, arguments: object) -> tuple[msgspec.Struct, dict[str, Any]]:
+        """Return the arguments, and those taken by `**`; or raise InvalidValue."""
+        known = self.parameters["properties"]
+        if not isinstance(arguments, Mapping):
+            kind = type(arguments).__name__
+            message = f"{self.name}: the arguments must be a JSON object, not {kind}"
+            raise InvalidValue(message, path="$")
+        try:
+            checked = msgspec.convert(dict(arguments), self.type)
+        except msgspec.ValidationError as error:
+            path = str(error).rpartition(" - at ")[2].strip("`") if " - at " in str(error) else "$"
+            message = f"{self.name}: {error} (its arguments are: {', '.join(known) or 'none'})"
+            raise InvalidValue(message, path=path) from None
+        others = arguments.items() if self.takes_any else ()
+        return checked, {name: value for name, value in others if name not in known}
+
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the JSON schema of a function's arguments, without those that are injected.
 
     Raises InvalidArgument, naming the parameter, if a hint cannot be described.
     """
-    return shape_of(function).parameters
+    return signature_of(function).parameters
 
 
 def plain_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
@@ -48,18 +65,15 @@ def plain_arguments(function: Callable[..., Any], arguments: object) -> dict[str
 
     5 for a float becomes 5.0, so that equal calls are equal; what was not given stays away.
     """
-    shape = shape_of(function)
-    found: dict[str, Any] = msgspec.to_builtins(_convert(shape, arguments))
-    return {**_others(shape, arguments), **found}
+    checked, others = signature_of(function).check(arguments)
+    return {**others, **msgspec.to_builtins(checked)}
 
 
 def typed_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
     """Return the arguments as the function's hints promise them, or raise InvalidValue."""
-    shape = shape_of(function)
-    checked = _convert(shape, arguments)
+    checked, others = signature_of(function).check(arguments)
     found = {name: getattr(checked, name) for name in checked.__struct_fields__}
-    given = {name: value for name, value in found.items() if value is not msgspec.UNSET}
-    return {**_others(shape, arguments), **given}
+    return {**others, **{name: value for name, value in found.items() if value is not UNSET}}
 
 
 def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +96,7 @@ def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def shape_of(function: Callable[..., Any]) -> Shape:
+def signature_of(function: Callable[..., Any]) -> ToolSignature:
     """Read a function's signature, hints and docstring once."""
     name = getattr(function, "__name__", type(function).__name__)
     signature = inspect.signature(function)
@@ -106,7 +120,7 @@ def shape_of(function: Callable[..., Any]) -> Shape:
             described["default"] = parameter.default
         if parameter.name in descriptions:
             described.setdefault("description", descriptions[parameter.name])
-    return Shape(name, defined, schema, takes_any)
+    return ToolSignature(name, defined, schema, takes_any)
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -123,7 +137,7 @@ def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[s
     if parameter.default is parameter.empty:
         return parameter.name, hint
     # A missing argument stays missing: what the default is, is the function's affair.
-    return parameter.name, hint | msgspec.UnsetType if hint is not Any else Any, msgspec.UNSET
+    return parameter.name, hint | msgspec.UnsetType if hint is not Any else Any, UNSET
 
 
 def _schema(name: str, defined: type[msgspec.Struct], fields: list[Any]) -> dict[str, Any]:
@@ -157,35 +171,6 @@ def _is_plain(value: object) -> bool:
         return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (TypeError, ValueError, msgspec.MsgspecError):
         return False
-
-
-def _convert(shape: Shape, arguments: object) -> msgspec.Struct:
-    if not isinstance(arguments, Mapping):
-        raise InvalidValue(
-            f"{shape.name}: the arguments must be a JSON object, not {type(arguments).__name__}",
-            path="$",
-        )
-    try:
-        return msgspec.convert(dict(arguments), shape.type)
-    except msgspec.ValidationError as error:
-        raise InvalidValue(_explain(shape, error), path=_path(error)) from None
-
-
-def _explain(shape: Shape, error: msgspec.ValidationError) -> str:
-    names = ", ".join(shape.parameters["properties"]) or "none"
-    return f"{shape.name}: {error} (its arguments are: {names})"
-
-
-def _path(error: msgspec.ValidationError) -> str:
-    return str(error).rpartition(" - at ")[2].strip("`") if " - at " in str(error) else "$"
-
-
-def _others(shape: Shape, arguments: object) -> dict[str, Any]:
-    """Return what a function takes by `**`, which no hint describes."""
-    if not shape.takes_any or not isinstance(arguments, Mapping):
-        return {}
-    known = shape.parameters["properties"]
-    return {name: value for name, value in arguments.items() if name not in known}
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:

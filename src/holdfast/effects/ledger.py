@@ -29,7 +29,7 @@ from ..records import Effect
 from ..sessions.access import LOOK, Place, require_writable
 from ..sessions.rows import BY_NUMBER
 from .history import Found, effects_after, find, is_superseded, lookups
-from .requests import EffectRequest, Identity, is_whole
+from .requests import EffectRequest, RequestIdentity, is_whole
 from .salts import Salts
 from .statements import (
     EFFECT_BY_ID,
@@ -278,7 +278,7 @@ class Ledger(PerStore):
         sealed = context(row["id"], "arguments")
         request.body = self.codec.unseal(before["arguments"], context=sealed)
         salt = self.salts.of(request)[0]
-        request.identity = Identity(salt, row["scope"], row["key"], row["request_digest"])
+        request.identity = RequestIdentity(salt, row["scope"], row["key"], row["request_digest"])
         # An effect of the session that this one was forked from stays that one's: both, and other
         # forks, find it there.
         issued = yield from self._issue(request, ISSUED, row, row, owner=row)

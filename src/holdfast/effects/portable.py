@@ -9,27 +9,9 @@ from typing import Annotated
 import msgspec
 
 from ..errors import InvalidArgument
+from ..kernel import portable
 from ..kernel.operation import Op, Row, one, rows
-from ..kernel.portable import (
-    ANY,
-    Count,
-    Export,
-    Fence,
-    Flag,
-    Import,
-    Name,
-    Number,
-    Portable,
-    Positive,
-    Record,
-    Sealed,
-    Seen,
-    Small,
-    Text,
-    Time,
-    Version,
-    read_each,
-)
+from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, read_each
 from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import EXISTING_NUMBER
 from .history import ADD_ORIGIN, origin_of, origin_row
@@ -39,9 +21,10 @@ from .salts import adopt_key, read_salts
 from .statements import context
 
 SALTS_MAX = 64
-VALUES = ("arguments", "result", "error", "note", "late")
+SEALED_COLUMNS = dict.fromkeys(("arguments", "result", "error", "note", "late"), portable.ANY)
 
 Salt = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+OriginField = tuple[portable.Name, portable.Number, portable.Small, portable.Small]
 KeyMark = Annotated[str, msgspec.Meta(pattern="^key:[0-9a-f]{64}$")]
 
 
@@ -54,13 +37,13 @@ class KnownByRecord(Record, frozen=True, tag="known by"):
 
     def problem(self, seen: Seen) -> str | None:
         """Check that there are not too many."""
-        salts = seen.of(_Effects).salts
+        salts = seen.of(_SeenEffects).salts
         salts.update(self.salts)
         return "it brings too many salts" if len(salts) > SALTS_MAX else None
 
     def add(self, into: Import) -> Op[None]:
         """Add the salts that the store does not have; its key must be the same."""
-        into.of(_Arrived).mark = self.mark or ""
+        into.of(_ArrivedEffects).mark = self.mark or ""
         for salt in self.salts:
             yield from rows(ADD_SALT, salt=salt)
 
@@ -68,38 +51,38 @@ class KnownByRecord(Record, frozen=True, tag="known by"):
 class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
     """One attempt of an effect: of the session of that number, which may be gone by now."""
 
-    sealed = Sealed(lambda row, name: context(row["id"], name), **dict.fromkeys(VALUES, ANY))
+    sealed = Sealed(lambda row, name: context(row["id"], name), **SEALED_COLUMNS)
     counted = "effects"
 
-    session_number: Number | None
-    session_id: Name | None
-    id: Name
-    scope: Text
-    key: Text
-    generation: Small
-    call_id: Name | None = None
-    item_id: Name | None = None
-    issued_version: Small
-    tool: Name
+    session_number: portable.Number | None
+    session_id: portable.Name | None
+    id: portable.Name
+    scope: portable.Text
+    key: portable.Text
+    generation: portable.Small
+    call_id: portable.Name | None = None
+    item_id: portable.Name | None = None
+    issued_version: portable.Small
+    tool: portable.Name
     effect: EffectKind
-    is_irreversible: Flag
-    request_digest: Text
-    idempotency_key: Text
+    is_irreversible: portable.Flag
+    request_digest: portable.Text
+    idempotency_key: portable.Text
     status: EffectStatus
     reason: EffectReason | None
-    attempt: Version
-    holder: Text | None = None
-    fence: Fence
-    timeout_ms: Count = 0
-    settle_ms: Count = 0
-    ttl_ms: Count | None = None
-    replay_of: Name | None = None
-    undoes: Name | None = None
-    undone_by: Name | None = None
-    decided_by: Text | None = None
-    issued_at: Time
-    ended_at: Time | None
-    expires_at: Time | None = None
+    attempt: portable.Version
+    holder: portable.Text | None = None
+    fence: portable.Fence
+    timeout_ms: portable.Count = 0
+    settle_ms: portable.Count = 0
+    ttl_ms: portable.Count | None = None
+    replay_of: portable.Name | None = None
+    undoes: portable.Name | None = None
+    undone_by: portable.Name | None = None
+    decided_by: portable.Text | None = None
+    issued_at: portable.Time
+    ended_at: portable.Time | None
+    expires_at: portable.Time | None = None
     arguments: bytes | None = None
     result: bytes | None = None
     error: bytes | None = None
@@ -108,7 +91,7 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
 
     def problem(self, seen: Seen) -> str | None:
         """Check that it is of one session, and note where it reaches beyond the file."""
-        effects = seen.of(_Effects)
+        effects = seen.of(_SeenEffects)
         if not seen.is_new(self):
             return f"effect {self.id!r} comes twice"
         if (self.status == "issued") != (self.ended_at is None):
@@ -138,7 +121,7 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
             return None
         if number in seen.sessions:
             return seen.sessions[number].id
-        return seen.of(_Effects).gone.setdefault(number, self.session_id)
+        return seen.of(_SeenEffects).gone.setdefault(number, self.session_id)
 
     def _is_own(self) -> bool:
         """Whether it counts in its own session or item, and nowhere else."""
@@ -152,34 +135,34 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the effect, unless it is here still: then it stays as it is."""
-        arrived, source = into.of(_Arrived), self.session_number
+        arrived, source = into.of(_ArrivedEffects), self.session_number
         yield from arrived.require_same_key(into)
         number, is_gone = None, False
         if source is not None:
             number = yield from arrived.number(into, source)
             is_gone = number < 0
             if source not in arrived.lie_at:
-                here = yield from one(HERE, id=self.id)
+                here = yield from one(SESSION_OF_EFFECT, id=self.id)
                 lies_at = None if here is None else here["session_number"]
                 arrived.lie_at[source] = number if lies_at is None else int(lies_at)
             number = arrived.lie_at[source] if is_gone else number
         row = self.row(into.codec, session_number=number, is_gone=int(is_gone))
-        into.later(ADD, row)
+        into.later(ADD_EFFECT, row)
 
 
 class AncestryRecord(Record, frozen=True, tag="ancestry"):
     """The salt of a session, and where the effects lie that a fork has from before the fork."""
 
-    session_number: Positive
+    session_number: portable.Positive
     salt: Salt
-    lineage: list[tuple[Name, Number, Small, Small]] | None = None
+    lineage: list[OriginField] | None = None
 
     def problem(self, seen: Seen) -> str | None:
         """Check that the salt came before, and that only a fork has a lineage."""
         session = seen.sessions.get(self.session_number)
         if session is None:
             return f"session {self.session_number} has ancestors and does not exist"
-        if self.salt not in seen.of(_Effects).salts:
+        if self.salt not in seen.of(_SeenEffects).salts:
             return f"session {session.id!r} has a salt that is not before it"
         is_fork = self.lineage is None or session.origin_version is not None
         if not is_fork or not all(low <= high for _, _, low, high in self.lineage or []):
@@ -188,7 +171,7 @@ class AncestryRecord(Record, frozen=True, tag="ancestry"):
 
     def add(self, into: Import) -> Op[None]:
         """Let the session find its effects here; most need nothing."""
-        arrived = into.of(_Arrived)
+        arrived = into.of(_ArrivedEffects)
         number = yield from into.number(self.session_number)
         for position, (id, source, low, high) in enumerate(self.lineage or (), 1):
             here = yield from arrived.number(into, source)
@@ -198,7 +181,7 @@ class AncestryRecord(Record, frozen=True, tag="ancestry"):
 
 
 @dataclass(slots=True)
-class _Effects:
+class _SeenEffects:
     """What was seen of the effects of a file."""
 
     salts: set[str] = field(default_factory=set)
@@ -211,7 +194,7 @@ class _Effects:
 
 
 @dataclass(slots=True)
-class _Arrived:
+class _ArrivedEffects:
     """What is known while effects are written."""
 
     mark: str = ""
@@ -235,22 +218,22 @@ class _Arrived:
         if source not in self._gone and source not in into.sessions:
             yield from into.flush()
             if source not in into.sessions:
-                row = yield from one(LEAST)
+                row = yield from one(LEAST_SESSION_NUMBER)
                 assert row is not None
                 self._least = self._gone[source] = min(self._least, row["least"]) - 1
         return self._gone.get(source) or into.sessions[source]
 
 
-EFFECTS = f"""
+EFFECTS_OF_SESSION = f"""
 SELECT number, {EffectRecord.selected()} FROM hf_effects
 WHERE session_number = :session_number AND number > :number ORDER BY number LIMIT :limit
 """  # noqa: S608
-UNLINKED = """
+UNLINKED_SESSIONS = """
 SELECT DISTINCT session_number FROM hf_effects
 WHERE session_id = :session_id AND unlinked_at IS NOT NULL AND session_number > :session_number
 ORDER BY session_number LIMIT :limit
 """
-ORIGINS = """
+ORIGINS_OF_SESSION = """
 SELECT session_number, position, origin_id, origin_number, first_version, last_version
 FROM hf_effect_origins
 WHERE session_number = :session_number AND position > :position ORDER BY position LIMIT :limit
@@ -269,8 +252,8 @@ INSERT INTO hf_effect_sessions (session_number, salt_number)
 SELECT CAST(:number AS INTEGER), number FROM hf_effect_salts
 WHERE salt = :salt AND kind = 'imported'
 """
-HERE = "SELECT session_number FROM hf_effects WHERE id = :id"
-LEAST = "SELECT coalesce(min(session_number), 0) AS least FROM hf_effects"
+SESSION_OF_EFFECT = "SELECT session_number FROM hf_effects WHERE id = :id"
+LEAST_SESSION_NUMBER = "SELECT coalesce(min(session_number), 0) AS least FROM hf_effects"
 # A key goes on counting behind what it has here.
 NEXT_GENERATION = """(
     SELECT CASE WHEN max(generation) >= CAST(:generation AS INTEGER)
@@ -278,13 +261,13 @@ NEXT_GENERATION = """(
     FROM hf_effects WHERE key = :key AND generation > 0 AND CAST(:generation AS INTEGER) > 0
 )"""
 # Whoever ran it is not here: its lease has expired.
-EXPIRED = "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END"
-IF_GONE = "CASE WHEN :is_gone = 1 THEN :now END"
-SPECIAL = {
-    "generation": NEXT_GENERATION, "lease_expires_at": EXPIRED, "unlinked_at": IF_GONE,
+EXPIRED_LEASE = "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END"
+UNLINKED_AT = "CASE WHEN :is_gone = 1 THEN :now END"
+COMPUTED_COLUMNS = {
+    "generation": NEXT_GENERATION, "lease_expires_at": EXPIRED_LEASE, "unlinked_at": UNLINKED_AT,
 }  # fmt: skip
-ADD = f"""
-INSERT INTO hf_effects {EffectRecord.inserted(**SPECIAL)}
+ADD_EFFECT = f"""
+INSERT INTO hf_effects {EffectRecord.inserted(**COMPUTED_COLUMNS)}
 ON CONFLICT DO NOTHING
 """
 
@@ -306,20 +289,20 @@ class EffectsPortable(Portable):
         def add_origin(row: Row) -> None:
             origins.setdefault(row["session_number"], []).append(row)
 
-        yield from read_each(ORIGINS, sessions, add_origin, ["position"])
+        yield from read_each(ORIGINS_OF_SESSION, sessions, add_origin, ["position"])
         yield from read_each(
             SESSION_SALTS, sessions, lambda row: salt_of.setdefault(row["number"], row["salt"])
         )
         gone = yield from _gone(out, {row["origin_number"] for row in chain(*origins.values())})
         owners = ({"session_number": number} for number in [*sorted(gone), *out.sessions])
-        yield from read_each(EFFECTS, owners, EffectRecord.to(out))
+        yield from read_each(EFFECTS_OF_SESSION, owners, EffectRecord.to(out))
         for number in out.sessions:
             lineage = [origin_of(row) for row in origins.get(number, ())] or None
             out.write(AncestryRecord(number, salt_of.get(number, salts[0]), lineage))
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check that effects which are named exist, and note whose are not in the file."""
-        effects = seen.of(_Effects)
+        effects = seen.of(_SeenEffects)
         if missing := effects.named - seen.ids.get("effect", set()):
             return f"effect {min(missing)!r} is named and does not exist"
         for owner, what in effects.owners.items():
@@ -338,7 +321,7 @@ def _gone(out: Export, origins: set[int]) -> Op[set[int]]:
     yield from read_each(EXISTING_NUMBER, numbers, lambda row: gone.discard(row["number"]))
     ids = ({"session_id": id, "session_number": -(2**62)} for id in out.sessions.values())
     by = "session_number"
-    yield from read_each(UNLINKED, ids, lambda row: gone.add(row[by]), [by])
+    yield from read_each(UNLINKED_SESSIONS, ids, lambda row: gone.add(row[by]), [by])
     return gone - out.sessions.keys()
 
 

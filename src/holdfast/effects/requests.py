@@ -20,7 +20,7 @@ SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RequestIdentity:
     """The key and digest that identify a request, the salt used, and the salts it relies on."""
 
     salt: bytes
@@ -54,7 +54,7 @@ class EffectRequest:
     ttl_ms: int | None = None
     undoes: str | None = None
     idempotency_key: str | None = None
-    identity: Identity = field(init=False)
+    identity: RequestIdentity = field(init=False)
     body: bytes = field(init=False)
     """The arguments as they are stored, before they are sealed."""
 
@@ -65,7 +65,7 @@ class EffectRequest:
             return f"{ITEM}{self.chain_id}"
         return GLOBAL if self.place is None else f"{SESSION}{self.place.session_id}"
 
-    def identify(self, salt: bytes, limits: Limits) -> Identity:
+    def identify(self, salt: bytes, limits: Limits) -> RequestIdentity:
         """Return the key and digest of this request under a salt."""
         asked = (self.tool.name, self.policy, self.arguments, self.distinct)
         return identify(salt, limits, self.scope, *asked)
@@ -84,7 +84,7 @@ def identify(
     policy: str,
     arguments: Any,
     distinct: Any,
-) -> Identity:
+) -> RequestIdentity:
     """Return the key and digest of a request, or raise naming what cannot be stored.
 
     Both are salted hashes of the whole arguments: without the salt nobody can guess secrets, and
@@ -95,10 +95,10 @@ def identify(
         if policy == "once":
             key = f"{ONCE}{distinct}"
             key = f"{scope}:{key}" if scope.startswith(ITEM) else key
-            return Identity(salt, scope, key, _hash(salt, limits, arguments, "request"))
+            return RequestIdentity(salt, scope, key, _hash(salt, limits, arguments, "request"))
         if policy == "undo":
             digest = _hash(salt, limits, [tool, distinct], "request")
-            return Identity(salt, scope, f"{UNDO}{distinct}", digest)
+            return RequestIdentity(salt, scope, f"{UNDO}{distinct}", digest)
         within = GLOBAL if policy == "global" else scope
         form = canonical([tool, arguments], limits, name="request")
         digest = _hmac(salt, form)
@@ -107,7 +107,7 @@ def identify(
             key = f"{within}:{_hmac(salt, with_first(within, form))[:32]}"
         else:
             key = key_within(salt, limits, within, tool, distinct)
-        return Identity(salt, scope, key, digest)
+        return RequestIdentity(salt, scope, key, digest)
     except InvalidArgument as error:
         raise (error if policy == "once" else _as_passed(error)) from None
 

@@ -16,7 +16,7 @@ from ..codec import Limits
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.access import Place
-from .requests import EffectRequest, Identity
+from .requests import EffectRequest, RequestIdentity
 from .statements import EFFECT_BY_KEY, NEWEST_SALT, SALT_OF_SESSION
 
 READ_SALTS = "SELECT number, kind, salt FROM hf_effect_salts ORDER BY number"
@@ -33,7 +33,7 @@ SELECT 'key', CAST(:mark AS TEXT) WHERE NOT EXISTS (SELECT 1 FROM hf_effects)
 ON CONFLICT (salt) DO NOTHING
 """
 
-Refusal: TypeAlias = Callable[[str, str], InvalidArgument]
+KeyMismatch: TypeAlias = Callable[[str, str], InvalidArgument]
 """Makes the error from the mark that the store has and the one that it was to have."""
 
 
@@ -121,7 +121,7 @@ class Salts:
         first = [] if own is None else [bytes.fromhex(own)]
         return first + [salt for salt in known if salt not in first]
 
-    def identify(self, request: EffectRequest) -> Op[Identity]:
+    def identify(self, request: EffectRequest) -> Op[RequestIdentity]:
         """Return the identity of a request: under the salt that finds it already, or its own."""
         number = -1 if request.place is None else request.place.number
         believed = (self._known.newest, self._of_sessions.get(number, 0))
@@ -160,7 +160,7 @@ def read_salts() -> Op[StoreSalts]:
     return StoreSalts(salts, mark, found[-1]["number"])
 
 
-def adopt_key(mark: str, refusal: Refusal) -> Op[StoreSalts]:
+def adopt_key(mark: str, refusal: KeyMismatch) -> Op[StoreSalts]:
     """Return the salts of a store that is used with a key, adopted now if it has no effects."""
     while True:
         found = yield from read_salts()
@@ -171,7 +171,7 @@ def adopt_key(mark: str, refusal: Refusal) -> Op[StoreSalts]:
             yield Query(text, {"mark": mark} if text is ADOPT_KEY else {})
 
 
-def _require_no_effects(known: str, mark: str, refusal: Refusal) -> Op[None]:
+def _require_no_effects(known: str, mark: str, refusal: KeyMismatch) -> Op[None]:
     if (yield from one(ANY_EFFECT)) is not None:
         raise refusal(known, mark)
 

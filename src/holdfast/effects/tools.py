@@ -26,7 +26,7 @@ RESERVED = ("call_id", "wait_seconds")
 
 OnUnknown = Literal["retry", "fail", "park"]
 Policy = Literal["session", "latest", "call", "global"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
+DEDUPE_POLICIES: tuple[Policy, ...] = get_args(Policy)
 DEFAULT_POLICY: dict[EffectKind, Policy] = {
     "read": "call",
     "write": "latest",
@@ -276,7 +276,7 @@ def _check(tool: Tool[..., Any]) -> None:
     require_one_of(f"tool {name}: on_unknown", tool.on_unknown, get_args(OnUnknown))
     if not callable(tool.dedupe):
         require_one_of(
-            f"tool {name}: dedupe, if no function of the arguments,", tool.dedupe, POLICIES
+            f"tool {name}: dedupe, if no function of the arguments,", tool.dedupe, DEDUPE_POLICIES
         )
     if tool.max_attempts is not None:
         require_whole(f"tool {name}: max_attempts", tool.max_attempts, 1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..effects.portable import AncestryRecord, EffectRecord, KnownByRecord
-from ..effects.requests import GLOBAL, Identity, identify, scope_of
+from ..effects.requests import GLOBAL, RequestIdentity, identify, scope_of
 from ..effects.salts import mark_of
 from ..effects.statements import Statements
 from ..kernel.portable import Record
@@ -59,7 +59,7 @@ class LegacyLedger:
         policy: str,
         arguments: Any,
         distinct: Any,
-    ) -> Identity:
+    ) -> RequestIdentity:
         salt = self._key or bytes.fromhex(self.salt)
         scope = GLOBAL if session is None else scope_of(session.id)
         limits = self._statements.codec.limits
@@ -67,7 +67,7 @@ class LegacyLedger:
 
     def _record(
         self,
-        identity: Identity,
+        identity: RequestIdentity,
         session: SessionRecord | None,
         arguments: Any,
         *,

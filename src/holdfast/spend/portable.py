@@ -6,25 +6,14 @@ from dataclasses import dataclass, field
 
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument
+from ..kernel import portable
 from ..kernel.operation import Op, Row, batch
-from ..kernel.portable import (
-    Count,
-    Export,
-    Import,
-    Name,
-    Portable,
-    Record,
-    Sealed,
-    Seen,
-    Time,
-    Value,
-    read_each,
-)
+from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, read_each
 from ..sessions.portable import first_existing
 from .ledger import SpendState, context, recounted
 
 SPENT_MAX = 2**62
-DETAILS = Value(dict, "details that are no object")
+DETAILS = portable.Value(dict, "details that are no object")
 
 
 class SpendRecord(Record, frozen=True, tag="spend"):
@@ -33,18 +22,18 @@ class SpendRecord(Record, frozen=True, tag="spend"):
     sealed = Sealed(lambda row, name: context(row["id"]), details=DETAILS)
     counted = "spends"
 
-    session_number: Count
-    session_id: Name
-    root_id: Name
-    id: Name
-    model: Name
-    source: Name
+    session_number: portable.Count
+    session_id: portable.Name
+    root_id: portable.Name
+    id: portable.Name
+    model: portable.Name
+    source: portable.Name
     state: SpendState
-    input_tokens: Count
-    output_tokens: Count
-    nano_usd: Count | None
-    created_at: Time
-    updated_at: Time
+    input_tokens: portable.Count
+    output_tokens: portable.Count
+    nano_usd: portable.Count | None
+    created_at: portable.Time
+    updated_at: portable.Time
     details: bytes | None = None
 
     def problem(self, seen: Seen) -> str | None:
