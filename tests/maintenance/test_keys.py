@@ -163,7 +163,7 @@ def test_a_store_with_effects_is_refused_with_another_redactor_key(place: Any) -
     with open_at(place, redaction=holdfast.Redactor(key=key)) as store:
         store.once("k", lambda: 1)
     for redaction in (None, holdfast.Redactor(key=key[::-1])):
-        with pytest.raises(InvalidArgument, match="the effects of this store are known with"):
+        with pytest.raises(InvalidArgument, match="the effects of this store were identified with"):
             open_at(place, redaction=redaction)
     with open_at(place, redaction=holdfast.Redactor(key=key)) as store:
         assert store.once("k", lambda: 2).value == 1

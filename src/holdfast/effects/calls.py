@@ -103,7 +103,7 @@ class PreparedCall:
     _step: Invoke | None = field(default=None, init=False)
     """The call of the tool."""
     _is_kept_on: bool = field(default=False, init=False)
-    """Whether somebody else records the outcome, and drops the lease then."""
+    """Whether another thread or call records the outcome, and then drops the lease."""
 
     @property
     def is_called(self) -> bool:
@@ -117,7 +117,7 @@ class PreparedCall:
                 raise needs_async_store(function)
 
     def run(self) -> Flow[Result[Any]]:
-        """Return the effect's result: run it if nobody has, wait if somebody does."""
+        """Return the effect's result: stored, awaited from its owner, or by running the tool."""
         self.require_colour()
         if self.request.tool.effect == "read":
             return (yield from self._read())
@@ -300,7 +300,7 @@ class PreparedCall:
         raise self._unresolved(ticket, outcome) from error
 
     def _outcome_of(self, error: BaseException) -> EffectOutcome:
-        """Return what an error that came out of the tool says about the effect."""
+        """Return the outcome of a call whose tool raised an error."""
         is_certain = isinstance(error, NotDone) or (
             self.request.tool.atomic and isinstance(error, Exception)
         )
@@ -525,7 +525,7 @@ def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
 
 
 def known_result(effect: Effect) -> Result[Any]:
-    """Return the result of a settled effect, or raise what there is instead."""
+    """Return the result of a settled effect, or raise its error."""
     match effect.status:
         case "completed" if effect.reason == "not_storable":
             raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")

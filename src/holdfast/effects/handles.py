@@ -397,7 +397,7 @@ class StoreEffects(Handle[C]):
     def resolve(
         self, id: str, verdict: Landed | NotLanded, *, by: str, note: str | None = None
     ) -> Op[Effect]:
-        """Say what became of an effect in doubt, and who says so.
+        """Resolve an effect in doubt by hand; `by` says who decided.
 
         Landed: equal calls get the result. NotLanded: the next equal call runs it.
         """
@@ -435,7 +435,7 @@ class StoreEffects(Handle[C]):
 
     @flow
     def verify(self, id: str, tools: object) -> Flow[Effect]:
-        """Ask a tool's verify hook about an effect in doubt, and record what it says."""
+        """Ask a tool's verify hook about an effect in doubt, and record its verdict."""
         known = by_name(tools)
         effect, is_whole, wait_ms = yield from perform(StoreEffects._doubtful, self, id)
         tool = known.get(effect.tool)

@@ -156,7 +156,7 @@ class Ledger(PerStore):
 
     @operation
     def take_all(self, requests: Sequence[EffectRequest]) -> Op[list[Ticket | None]]:
-        """Issue calls of one session in one commit; None for each that there is more to say about.
+        """Issue calls of one session in one commit; None for each that is not new.
 
         The statements go out together: one round trip on PostgreSQL.
         """
@@ -269,7 +269,7 @@ class Ledger(PerStore):
             try:
                 yield from self._look(request, ())
             except SessionNotFound:
-                # Deleted meanwhile. It is closed, and whoever asks once more is told so.
+                # Deleted meanwhile. The attempt is closed; the next call raises this.
                 return None
         row = yield from one(LOCK_EFFECT, id=ticket.id)
         assert before is not None
@@ -330,9 +330,9 @@ class Ledger(PerStore):
         request.body = self.statements.encoded("arguments", request.arguments)
 
     def _issue_first(self, request: EffectRequest, outcome: EffectOutcome) -> Op[Row | None]:
-        """Write the first attempt of an effect that nobody has asked for, which most are.
+        """Write the first attempt of a new effect, which most are.
 
-        The statement itself makes sure of everything; it does nothing where there is more to it.
+        The statement checks everything itself, and writes nothing if the effect is not new.
         """
         self.keeper.require_known(request.guard)
         id = yield from fresh_id()
@@ -348,7 +348,7 @@ class Ledger(PerStore):
         return next(iter(answers[-1]), None)
 
     def _remember(self, number: int, *, is_known: bool) -> None:
-        """Remember whether a session's calls are known already: a resumed or forked one's are."""
+        """Remember whether a session's last call was a replay: the next one probably is too."""
         if not is_known:
             self._known_sessions.discard(number)
         elif len(self._known_sessions) < KNOWN_SESSIONS_MAX:
@@ -370,7 +370,7 @@ class Ledger(PerStore):
         return require_writable(self.runtime, place, found), answers
 
     def _judge(self, request: EffectRequest, found: Found) -> Op[Taken | None]:
-        """Say what the row that was found means for a request; None: it is to be run."""
+        """Decide what the row that was found means for a request; None: it is to be run."""
         row = found.row
         if row is None:
             return None

@@ -17,7 +17,7 @@ from .recovery import recover
 from .retention import forget_effects
 from .statements import IS_ABANDONED, RENEW_EFFECT, unlink
 
-# Its lease expires now; its request may still be under way, which is waited for as always.
+# Its lease expires now; its request may still be under way, so a takeover waits as always.
 FENCE_EFFECTS = f"""
 UPDATE hf_effects SET lease_expires_at = :now, fence = fence + 1
 WHERE status = 'issued' AND lease_expires_at > :now AND {EARLIER_BOOT}
@@ -34,7 +34,7 @@ FORGET_SESSION_SALT = "DELETE FROM hf_effect_sessions WHERE session_number = :nu
 
 
 class EffectsNoun(Noun):
-    """Effects: they outlive their session for as long as retries of them may come."""
+    """Effects: they outlive their session as long as late retries are possible."""
 
     portable = EffectsPortable()
     name = "effect"
@@ -56,18 +56,18 @@ class EffectsNoun(Noun):
         return (yield from recover(Ledger.of(runtime), holder, tools))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Forget what nobody can ask for again."""
+        """Forget effects that no call can ask for again."""
         if retention.session is not None:
             return Pruned()
         return (yield from forget_effects(runtime.codec, retention))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for effects that nobody knows the outcome of."""
+        """Look for effects whose outcome is unknown."""
         return {"effects": check}
 
 
 def check() -> Op[list[Finding]]:
-    """Look for effects that nobody knows the outcome of."""
+    """Look for effects whose outcome is unknown."""
     [row] = yield from rows(COUNT_EFFECTS)
     found = []
     if row["unknown"]:

@@ -29,7 +29,7 @@ KeyMark = Annotated[str, msgspec.Meta(pattern="^key:[0-9a-f]{64}$")]
 
 
 class KnownByRecord(Record, frozen=True, tag="known by"):
-    """What effects are known by: the store's salt, those that sessions brought to it, or a key."""
+    """What identifies effects: the store's salt, those that sessions brought to it, or a key."""
 
     salts: list[Salt]
     mark: KeyMark | None = None
@@ -195,7 +195,7 @@ class _SeenEffects:
 
 @dataclass(slots=True)
 class _ArrivedEffects:
-    """What is known while effects are written."""
+    """What an import remembers of effects while it writes."""
 
     mark: str = ""
     lie_at: dict[int, int] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class _ArrivedEffects:
     _is_same_key: bool = False
 
     def require_same_key(self, into: Import) -> Op[None]:
-        """Refuse effects that nobody would know again in this store."""
+        """Refuse effects that this store could not recognize."""
         if not self._is_same_key:
             own = Ledger.of(into.runtime).salts.mark
             if own not in {"", self.mark}:
@@ -260,7 +260,7 @@ NEXT_GENERATION = """(
         THEN max(generation) + 1 ELSE CAST(:generation AS INTEGER) END
     FROM hf_effects WHERE key = :key AND generation > 0 AND CAST(:generation AS INTEGER) > 0
 )"""
-# Whoever ran it is not here: its lease has expired.
+# Its owner is in another store: its lease has expired.
 EXPIRED_LEASE = "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END"
 UNLINKED_AT = "CASE WHEN :is_gone = 1 THEN :now END"
 COMPUTED_COLUMNS = {
@@ -278,7 +278,7 @@ class EffectsPortable(Portable):
     records = (KnownByRecord, EffectRecord, AncestryRecord)
 
     def export(self, out: Export) -> Op[None]:
-        """Write what effects are known by, the effects, and where sessions look for them."""
+        """Write what identifies effects, the effects, and where sessions look for them."""
         known = yield from read_salts()
         salts = list(known.salts.values())
         out.write(KnownByRecord(salts, known.mark or None))
@@ -326,11 +326,10 @@ def _gone(out: Export, origins: set[int]) -> Op[set[int]]:
 
 
 def _known_otherwise(here: str, there: str) -> InvalidArgument:
-    """Return the error for effects that nobody would know again in this store."""
     has = "without a key" if not there else "with another key" if here else "with a key"
     wanted = "the same redaction=holdfast.Redactor(key=…)" if there else "no key"
     return InvalidArgument(
-        f"the effects in this file are known {has}, those of this store are not, so that its calls "
-        "would be new here and be done again; nothing was imported. Import it into another store, "
-        f"opened with {wanted}"
+        f"the effects in this file were identified {has}, those of this store were not, so its "
+        "calls would be new here and be done again; nothing was imported. Import it into another "
+        f"store, opened with {wanted}"
     )

@@ -22,7 +22,7 @@ from .statements import EFFECT_BY_KEY, NEWEST_SALT, SALT_OF_SESSION
 READ_SALTS = "SELECT number, kind, salt FROM hf_effect_salts ORDER BY number"
 SALTS_NOW = f"SELECT {NEWEST_SALT} AS salts_number, {SALT_OF_SESSION} AS session_salt"
 ANY_EFFECT = "SELECT number FROM hf_effects LIMIT 1"
-# Nobody else may be about to commit the first effect while a store takes on a key.
+# No other transaction may commit the first effect while a store adopts a key.
 NO_EFFECTS_MEANWHILE = "/*pg LOCK TABLE hf_effects IN SHARE ROW EXCLUSIVE MODE */"
 DROP_KEY = """
 DELETE FROM hf_effect_salts WHERE kind = 'key' AND NOT EXISTS (SELECT 1 FROM hf_effects)
@@ -183,7 +183,7 @@ def _opened_otherwise(known: str, mark: str) -> InvalidArgument:
     elif not mark:
         has, wanted = "with a key", "with it, redaction=holdfast.Redactor(key=…)"
     return InvalidArgument(
-        f"the effects of this store are known {has}, so that every call would be new and be done "
-        f"again; nothing was written. Open the store {wanted}; only one that has no effects can be "
-        "given another key"
+        f"the effects of this store were identified {has}, so every call would be new and be done "
+        f"again; nothing was written. Open the store {wanted}; only a store without effects can "
+        "adopt another key"
     )

@@ -48,7 +48,7 @@ class NotLanded:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nobody can tell whether the effect happened."""
+    """The outcome of the effect is unknown."""
 
     why: str = ""
 
@@ -87,9 +87,7 @@ class Tool(Generic[P, R_co]):
             signature = inspect.signature(self.function)
         except ValueError:
             name = shown(self.function)
-            raise InvalidArgument(
-                f"{name} does not tell its parameters; wrap it in a def"
-            ) from None
+            raise InvalidArgument(f"{name} has no readable signature; wrap it in a def") from None
         _check_parameters(self.name, signature)
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "takes_key", KEY in signature.parameters)
@@ -105,7 +103,7 @@ class Tool(Generic[P, R_co]):
 
     @property
     def description(self) -> str:
-        """What the function says of itself."""
+        """The function's docstring."""
         return inspect.getdoc(self.function) or ""
 
     @functools.cached_property
@@ -289,8 +287,8 @@ def _check(tool: Tool[..., Any]) -> None:
     if (tool.timeout_seconds or 0) >= (tool.lease_seconds or SECONDS_MAX + 1):
         raise InvalidArgument(
             f"tool {name}: timeout_seconds ({tool.timeout_seconds:g}) must be shorter than "
-            f"lease_seconds ({tool.lease_seconds:g}), or others step in while it runs; leave "
-            "lease_seconds out and it is long enough"
+            f"lease_seconds ({tool.lease_seconds:g}), or it could be taken over while it runs; "
+            "leave lease_seconds out and it is long enough"
         )
     require_span("settle_seconds", tool.settle_seconds)
     require_span("wait_seconds", tool.wait_seconds)
