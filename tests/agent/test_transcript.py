@@ -128,7 +128,7 @@ def test_an_unknown_kind_is_a_clear_error() -> None:
         ({"format": 2, "id": "m", "blocks": []}, "has no 'role'"),
         ({"format": 2, "id": 7, "role": "user", "blocks": []}, "id must be str, not int"),
         ({"format": True, "role": "user", "blocks": []}, "format is True"),
-        ({"id": "m", "role": "user", "created_at": "soon", "blocks": []}, "no ISO-8601 time"),
+        ({"id": "m", "role": "user", "created_at": "soon", "blocks": []}, "not an ISO-8601 time"),
         ("hello", "must be a dict, not str"),
         ({"format": 2, "role": "user", "blocks": [{"kind": "text"}]}, "has no 'text'"),
     ],

@@ -110,7 +110,7 @@ class Agent:
         self.scratchpad: Path | None = self._rules.scratchpad
 
     def run(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
-        """Finish the interrupted turn, then say the message and go on until the model answers.
+        """Finish the interrupted turn, then add the message and go on until the model answers.
 
         Without a message it only goes on. A message with an id is said once, however often the
         process is restarted. Raises SessionEnded if the session failed or was cancelled,
@@ -178,7 +178,7 @@ class Agent:
         return old
 
     def _recover(self) -> Flow[None]:
-        """Settle once what an earlier process left; who is given a driven session has done so."""
+        """Settle once what an earlier process left; the driver of a session has done so already."""
         if not self._has_recovered:
             yield from RecoveryOps.recover(
                 RecoveryOps(self.session.runtime),

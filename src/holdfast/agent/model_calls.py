@@ -105,7 +105,7 @@ class ModelCall:
             stored = yield from perform(CommitOps.answered, self.commits, unique, data, settled)
         except HoldfastError:
             # The answer is lost with the session or does not fit into it, but it was paid for.
-            # What a person has corrected meanwhile stands.
+            # A correction that a person has made in the meantime is kept.
             with contextlib.suppress(RequestMismatch):
                 yield from perform(CommitOps.spend, self.commits, settled)
             raise

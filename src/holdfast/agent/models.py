@@ -91,7 +91,7 @@ def name_of(model: object) -> str:
 
 
 def estimate_of(model: object, request: Request) -> Usage:
-    """Return what a model says a request may cost; nothing if it says nothing."""
+    """Return a model's own estimate of a request's cost; zero if it has none."""
     estimate = getattr(model, "estimate", None)
     found = estimate(request) if callable(estimate) else Usage()
     if not isinstance(found, Usage):

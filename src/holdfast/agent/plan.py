@@ -24,7 +24,7 @@ UNSET = msgspec.UNSET
 
 @dataclass(frozen=True, kw_only=True)
 class Postcondition(Shape):
-    """What must hold when a step is done; `evidence` says how that was seen, UNSET: not yet."""
+    """What must hold when a step is done; `evidence` is UNSET until it was seen to hold."""
 
     text: str
     evidence: Any = UNSET
@@ -37,7 +37,7 @@ class Postcondition(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Shape):
-    """One step of a plan; `evidence` is UNSET until something is said of it."""
+    """One step of a plan; `evidence` is UNSET until there is any."""
 
     id: str
     title: str = ""
@@ -64,7 +64,7 @@ class Plan(Shape):
         raise InvalidArgument(f"the plan has no step {shown(step_id)}")
 
     def with_step(self, step: Step) -> Plan:
-        """Return the plan with this step in the place of the one with its id, or behind all."""
+        """Return the plan with this step in place of the one with its id, or at the end."""
         if all(each.id != step.id for each in self.steps):
             return replace(self, steps=(*self.steps, step))
         return replace(

@@ -1,4 +1,4 @@
-"""What an agent tells while it runs: small typed records, given to the `on_progress` callback."""
+"""Progress of a run: small typed records, passed to the `on_progress` callback."""
 
 from __future__ import annotations
 

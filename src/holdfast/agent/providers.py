@@ -145,7 +145,7 @@ def failure(error: Exception) -> ModelError:
         return ModelError(said, is_retryable=is_retryable, usage=UNPAID, retry_seconds=asked)
     if isinstance(error, exceptions.UserError):
         return ModelError(said, usage=UNPAID)
-    # The request may have arrived: nobody knows whether it is paid for.
+    # The request may have arrived: whether it was charged is unknown.
     is_lost = isinstance(error, exceptions.ModelAPIError | TimeoutError | OSError)
     return ModelError(said, is_retryable=is_lost)
 

@@ -1,4 +1,4 @@
-"""What an agent is told when it is made, checked once."""
+"""The rules of an agent, checked once, when it is made."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def every(*, turns: int | None = None, seconds: float | None = None) -> Cadence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one agent works, as it was told when it was made."""
+    """How one agent works."""
 
     model: Model
     tools: Mapping[str, Tool[..., Any]]

@@ -81,7 +81,7 @@ class AgentRun:
         self.scratchpad: Path | None = None
 
     def run(self, text: str | None, message_id: str | None) -> Flow[Outcome]:
-        """Finish what was interrupted, say the message, and go on to the answer."""
+        """Finish what was interrupted, add the message, and go on to the answer."""
         yield from self._open()
         if text is None and not self._messages:
             raise InvalidArgument("the session has no messages yet; run it with one")
@@ -97,7 +97,7 @@ class AgentRun:
             raise
 
     def stored_answer(self, text: str | None, message_id: str | None) -> Flow[Outcome | None]:
-        """Return the answer that a session has already, if nothing new is said to it."""
+        """Return the answer that a session has already, if there is no new message."""
         yield from self._load()
         last = self._messages[-1] if self._messages else None
         if text is not None:
@@ -174,7 +174,7 @@ class AgentRun:
         return self._messages[self._messages.index(message) + 1 :]
 
     def _answer_to(self, message_id: str | None) -> Message | None:
-        """Return the stored answer to a message that was said before, if it has one."""
+        """Return the stored answer to a message that is in the transcript, if it has one."""
         places = [
             number
             for number, message in enumerate(self._messages)
@@ -286,7 +286,7 @@ class AgentRun:
 
         yield from announce(0)
         calls = [checked.prepared for checked in group if checked.prepared is not None]
-        # Who watches is told of a call when its outcome is durable.
+        # An observer learns of a call when its outcome is durable.
         is_watched = self._rules.on_progress is not None
         yield from call_all(calls, on_answer, gathers=not is_watched)
 
@@ -372,5 +372,5 @@ class AgentRun:
         try:
             yield from invoke(self._rules.on_progress, progress)
         except Exception:
-            # Who watches must not be able to break what is watched.
+            # An observer must not be able to break the run.
             log.exception("on_progress failed")

@@ -96,7 +96,7 @@ class ToolCalls:
         return (*specs, PLAN_TOOL) if self._rules.planning else tuple(specs)
 
     def check(self, call: ToolCall, messages: Sequence[Message]) -> Flow[CheckedCall]:
-        """Check a call and ask whether it is permitted; what is wrong with it is told to the model.
+        """Check a call and ask whether it is permitted; the model is told what is wrong with it.
 
         One that waits for a person stops the run.
         """

@@ -191,13 +191,13 @@ def _block_from_1(data: Any, block_id: str, created_at: int) -> Any:
 
 
 def _milliseconds(said: Any, where: str) -> tuple[int, bool]:
-    """Return a time that was written as text, and whether milliseconds say all of it."""
+    """Return a time that was written as text, and whether milliseconds are exact."""
     if said is None:
         return 0, True
     try:
         moment = datetime.fromisoformat(said)
     except (TypeError, ValueError):
-        raise InvalidValue(f"{where} is no ISO-8601 time: {shown(said)}", path=where) from None
+        raise InvalidValue(f"{where} is not an ISO-8601 time: {shown(said)}", path=where) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     microseconds = round(moment.timestamp() * 1_000_000)
@@ -205,7 +205,7 @@ def _milliseconds(said: Any, where: str) -> tuple[int, bool]:
 
 
 def user_message(text: str, message_id: str = "") -> Message:
-    """Return what a user says, to be stored."""
+    """Return a user's message, to be stored."""
     return Message(id=message_id, role="user", blocks=(TextBlock(text=text),))
 
 
@@ -226,7 +226,7 @@ def stamped(
 
 
 def with_unique_calls(message: Message, taken: set[str]) -> Message:
-    """Return a message whose call ids nobody has yet: a result must find its one call."""
+    """Return a message whose call ids are unique: a result must find its one call."""
     blocks: list[Block] = []
     seen = set(taken)
     for block in message.blocks:

@@ -292,7 +292,7 @@ class StoreSpend(Handle[C]):
         by: str | None = None,
         note: str | None = None,
     ) -> Op[Spend]:
-        """Settle an attempt whose outcome nobody knows with what it really cost, once.
+        """Settle an attempt with an unknown outcome with what it really cost, once.
 
         Raises SessionBusy while its session is driven, RequestMismatch if it has an outcome.
         """
@@ -321,8 +321,8 @@ class StoreSpend(Handle[C]):
         driven = yield from one(SESSION_DRIVER, number=row["session_number"])
         if row["state"] == "open" and driven is not None:
             raise SessionBusy(
-                f"session {row['session_id']} is driven by {driven['holder']!r}, which will say "
-                "what the attempt cost; correct it if it does not",
+                f"session {row['session_id']} is driven by {driven['holder']!r}, which will "
+                "record what the attempt cost; correct it if it does not",
                 session_id=row["session_id"],
                 holder=driven["holder"],
             )
@@ -362,7 +362,7 @@ def _write(
 
 
 def _unchanged(codec: Codec, row: Row, number: int, given: Mapping[str, Any]) -> Spend:
-    """Return what stands there already, if it says the same."""
+    """Return what is recorded already, if the figures are the same."""
     if row["session_number"] != number or any(row[name] != given[name] for name in given):
         raise _mismatch(row["id"], row["state"])
     return _spend(codec, row)
@@ -420,7 +420,7 @@ def _listed(
     require_whole("after", after, 0)
     require_limit(limit, SPENDS_PER_PAGE_MAX)
     given = {**where, **({} if state is None else {"state": state})}
-    # Only what is given stands in the text: then each has its index.
+    # Only the given conditions are in the text, so that each can use its index.
     conditions = [f"{column} = :{column}" for column in given]
     conditions += [SPEND_IN_DOUBT] if state in {"open", "uncertain"} else []
     text = " AND ".join([LIST_SPENDS, *conditions]) + " ORDER BY number LIMIT :limit"
