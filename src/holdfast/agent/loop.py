@@ -104,7 +104,11 @@ class Agent:
         # One name for all agents of a store: with `instance`, recovery fences every other.
         self._holder: str = holder or Ledger.of(session.runtime).holder
         self._has_recovered = False
-        self._lease_seconds = lease_seconds
+        self._lease: dict[str, Any] = {
+            "holder": self._holder,
+            "instance": instance,
+            "lease_seconds": lease_seconds,
+        }
         self._given_plan = plan
         self.plan: Plan | None = None if plan is msgspec.UNSET else plan
         self.scratchpad: Path | None = self._rules.scratchpad
@@ -117,48 +121,44 @@ class Agent:
         Unresolved when an effect is in doubt, BudgetExceeded, LoopDetected, ApprovalNeeded or
         ModelFailed; what was done stays, and run goes on from it.
         """
-        session: Session[Any] = self.session
-        if session.runtime.is_async:
-            raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
+        session, said = self._checked(message, message_id, is_async=False)
         driver = session.runtime.driver.twin()
-        _check(message, message_id)
         if session.fence is not None:
-            return run_flow(driver, self._flow(session, message, message_id))
-        old = run_flow(driver, self._prepare(message, message_id))
+            return run_flow(driver, self._flow(session, *said))
+        old = run_flow(driver, self._prepare(*said))
         if old is not None:
             return old
         if session.item is not None:
-            driven = session.item.drive()
-            return run_flow(driver, self._flow(driven, message, message_id, ends=True))
-        with session.drive(**self._driver()) as driven:
-            return run_flow(driver, self._flow(driven, message, message_id, ends=True))
+            return run_flow(driver, self._flow(session.item.drive(), *said, ends=True))
+        with session.drive(**self._lease) as driven:
+            return run_flow(driver, self._flow(driven, *said, ends=True))
 
     async def arun(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
         """Do what `run` does, with a session of an async store."""
-        session: Session[Any] = self.session
+        session, said = self._checked(message, message_id, is_async=True)
         run = session.runtime.run_flow
-        if not session.runtime.is_async:
-            raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
-        _check(message, message_id)
         if session.fence is not None:
-            return cast("Outcome", await run(self._flow(session, message, message_id)))
-        old: Outcome | None = await run(self._prepare(message, message_id))
+            return cast("Outcome", await run(self._flow(session, *said)))
+        old: Outcome | None = await run(self._prepare(*said))
         if old is not None:
             return old
         if session.item is not None:
             driven = await session.item.drive()
-            flow = self._flow(driven, message, message_id, ends=True)
-            return cast("Outcome", await run(flow))
-        async with session.drive(**self._driver()) as driven:
-            flow = self._flow(driven, message, message_id, ends=True)
-            return cast("Outcome", await run(flow))
+            return cast("Outcome", await run(self._flow(driven, *said, ends=True)))
+        async with session.drive(**self._lease) as driven:
+            return cast("Outcome", await run(self._flow(driven, *said, ends=True)))
 
-    def _driver(self) -> dict[str, Any]:
-        return {
-            "holder": self._holder,
-            "instance": self._rules.instance,
-            "lease_seconds": self._lease_seconds,
-        }
+    def _checked(
+        self, message: str | None, message_id: str | None, *, is_async: bool
+    ) -> tuple[Session[Any], tuple[str | None, str | None]]:
+        if self.session.runtime.is_async and not is_async:
+            raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
+        if is_async and not self.session.runtime.is_async:
+            raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
+        if message is not None and not isinstance(message, str):
+            raise InvalidArgument(f"a message is text, not {type(message).__name__}")
+        require_text_or_none("message_id", message_id)
+        return self.session, (message, message_id)
 
     def _prepare(self, message: str | None, message_id: str | None) -> Flow[Outcome | None]:
         """Return what a completed session has answered; a new message opens it again."""
@@ -196,9 +196,3 @@ class Agent:
             return (yield from running.run(message, message_id))
         finally:
             self.plan, self.scratchpad = running.plan, running.scratchpad
-
-
-def _check(message: object, message_id: object) -> None:
-    if message is not None and not isinstance(message, str):
-        raise InvalidArgument(f"a message is text, not {type(message).__name__}")
-    require_text_or_none("message_id", message_id)
