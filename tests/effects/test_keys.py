@@ -36,9 +36,9 @@ def ways(store: Any, session: Any, world: World) -> list[Callable[[], Any]]:
 
 
 CHANGES = [
-    (None, KEY, "known without a key.*Open the store without one"),
-    (KEY, None, "known with a key.*Open the store with it"),
-    (KEY, OTHER_KEY, "known with another key.*Open the store with that one"),
+    (None, KEY, "identified without a key.*Open the store without one"),
+    (KEY, None, "identified with a key.*Open the store with it"),
+    (KEY, OTHER_KEY, "identified with another key.*Open the store with that one"),
 ]
 
 

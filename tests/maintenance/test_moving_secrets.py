@@ -263,9 +263,9 @@ KEY, OTHER_KEY = b"a key beside the database", b"a key kept elsewhere"
 @pytest.mark.parametrize(
     ("there", "here", "says"),
     [
-        (KEY, None, "known with a key.*the same redaction"),
-        (None, KEY, "known without a key.*opened with no key"),
-        (KEY, OTHER_KEY, "known with another key.*the same redaction"),
+        (KEY, None, "identified with a key.*the same redaction"),
+        (None, KEY, "identified without a key.*opened with no key"),
+        (KEY, OTHER_KEY, "identified with another key.*the same redaction"),
     ],
 )
 def test_effects_do_not_come_beside_those_of_another_key(
@@ -298,12 +298,12 @@ def test_a_store_without_effects_takes_on_the_key_that_they_come_with(
         with open_at(others[0], redaction=holdfast.Redactor(key=OTHER_KEY)) as other:
             other.session("a session of its own")
             store.export(tmp_path / "refused.export")
-            with pytest.raises(holdfast.InvalidArgument, match="known with another key"):
+            with pytest.raises(holdfast.InvalidArgument, match="identified with another key"):
                 other.import_sessions(tmp_path / "refused.export", store_keys=True)
         # A command line that moves sessions has no key.
         with open_at(others[0]) as plain:
             move(store, plain)
-            with pytest.raises(holdfast.InvalidArgument, match="known with a key"):
+            with pytest.raises(holdfast.InvalidArgument, match="identified with a key"):
                 plain.session("trip").call(pay, card=CARD)
             with open_at(others[0], redaction=redaction) as target:
                 assert all(do_all(target))
