@@ -156,7 +156,9 @@ class AgentRun:
         """Run the calls that the last answer made and that have no result yet; close its turn."""
         last = self._last_answer()
         missing = dangling(self._messages)
-        if last is None or any(message.role == "user" for message in self._after(last)):
+        if last is None or any(
+            each.role == "user" for each in self._messages[self._messages.index(last) + 1 :]
+        ):
             return
         calls = [call for message, call in missing if message is last]
         point = yield from perform(Session.resume_point, self._session)
@@ -169,9 +171,6 @@ class AgentRun:
     def _last_answer(self) -> Message | None:
         found = [message for message in self._messages if message.role == "assistant"]
         return found[-1] if found else None
-
-    def _after(self, message: Message) -> list[Message]:
-        return self._messages[self._messages.index(message) + 1 :]
 
     def _answer_to(self, message_id: str | None) -> Message | None:
         """Return the stored answer to a message that is in the transcript, if it has one."""
