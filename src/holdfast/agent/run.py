@@ -154,13 +154,10 @@ class AgentRun:
 
     def _finish_turn(self) -> Flow[None]:
         """Run the calls that the last answer made and that have no result yet; close its turn."""
-        last = self._last_answer()
-        missing = dangling(self._messages)
-        if last is None or any(
-            each.role == "user" for each in self._messages[self._messages.index(last) + 1 :]
-        ):
+        heard = [each for each in self._messages if each.role in {"user", "assistant"}]
+        if not heard or heard[-1].role == "user":
             return
-        calls = [call for message, call in missing if message is last]
+        calls = [call for message, call in dangling(self._messages) if message is heard[-1]]
         point = yield from perform(Session.resume_point, self._session)
         is_open = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
         if calls or is_open:
