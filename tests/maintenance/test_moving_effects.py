@@ -118,6 +118,28 @@ def test_a_moved_session_repeats_nothing(place: Any, other: Any, file: Path) -> 
         assert [effect.result for effect in undone.undone] == [{"cents": 0}, {"cents": 1}]
 
 
+def test_a_receiver_is_given_the_same_key_wherever_a_session_was_moved_to(
+    place: Any, other: Any, file: Path
+) -> None:
+    """A store that was lost may have made the call already: its receiver knows it by that key."""
+
+    def act(store: holdfast.Store) -> list[str]:
+        session = store.session("s")
+        made = [session.fork(1, id="f").call(charge, cents=2), session.call(charge, cents=2)]
+        return [store.effect(each.effect_id).idempotency_key for each in made]
+
+    with open_at(place) as source:
+        session = source.session("s")
+        session.append("log", [1])
+        session.call(charge, cents=1)
+        source.export(file)
+        keys = act(source)
+    with open_at(other) as target:
+        target.import_sessions(file)
+    with open_at(other) as target:
+        assert act(target) == keys
+
+
 def test_a_fork_still_knows_what_its_origin_did(place: Any, other: Any, file: Path) -> None:
     with open_at(place) as store, open_at(other) as target:
         fill(store)
