@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 LIMITS = {
     "append": (60, 13, 12),
     "save": (65, 13, 12),
-    "call": (125, 20, 17),
+    "call": (116, 20, 17),
     "claim": (43, 11, 12),
     "complete": (43, 10, 11),
 }
