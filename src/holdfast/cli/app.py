@@ -23,6 +23,7 @@ from . import (
     output,
     sessions,
     spend,
+    state,
     store,
     transfer,
     work,
@@ -50,6 +51,7 @@ for name, group in {
     "sessions": sessions.app,
     "checkpoints": checkpoints.app,
     "effects": effects.app,
+    "state": state.app,
     "spend": spend.app,
     "work": work.app,
 }.items():

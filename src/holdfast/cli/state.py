@@ -1,0 +1,248 @@
+"""`holdfast state`: look at the shared state of a tree, change it, and look back in time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..checkpoints.diff import brief
+from ..codec import from_json, to_json
+from ..errors import NotFound
+from ..kernel.files import new_file
+from ..state import Entry
+from ..store import Store
+from . import output
+from .command import Answer, Commands, Limit, SessionId, Yes, argument, confirm, option, page
+
+app = Commands("Look at the shared state of a tree, change it, and look back in time.")
+
+Key = Annotated[str, argument("KEY", "The key.")]
+Value = Annotated[str, argument("VALUE", "The value as JSON; - reads stdin.")]
+IfVersion = Annotated[
+    int | None, option("N", "Only if the key has this version; 0: only if it does not exist.")
+]
+At = Annotated[int | None, option("SEQUENCE", "As it was at this sequence.")]
+IdempotencyKey = Annotated[
+    str | None, option("KEY", "A repeated command with this key changes nothing.")
+]
+
+
+def _parsed(text: str) -> Any:
+    return from_json(sys.stdin.read() if text == "-" else text, name="VALUE")
+
+
+def _written(entry: Entry) -> Answer:
+    state = "is deleted" if entry.is_deleted else "is written"
+    text = f"{entry.key} {state}: version {entry.version}, sequence {entry.sequence}."
+    return Answer(output.data(entry), text)
+
+
+@app.command(mode="read")
+def get(
+    store: Store,
+    session: SessionId,
+    key: Annotated[str | None, argument("[KEY]", "Without one, the whole state.")] = None,
+    at: At = None,
+) -> Answer:
+    """Show the value of a key, or the whole state."""
+    state = store.find_session(session).state
+    if key is None:
+        found = state.snapshot(at)
+        return Answer(
+            {"version": found.version, "document": found.document, "versions": found.versions},
+            lambda: [output.json_lines(found.document)],
+        )
+    if at is not None:
+        old = state.snapshot(at)
+        if key not in old.versions:
+            raise NotFound(f"there was no key {key!r} at sequence {at}", key=key)
+        data = {"key": key, "value": old[key], "version": old.versions[key]}
+        return Answer(data, lambda: [output.json_lines(old[key])])
+    entry = state.entry(key)
+    if entry is None:
+        raise NotFound(f"there is no key {key!r} in the state of {state.root_id}", key=key)
+    return Answer(output.data(entry), lambda: [output.json_lines(entry.value)])
+
+
+@app.command(mode="read")
+def keys(
+    store: Store,
+    session: SessionId,
+    updated_by: Annotated[str | None, option("SESSION", "Only those it wrote last.")] = None,
+) -> Answer:
+    """List the keys."""
+    found = store.find_session(session).state.keys(updated_by=updated_by)
+    return Answer({"keys": found}, "\n".join(map(output.text_of, found)) or "No keys.")
+
+
+@app.command("set", mode="write")
+def set_key(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    value: Value,
+    if_version: IfVersion = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Answer:
+    """Set a key."""
+    state = store.find_session(session).state
+    return _written(
+        state.set(key, _parsed(value), if_version=if_version, idempotency_key=idempotency_key)
+    )
+
+
+@app.command(mode="write")
+def delete(
+    store: Store, session: SessionId, key: Key, if_version: IfVersion = None, yes: Yes = False
+) -> Answer:
+    """Delete a key. Its history stays, and its versions never repeat."""
+    state = store.find_session(session).state
+    confirm(f"Delete {key!r} from the state of {state.root_id}?", yes=yes)
+    return _written(state.delete(key, if_version=if_version))
+
+
+@app.command(mode="write")
+def increment(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    delta: Annotated[str, argument("[DELTA]", "How much to add.")] = "1",
+    idempotency_key: IdempotencyKey = None,
+) -> Answer:
+    """Add to a number."""
+    entry = store.find_session(session).state.increment(
+        key, from_json(delta, name="DELTA"), idempotency_key=idempotency_key
+    )
+    return Answer(output.data(entry), f"{key} is {entry.value}, version {entry.version}.")
+
+
+@app.command(mode="write")
+def append(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    items: Annotated[str, argument("ITEMS", "A list as JSON; - reads stdin.")],
+    idempotency_key: IdempotencyKey = None,
+) -> Answer:
+    """Append items to a list."""
+    state = store.find_session(session).state
+    return _written(state.append(key, _parsed(items), idempotency_key=idempotency_key))
+
+
+@app.command(mode="write")
+def merge(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    patch: Annotated[str, argument("PATCH", "An object as JSON; null removes a member.")],
+) -> Answer:
+    """Merge a patch into an object, as RFC 7396 says."""
+    return _written(store.find_session(session).state.merge(key, _parsed(patch)))
+
+
+@app.command(mode="read")
+def history(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    before: Annotated[int | None, option("SEQUENCE", "Continue below this sequence.")] = None,
+    limit: Limit = 20,
+) -> Answer:
+    """List what each change of a key left, the newest first."""
+    found = store.find_session(session).state.history(key, before=before, limit=limit)
+    columns: output.Columns = {
+        "sequence": "sequence",
+        "version": "version",
+        "by": "updated_by",
+        "written": "updated_at",
+        "value": lambda each: "(deleted)" if each.is_deleted else to_json(each.value),
+    }
+    return page(
+        "history", found, output.data, columns, limit=limit, position="sequence", more="before",
+        drop=("by",), empty="No history.",
+    )  # fmt: skip
+
+
+@app.command(mode="read")
+def diff(
+    store: Store,
+    session: SessionId,
+    before: Annotated[int, argument("BEFORE", "The sequence to compare.")],
+    after: Annotated[int, argument("AFTER", "The sequence to compare with.")],
+) -> Answer:
+    """Compare the state at two sequences."""
+    found = store.find_session(session).state.diff(before, after)
+
+    def shown() -> Iterator[Any]:
+        from rich.text import Text
+
+        if not found.changes:
+            yield f"The state is the same at {before} and {after}."
+        for each in found.changes:
+            sides = (
+                ("-", "red", each.version_before, each.before),
+                ("+", "green", each.version_after, each.after),
+            )
+            for sign, style, version, value in sides:
+                if version:
+                    line = f"{sign} {output.text_of(each.key)}: {brief(value)}"
+                    yield Text(line, style=style)
+
+    return Answer(output.data(found), shown)
+
+
+@app.command(mode="read")
+def conflicts(
+    store: Store,
+    session: SessionId,
+    before: Annotated[int | None, option("NUMBER", "Continue below this number.")] = None,
+    limit: Limit = 20,
+) -> Answer:
+    """List writes that were refused because another came first, the newest first."""
+    found = store.find_session(session).state.conflicts(before=before, limit=limit)
+    columns: output.Columns = {
+        "number": "number",
+        "key": "key",
+        "expected": "expected",
+        "current": "current",
+        "attempt": "attempt",
+        "retried": lambda each: "yes" if each.is_retried else "no",
+        "by": "updated_by",
+        "written": "created_at",
+    }
+    return page(
+        "conflicts", found, output.data, columns, limit=limit, more="before",
+        drop=("number", "attempt", "by"), empty="No conflicts.",
+    )  # fmt: skip
+
+
+@app.command(mode="write")
+def restore(
+    store: Store,
+    session: SessionId,
+    sequence: Annotated[int, argument("SEQUENCE", "The moment to go back to.")],
+    yes: Yes = False,
+) -> Answer:
+    """Give every key the value it had at a sequence, under new versions."""
+    state = store.find_session(session).state
+    confirm(f"Restore the state of {state.root_id} to sequence {sequence}?", yes=yes)
+    found = state.restore(sequence)
+    data = {"version": found.version, "document": found.document, "versions": found.versions}
+    return Answer(data, f"The state is as it was at {sequence}; its version is {found.version}.")
+
+
+@app.command(mode="read")
+def export(
+    store: Store,
+    session: SessionId,
+    file: Annotated[Path, argument("FILE", "The new JSON file; it must not exist yet.")],
+    at: At = None,
+) -> Answer:
+    """Write the whole state to a file, as one JSON object."""
+    found = store.find_session(session).state.snapshot(at)
+    with new_file(file) as partial:
+        Path(partial).write_text(to_json(found.document, indent=2) + "\n", "utf-8")
+    data = {"path": str(file.resolve()), "keys": len(found.document), "version": found.version}
+    return Answer(data, f"Wrote {len(found.document):,} keys to {file.resolve()}.")

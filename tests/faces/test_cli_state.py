@@ -1,0 +1,83 @@
+"""`holdfast state` on the command line, on both databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.faces.test_cli_sessions import Run, data, quick
+
+__all__ = ["quick"]
+
+
+@pytest.fixture
+def filled(place: dict[str, Any]) -> dict[str, Any]:
+    with holdfast.open(**place) as store:
+        state = store.session("report-one").state
+        state.set("topics", ["a"])
+        state.increment("n", 3)
+    return place
+
+
+def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
+    whole = data(quick("state", "get", "report-one", "--json"))
+    assert whole == {
+        "version": 2, "document": {"n": 3, "topics": ["a"]}, "versions": {"n": 1, "topics": 1},
+    }  # fmt: skip
+    assert data(quick("state", "set", "report-one", "k", '{"a": [1]}', "--json"))["version"] == 1
+    assert quick("state", "get", "report-one", "k").stdout == '{\n  "a": [\n    1\n  ]\n}\n'
+    assert quick("state", "increment", "report-one", "n", "0.5").stdout == "n is 3.5, version 2.\n"
+    quick("state", "append", "report-one", "topics", '["b"]')
+    quick("state", "merge", "report-one", "k", '{"a": null, "b": 1}')
+    repeated = ("state", "set", "report-one", "new", "1", "--idempotency-key", "x")
+    assert quick(*repeated).stdout == quick(*repeated).stdout
+    assert data(quick("state", "keys", "report-one", "--json")) == {
+        "keys": ["k", "n", "new", "topics"]
+    }
+    deleted = quick("state", "delete", "report-one", "new", "--yes")
+    assert deleted.stdout == "new is deleted: version 2, sequence 8.\n"
+    with holdfast.open(**filled) as store:
+        document = store.find_session("report-one").state.snapshot().document
+        assert document == {"k": {"b": 1}, "n": 3.5, "topics": ["a", "b"]}
+
+
+def test_the_past_is_shown_and_restored(filled: dict[str, Any], quick: Run, tmp_path: Path) -> None:
+    quick("state", "set", "report-one", "topics", '"none"')
+    assert quick("state", "get", "report-one", "topics", "--at", "1").stdout == '[\n  "a"\n]\n'
+    found = data(quick("state", "history", "report-one", "topics", "--limit", "1", "--json"))
+    assert (found["history"][0]["value"], found["next_before"]) == ("none", 3)
+    assert quick("state", "diff", "report-one", "2", "3").stdout == (
+        '- topics: ["a"]\n+ topics: "none"\n'
+    )
+    assert quick("state", "restore", "report-one", "2").returncode == 2
+    restored = data(quick("state", "restore", "report-one", "2", "--yes", "--json"))
+    assert restored["versions"] == {"n": 1, "topics": 3}
+    told = quick("state", "export", "report-one", tmp_path / "out.json", "--at", "3")
+    assert told.stdout == f"Wrote 2 keys to {tmp_path / 'out.json'}.\n"
+    assert json.loads((tmp_path / "out.json").read_text()) == {"n": 3, "topics": "none"}
+
+
+def test_conflicts_and_bad_input_are_told(filled: dict[str, Any], quick: Run) -> None:
+    refused = quick("state", "set", "report-one", "n", "9", "--if-version", "4")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert refused.stderr == (
+        "Error: 'n' is at version 1, and was expected at version 4; nothing was changed\n"
+    )
+    [conflict] = data(quick("state", "conflicts", "report-one", "--json"))["conflicts"]
+    assert (conflict["key"], conflict["expected"], conflict["current"]) == ("n", 4, 1)
+    for arguments, code in {
+        ("get", "report-one", "missing"): 3,
+        ("get", "report-one", "n", "--at", "9"): 2,
+        ("set", "report-one", "n", "nope"): 2,
+        ("set", "report-one", "", "1"): 2,
+        ("append", "report-one", "topics", "1"): 2,
+        ("increment", "report-one", "topics"): 4,
+        ("get", "nobody-at-all"): 3,
+    }.items():
+        result = quick("state", *arguments)
+        assert (result.returncode, result.stdout) == (code, ""), arguments
+        assert result.stderr.startswith("Error: ")
