@@ -8,9 +8,9 @@ import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any, Literal, overload
 
-from .arguments import require_text, require_text_or_none, shown
+from .arguments import require_one_of, require_text, require_text_or_none, shown
 from .checkpoints.handle import CheckpointOps, require_version
 from .checkpoints.lines import SHIFT
 from .checkpoints.read import naming
@@ -52,10 +52,13 @@ from .sessions.rows import (
     READ,
     SET_STATUS,
     info,
+    place_of_number,
     ref_of,
 )
 from .spend import SpendOps
-from .state import State
+from .state import State, StateSnapshot
+from .state.read import require_readable, snapshot
+from .state.write import copy_state
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -159,11 +162,17 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @operation
     def fork(
-        self, version: int, *, id: str | None = None, name: str | None = None
+        self,
+        version: int,
+        *,
+        id: str | None = None,
+        name: str | None = None,
+        state: Literal["copy"] | None = None,
     ) -> Op[Session[C]]:
         """Start a session that shares this one's history up to a version, at no cost per item.
 
-        It stands beside this one in the tree; the fork of a root is a new root.
+        It stands beside this one in the tree; the fork of a root is a new root, whose shared state
+        is empty, or with `state="copy"` what it was at that version.
         """
         require_version(version)
         require_text_or_none("name", name)
@@ -171,6 +180,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         yield from self._lock()
         origin = yield from self._row()
         row = yield from find_and_hold(self.number, self.id, version)
+        copied = yield from self._copied_state(state, origin, row)
         root_id = self.root_id
         if origin["parent_id"] is None:
             root_id = new_id
@@ -195,7 +205,28 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             yield from copy_fork_point(self.runtime.codec, row, created["number"])
         data = {"origin": self.id, "version": version}
         yield from emit(self.runtime.codec, root_id, new_id, "session_forked", data)
+        if copied is not None:
+            place = Place(new_id, created["number"], root_id, None)
+            yield from copy_state(self.runtime, copied.document, place)
         return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
+
+    def _copied_state(
+        self, state: Literal["copy"] | None, origin: Row, checkpoint: Row
+    ) -> Op[StateSnapshot | None]:
+        """Return the shared state at a checkpoint; its sequence is that of the tree it is from."""
+        if state is None:
+            return None
+        require_one_of("state", state, ("copy",))
+        if origin["parent_id"] is not None:
+            raise InvalidArgument(
+                f"session {self.id} is no root: its fork shares the state of its tree; leave "
+                "state out"
+            )
+        owner = yield from place_of_number(checkpoint["key"] // SHIFT)
+        root_id = self.root_id if owner is None else owner["root_id"]
+        at = checkpoint["state_sequence"]
+        yield from require_readable(root_id, at)
+        return (yield from snapshot(self.runtime.codec, root_id, at))
 
     @operation
     def move_back(self, version: int) -> Op[Rewound]:

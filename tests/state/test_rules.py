@@ -401,3 +401,35 @@ async def in_an_event_loop(place: dict[str, Any]) -> None:
         assert (await root.state.update("n", double)).value == 2
         assert (await root.state.snapshot(at_sequence=1))["n"] == 1
         assert await root.state.compact(2) == 1
+
+
+def test_a_fork_of_a_root_may_begin_with_the_state_of_its_version(store: holdfast.Store) -> None:
+    root = store.session("root")
+    for number in range(3):
+        root.state.increment("n")
+        root.state.set(f"k{number}", number)
+        root.append("log", [number])
+    root.state.delete("k0")
+    assert root.fork(2, id="empty").state.snapshot().document == {}
+    copy = root.fork(2, id="copy", state="copy")
+    assert copy.state.snapshot() == holdfast.StateSnapshot(
+        root_id="copy",
+        version=1,
+        document={"k0": 0, "k1": 1, "n": 2},
+        versions={"k0": 1, "k1": 1, "n": 1},
+    )
+    copy.state.set("k0", "own")
+    # Version 1 was written in the tree of the first root.
+    assert copy.fork(1, id="again", state="copy").state.get("n") == 1
+    assert [event.operation for event in copy.state.events()] == ["init", "set"]
+    assert root.state.get("k1") == 1
+    child = store.session("child", parent=root)
+    child.append("log", [1])
+    with pytest.raises(holdfast.InvalidArgument, match="is no root"):
+        child.fork(1, state="copy")
+    with pytest.raises(holdfast.InvalidArgument, match="state must be"):
+        root.fork(1, state="move")  # type: ignore[arg-type]
+    root.state.compact(root.state.version())
+    with pytest.raises(holdfast.Compacted):
+        root.fork(1, id="late", state="copy")
+    assert [each.id for each in store.sessions()] == ["root", "empty", "copy", "again", "child"]

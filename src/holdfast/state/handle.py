@@ -39,7 +39,7 @@ from .values import (
     require_if_version,
     require_key,
 )
-from .write import Draft, mutate_all, request_of
+from .write import StateWrite, mutate_all, request_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -411,8 +411,8 @@ class State(Handle[C]):
     ) -> Op[list[Entry]]:
         unchanged = _versions(if_unchanged)
         asked = [[each.operation, each.key, each.argument, each.if_version] for each in mutations]
-        draft = self._draft(idempotency_key, asked)
-        done = yield from mutate_all(draft, mutations, unchanged)
+        write = self._draft(idempotency_key, asked)
+        done = yield from mutate_all(write, mutations, unchanged)
         if isinstance(done, int):
             return (yield from self._again(mutations, done))
         return done
@@ -436,37 +436,37 @@ class State(Handle[C]):
         idempotency_key: str | None,
     ) -> Op[StateSnapshot]:
         require_if_version(if_version)
-        draft = self._draft(idempotency_key, [operation, given, if_version])
-        known = yield from draft.begin(None)
+        write = self._draft(idempotency_key, [operation, given, if_version])
+        known = yield from write.begin(None)
         if known is None:
-            if if_version not in {None, draft.sequence}:
+            if if_version not in {None, write.sequence}:
                 raise VersionConflict(
-                    f"the state of {self.root_id} is at version {draft.sequence}, and was "
+                    f"the state of {self.root_id} is at version {write.sequence}, and was "
                     f"expected at version {if_version}; nothing was changed",
                     key=None,
-                    current_version=draft.sequence,
+                    current_version=write.sequence,
                     expected_version=if_version,
-                    current_value=draft.document(),
+                    current_value=write.document(),
                 )
             wanted, argument = given, None
             if operation == "patch":
-                wanted, argument = merge_patch(draft.document(), given), given
+                wanted, argument = merge_patch(write.document(), given), given
             elif operation == "restore":
                 yield from read.require_readable(self.root_id, given)
                 old = yield from read.snapshot(self.runtime.codec, self.root_id, given)
                 wanted, argument = old.document, given
-            draft.write_document(operation, wanted, argument)
-            yield from draft.flush()
+            write.write_document(operation, wanted, argument)
+            yield from write.flush()
         at = None if known is None else known
         return (yield from read.snapshot(self.runtime.codec, self.root_id, at))
 
-    def _draft(self, idempotency_key: str | None, asked: Any) -> Draft:
+    def _draft(self, idempotency_key: str | None, asked: Any) -> StateWrite:
         session = self._session
         item_id = None if session.item is None else session.item.id
         if idempotency_key is not None:
             require_text("idempotency_key", idempotency_key)
         request = request_of(idempotency_key, asked)
-        return Draft(self.runtime, session._place, item_id, request)
+        return StateWrite(self.runtime, session._place, item_id, request)
 
     @operation
     def _note_conflict(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:

@@ -83,16 +83,16 @@ def event_context(root_id: str, sequence: int, key: str, column: str) -> tuple[s
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class KeyedRequest:
     """An idempotency key, and the digest of what is asked under it."""
 
     key: str
     digest: str
 
 
-def request_of(key: str | None, asked: object) -> Request | None:
+def request_of(key: str | None, asked: object) -> KeyedRequest | None:
     """Return what a repeated call is known by; without a key nothing is."""
-    return None if key is None else Request(key, digest(asked, name="the request"))
+    return None if key is None else KeyedRequest(key, digest(asked, name="the request"))
 
 
 @dataclass(slots=True)
@@ -115,13 +115,13 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Draft:
+class StateWrite:
     """The state of a tree while one transaction changes it."""
 
     runtime: Runtime
     place: Place
     item_id: str | None = None
-    request: Request | None = None
+    request: KeyedRequest | None = None
     at: int = 0
     """The time of all that it writes, taken once the tree was locked."""
     sequence: int = 0
@@ -360,27 +360,27 @@ def _reading(root_id: str, keys: Iterable[str] | None) -> Query:
 
 
 def mutate_all(
-    draft: Draft, mutations: Sequence[Mutation], if_unchanged: Mapping[str, int]
+    state: StateWrite, mutations: Sequence[Mutation], if_unchanged: Mapping[str, int]
 ) -> Op[list[Entry] | int]:
     """Apply mutations in order, all or none; the sequence of an equal request that came before."""
-    known = yield from draft.begin([*(each.key for each in mutations), *if_unchanged])
+    known = yield from state.begin([*(each.key for each in mutations), *if_unchanged])
     if known is not None:
         return known
-    draft.require(if_unchanged)
+    state.require(if_unchanged)
     done: list[tuple[str, Any, int, int, bool]] = []
     conflicts: dict[int, int] = {}
     for position, mutation in enumerate(mutations):
-        slot = draft.slot(mutation.key)
+        slot = state.slot(mutation.key)
         if mutation.if_version not in {None, slot.current_version}:
             conflicts[position] = slot.current_version
             continue
-        draft.mutate(mutation)
+        state.mutate(mutation)
         value = None if slot.body is None else slot.value
-        done.append((mutation.key, value, slot.version, draft.sequence, slot.body is None))
+        done.append((mutation.key, value, slot.version, state.sequence, slot.body is None))
     if conflicts:
-        raise _conflict(draft, mutations, conflicts)
-    yield from draft.flush()
-    by, at = draft.place.session_id, draft.at
+        raise _conflict(state, mutations, conflicts)
+    yield from state.flush()
+    by, at = state.place.session_id, state.at
     return [
         Entry(
             key=key,
@@ -396,16 +396,24 @@ def mutate_all(
 
 
 def _conflict(
-    draft: Draft, mutations: Sequence[Mutation], conflicts: Mapping[int, int]
+    state: StateWrite, mutations: Sequence[Mutation], conflicts: Mapping[int, int]
 ) -> VersionConflict:
     first = mutations[min(conflicts)]
     expected = first.if_version or 0
     if len(mutations) == 1:
-        return draft.conflict(first.key, expected)
+        return state.conflict(first.key, expected)
     results = [
         {"key": each.key, "status": "not_applied"}
         if position not in conflicts
         else {"key": each.key, "status": "conflict", "current_version": conflicts[position]}
         for position, each in enumerate(mutations)
     ]
-    return draft.conflict(first.key, expected, results=results)
+    return state.conflict(first.key, expected, results=results)
+
+
+def copy_state(runtime: Runtime, document: Mapping[str, Any], place: Place) -> Op[None]:
+    """Begin the state of a new root with a document: one event, every key at version 1."""
+    state = StateWrite(runtime, place)
+    yield from state.begin(None)
+    state.write_document("init", document)
+    yield from state.flush()
