@@ -17,34 +17,29 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 ValuePath: TypeAlias = "str | tuple[ValuePath, str | int]"
 
 
-def measure(value: object, path: ValuePath, room: int, depth: int) -> int:
+def measure(value: object, path: ValuePath, room: int, depth: int, level: int = 1) -> int:
     """Refuse what is not plain data, and return how many bytes of room its nodes leave."""
-    if type(value) is dict or type(value) is list:
-        return _walk(value, path, 1, room, depth)
-    if not _is_scalar(value):
-        raise _refusal(value, path)
-    return room
-
-
-def _walk(
-    value: list[Any] | dict[Any, Any], path: ValuePath, level: int, room: int, depth: int
-) -> int:
+    is_dict = type(value) is dict
+    if not is_dict and type(value) is not list:
+        if not _is_scalar(value):
+            raise _refusal(value, path)
+        return room
+    nodes: Any = value
     if level > depth:
         raise too_deep(show(path), depth)
     # A node takes a byte at least. Counting them ends the walk of a few lists that hold each other
     # so often that they would be written as billions.
-    room -= len(value)
+    room -= len(nodes)
     if room < 0:
         return room
-    is_dict = type(value) is dict
-    for key, item in value.items() if is_dict else enumerate(value):  # type: ignore[union-attr]
+    for key, item in nodes.items() if is_dict else enumerate(nodes):
         if is_dict and type(key) is not str:
             raise _refused_key(key, path)
         kind = type(item)
         if kind is str or kind is int or item is None or kind is bool:
             continue
         if kind is dict or kind is list:
-            room = _walk(item, (path, key), level + 1, room, depth)
+            room = measure(item, (path, key), room, depth, level + 1)
             if room < 0:
                 return room
         elif not _is_scalar(item):

@@ -155,17 +155,17 @@ def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
     return True
 
 
+@dataclass(slots=True)
 class ChannelPlan:
     """The rows of one checkpoint's channels, and what is known of them once they are durable."""
 
-    def __init__(self, codec: Codec, head: Head) -> None:
-        self.codec = codec
-        self.head_id = head.id
-        self.manifest: dict[str, Entry] = dict(head.manifest)
-        self.lists: dict[str, KnownList] = dict(head.lists)
-        self.writes: list[lines.LineRows] = []
-        self.opened: list[int] = []
-        self._grown: dict[str, Sequence[bytes]] = {}
+    codec: Codec
+    head_id: int
+    manifest: dict[str, Entry]
+    lists: dict[str, KnownList]
+    writes: list[lines.LineRows] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    grown: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
     def add(self, changes: Mapping[str, ChannelChange]) -> Op[None]:
         """Plan changes, one of each channel; what is not remembered is read."""
@@ -190,7 +190,7 @@ class ChannelPlan:
 
     def remember(self) -> dict[str, KnownList]:
         """Return the lists as they are once the plan is durable; call it once, then."""
-        for channel, bodies in self._grown.items():
+        for channel, bodies in self.grown.items():
             joined = self.lists[channel].joined
             if joined is not None:
                 for body in bodies:
@@ -277,7 +277,7 @@ class ChannelPlan:
         elif not ref.is_open:
             ref, known, before = yield from self._reopen(ref, known)
             new = [*before, *new]
-        start = ref.own_end
+        start = ref.skip + ref.length - ref.base
         since_run = start % RUN_ITEMS
         if known is not None and len(known.tail) == since_run:
             tail = known.tail
@@ -286,9 +286,10 @@ class ChannelPlan:
             tail = yield from lines.bodies_of(self.codec, [piece])
         self.writes.append(lines.write_items(self.codec, ref.line_id, start, tail, new))
         self.manifest[channel] = Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip)
-        last = _last([*tail, *new], (start + len(new)) % RUN_ITEMS)
+        whole = [*tail, *new]
+        last = whole[len(whole) - (start + len(new)) % RUN_ITEMS :]
         self.lists[channel] = KnownList(known.joined if known is not None else None, last)
-        self._grown[channel] = new
+        self.grown[channel] = new
 
     def _reopen(
         self, entry: Ref, known: KnownList | None

@@ -210,7 +210,7 @@ def write_after(
     It is not moved either while `unless_key` may be that of a version already written.
     """
     codec = runtime.codec
-    plan = ChannelPlan(codec, head)
+    plan = ChannelPlan(codec, head.id, dict(head.manifest), dict(head.lists))
     yield from plan.add(wanted.changes)
     version = head.version + 1
     key = place.number * SHIFT + version
