@@ -82,6 +82,20 @@ async def test_output_checkpoint_effect_and_follow_ups_are_one_commit(subject: S
 
 
 @both_colours
+async def test_of_items_completed_together_a_lost_one_stays_with_its_new_holder(
+    subject: Subject,
+) -> None:
+    store, _ = await opened(subject)
+    old, kept = await claimed(store), await claimed(store)
+    await done((await done(store.work.get(old.id, fence=old.fence))).release())
+    [new] = await done(store.work.claim("another"))
+    assert await done(store.work.complete_many([(old, "late"), (kept, "ok")])) == [False, True]
+    now = await done(store.work.get(new.id, fence=new.fence))
+    assert (now.id, now.holder, now.output) == (old.id, "another", None)
+    assert (await done(store.work.get(kept.id))).output == "ok"
+
+
+@both_colours
 async def test_finished_items_are_immutable_in_the_database_too(subject: Subject) -> None:
     store, _ = await opened(subject)
     for end in ("complete", "fail", "cancel"):
