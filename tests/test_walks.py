@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (60, 13, 12),
-    "save": (65, 13, 12),
-    "call": (116, 20, 17),
+    "append": (56, 13, 12),
+    "save": (61, 13, 12),
+    "call": (115, 20, 16),
     "claim": (43, 11, 12),
-    "complete": (43, 10, 11),
+    "complete": (42, 10, 11),
 }
 
 
