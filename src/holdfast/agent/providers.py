@@ -79,7 +79,8 @@ class ProviderModel:
             answer = await model_request(self._model, to_history(request), **self._asked(request))
         except Exception as error:
             raise failure(error) from error
-        return self._response(answer)
+        response = from_response(answer)
+        return replace(response, usage=self._usage(answer), model=response.model or self.name)
 
     def estimate(self, request: Request) -> Usage:
         """Return about what a call may cost."""
@@ -105,10 +106,6 @@ class ProviderModel:
             "model_settings": settings,
             "model_request_parameters": models.ModelRequestParameters(function_tools=tools),
         }
-
-    def _response(self, answer: messages.ModelResponse) -> Response:
-        response = from_response(answer)
-        return replace(response, usage=self._usage(answer), model=response.model or self.name)
 
     def _usage(self, answer: messages.ModelResponse) -> Usage:
         used = answer.usage

@@ -165,10 +165,6 @@ class AgentRun:
             yield from self._call_tools(calls)
             yield from self._end_turn(is_due=True)
 
-    def _last_answer(self) -> Message | None:
-        found = [message for message in self._messages if message.role == "assistant"]
-        return found[-1] if found else None
-
     def _answer_to(self, message_id: str | None) -> Message | None:
         """Return the stored answer to a message that is in the transcript, if it has one."""
         places = [
@@ -207,13 +203,13 @@ class AgentRun:
             yield from self._end_turn(is_due=not message.calls)
 
     def _ask(self) -> Flow[Message]:
-        last = self._last_answer()
+        answers = [message for message in self._messages if message.role == "assistant"]
         call = ModelCall(
             rules=self._rules,
             session=self._session,
             commits=self._commits,
             iteration=self._iteration,
-            after=None if last is None else last.id,
+            after=answers[-1].id if answers else None,
             taken={call.call_id for message in self._messages for call in message.calls},
             tell=self._tell,
         )

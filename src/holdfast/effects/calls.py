@@ -498,9 +498,11 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]
     unknown: CommitUnknown | None = None
     for pause in (*FINISH_PAUSES_SECONDS, None):
         try:
-            if unknown is not None and (yield from _is_committed(unknown)):
-                ledger.signals.ring(topic(ticket.id))
-                return
+            if unknown is not None:
+                mark = parse_commit_id(unknown.id)
+                if (yield from perform(MarkOps.is_committed, MarkOps(), *mark)):
+                    ledger.signals.ring(topic(ticket.id))
+                    return
             if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
                 return
             break
@@ -517,11 +519,6 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]
             yield from wait(pause)
     yield from perform(Ledger.keep_late, ledger, ticket, outcome)
     raise ticket.lost()
-
-
-def _is_committed(unknown: CommitUnknown) -> Flow[bool]:
-    writer_id, batch = parse_commit_id(unknown.id)
-    return (yield from perform(MarkOps.is_committed, MarkOps(), writer_id, batch))
 
 
 def known_result(effect: Effect) -> Result[Any]:

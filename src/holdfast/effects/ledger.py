@@ -151,7 +151,11 @@ class Ledger(PerStore):
             if taken is None:
                 taken = yield from self._issue(request, outcome, found.newest, found.row)
         if outcome is ISSUED and place is not None:
-            self._remember(place.number, is_known=not isinstance(taken, Owned))
+            # After a replay the next call is probably one too: a resumed or forked session's are.
+            if isinstance(taken, Owned):
+                self._known_sessions.discard(place.number)
+            elif len(self._known_sessions) < KNOWN_SESSIONS_MAX:
+                self._known_sessions.add(place.number)
         return taken
 
     @operation
@@ -346,13 +350,6 @@ class Ledger(PerStore):
             again=Query(EFFECT_BY_ID, {"id": id}),
         )
         return next(iter(answers[-1]), None)
-
-    def _remember(self, number: int, *, is_known: bool) -> None:
-        """Remember whether a session's last call was a replay: the next one probably is too."""
-        if not is_known:
-            self._known_sessions.discard(number)
-        elif len(self._known_sessions) < KNOWN_SESSIONS_MAX:
-            self._known_sessions.add(number)
 
     def _look(
         self, request: EffectRequest, asked: Sequence[Query]
