@@ -23,14 +23,14 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import holdfast
-from holdfast.feed.events import ADVANCE, APPEND, LOCK
+from holdfast.feed.events import ADVANCE_FEED, APPEND_EVENT, LOCK_TREE
 from holdfast.kernel.sql import Dialect
 from holdfast.testing.nouns import ADD, VALUE, Counter, Setup
 
 Sync: TypeAlias = Callable[[], object]
 Async: TypeAlias = Callable[[], Awaitable[object]]
 
-SAVE = (LOCK, ADD, ADVANCE, APPEND)
+SAVE = (LOCK_TREE, ADD, ADVANCE_FEED, APPEND_EVENT)
 """What `Counter.add` runs: lock the tree, change a row, and append an event."""
 TALLY = (ADD,)
 READ = (VALUE,)

@@ -40,23 +40,23 @@ log = logging.getLogger("holdfast.leases")
 # The holder `boots…`, where `boots` is an instance's name, but not the boot that is running now.
 EARLIER_BOOT = """holder <> :holder
     AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots"""
-ACQUIRE = """
+ACQUIRE_LEASE = """
 UPDATE {table} SET holder = :holder, fence = fence + 1, lease_expires_at = :now + :lease_ms
 WHERE id = :id AND (holder IS NULL OR lease_expires_at <= :now)
 RETURNING id, holder, fence, lease_expires_at
 """
-RENEW = """
+RENEW_LEASE = """
 UPDATE {table}
 SET lease_expires_at = CASE
     WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
 WHERE id = :id AND fence = :fence AND holder IS NOT NULL
 RETURNING id, holder, fence, lease_expires_at
 """
-RELEASE = """
+RELEASE_LEASE = """
 UPDATE {table} SET holder = NULL, lease_expires_at = NULL
 WHERE id = :id AND fence = :fence AND holder IS NOT NULL RETURNING id
 """
-LOOK = """
+LOCK_LEASE = """
 SELECT id, holder, fence, lease_expires_at FROM {table} WHERE id = :id /*pg FOR NO KEY UPDATE */
 """
 
@@ -68,10 +68,10 @@ class LeasedTable:
         if not table.isidentifier():
             raise InvalidArgument(f"{shown(table)} is not a table name")
         self._noun = noun
-        self._acquire = ACQUIRE.format(table=table)
-        self._renew = RENEW.format(table=table)
-        self._release = RELEASE.format(table=table)
-        self._look = LOOK.format(table=table)
+        self._acquire = ACQUIRE_LEASE.format(table=table)
+        self._renew = RENEW_LEASE.format(table=table)
+        self._release = RELEASE_LEASE.format(table=table)
+        self._look = LOCK_LEASE.format(table=table)
 
     def acquire(self, id: str, holder: str, lease_seconds: float) -> Op[Lease]:
         """Take the lease and raise its fence. Raises LeaseHeld while another's is alive."""

@@ -40,17 +40,17 @@ from .kernel.operation import (
 )
 from .leases import Guard, Held, Keeper, default_holder
 from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
-from .sessions.access import LOOK, Place, lock_and_look, require_writable
+from .sessions.access import LOCK_SESSION, Place, lock_and_look, require_writable
 from .sessions.rows import (
     BOOT_MARK,
-    CHILDREN,
-    COPY,
-    DESCENDANTS,
-    FENCE_EXPIRED,
-    FENCE_INSTANCE,
-    LEASES,
-    READ,
-    SET_STATUS,
+    COPY_SESSION,
+    FENCE_EXPIRED_SESSION,
+    FENCE_INSTANCE_SESSION,
+    LIST_CHILDREN,
+    LIST_DESCENDANTS,
+    READ_SESSION,
+    SESSION_LEASES,
+    SET_SESSION_STATUS,
     info,
     place_of_number,
     ref_of,
@@ -84,12 +84,16 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
     @query
     def children(self) -> Op[list[SessionInfo]]:
         """Return the sessions whose parent this is."""
-        return [info(self.runtime.codec, row) for row in (yield from rows(CHILDREN, id=self.id))]
+        return [
+            info(self.runtime.codec, row) for row in (yield from rows(LIST_CHILDREN, id=self.id))
+        ]
 
     @query
     def tree(self) -> Op[list[SessionInfo]]:
         """Return this session and everything below it, parents before their children."""
-        return [info(self.runtime.codec, row) for row in (yield from rows(DESCENDANTS, id=self.id))]
+        return [
+            info(self.runtime.codec, row) for row in (yield from rows(LIST_DESCENDANTS, id=self.id))
+        ]
 
     @operation
     def end(self, status: Status = "completed") -> Op[None]:
@@ -102,7 +106,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         found = yield from lock_and_look(self.runtime, place)
         row = require_writable(self.runtime, place, found)
         yield from record_status(self.runtime, place, row["status"], status)
-        yield from rows(SET_STATUS, number=self.number, status=status, raised=0)
+        yield from rows(SET_SESSION_STATUS, number=self.number, status=status, raised=0)
 
     @operation
     def cancel(self) -> Op[list[str]]:
@@ -112,16 +116,16 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         """
         yield from self._lock()
         yield from self._row()
-        found = yield from rows(DESCENDANTS, id=self.id)
+        found = yield from rows(LIST_DESCENDANTS, id=self.id)
         doomed = [row for row in found if row["status"] in {"active", "waiting"}]
         for noun in reversed(self.runtime.nouns):
             yield from noun.cancel(self.runtime, [ref_of(row) for row in found])
         for row in doomed:
             # The lease is taken away first: the record is then nobody's to refuse.
-            yield from rows(SET_STATUS, number=row["number"], status="active", raised=1)
+            yield from rows(SET_SESSION_STATUS, number=row["number"], status="active", raised=1)
             place = Place(row["id"], row["number"], self.root_id, None)
             yield from record_status(self.runtime, place, row["status"], "cancelled")
-            yield from rows(SET_STATUS, number=row["number"], status="cancelled", raised=0)
+            yield from rows(SET_SESSION_STATUS, number=row["number"], status="cancelled", raised=0)
         return [row["id"] for row in doomed]
 
     @operation
@@ -133,7 +137,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         """
         yield from self._lock()
         yield from self._row()
-        below = yield from rows(DESCENDANTS, id=self.id)
+        below = yield from rows(LIST_DESCENDANTS, id=self.id)
         doomed = [ref_of(row) for row in reversed(below)]
         if not force:
             yield from self._require_free(below)
@@ -188,7 +192,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             yield Lock(root_id)
         metadata = self.runtime.codec.unpack(origin["metadata"], context=("hf_sessions", self.id))
         created = yield from one(
-            COPY,
+            COPY_SESSION,
             id=new_id,
             name=name or origin["name"],
             root_id=root_id,
@@ -244,7 +248,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         for noun in reversed(self.runtime.nouns):
             yield from noun.rewind(self.runtime, here, keeping)
         if self.fence is None:
-            yield from rows(FENCE_EXPIRED, number=self.number)
+            yield from rows(FENCE_EXPIRED_SESSION, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)
         checkpoint = yield from write_rewind(self.runtime, place, version)
         return Rewound(
@@ -279,22 +283,25 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             require_text("instance", instance)
             holder = f"{instance}{BOOT_MARK}{holder}"
             yield from rows(
-                FENCE_INSTANCE, number=self.number, holder=holder, boots=f"{instance}{BOOT_MARK}"
+                FENCE_INSTANCE_SESSION,
+                number=self.number,
+                holder=holder,
+                boots=f"{instance}{BOOT_MARK}",
             )
         yield from Keeper.of(self.runtime).check(self.guard)
         place = replace(self._place, fence=None)
-        require_writable(self.runtime, place, (yield from rows(LOOK, number=self.number)))
-        return (yield from LEASES.acquire(self.id, holder, lease_seconds))
+        require_writable(self.runtime, place, (yield from rows(LOCK_SESSION, number=self.number)))
+        return (yield from SESSION_LEASES.acquire(self.id, holder, lease_seconds))
 
     @operation
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
         """Prolong the lease, or raise LeaseLost."""
-        return (yield from LEASES.renew(lease, lease_seconds))
+        return (yield from SESSION_LEASES.renew(lease, lease_seconds))
 
     @operation
     def release(self, lease: Lease) -> Op[None]:
         """Give the lease back, or raise LeaseLost."""
-        yield from LEASES.release(lease)
+        yield from SESSION_LEASES.release(lease)
 
     @overload
     def drive(
@@ -352,7 +359,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     def _names(self) -> Op[dict[str, str]]:
         row = yield from self._row()
-        root = yield from one(READ, id=self.root_id)
+        root = yield from one(READ_SESSION, id=self.root_id)
         return {
             "AGENT_SESSION_ID": self.id,
             "AGENT_SESSION_NAME": row["name"] or "",
@@ -361,7 +368,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         }
 
     def _row(self) -> Op[Row]:
-        row = yield from one(READ, id=self.id)
+        row = yield from one(READ_SESSION, id=self.id)
         if row is None or row["number"] != self.number:
             raise SessionNotFound(f"there is no session {self.id!r}", id=self.id)
         return row

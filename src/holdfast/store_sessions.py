@@ -33,7 +33,7 @@ from .kernel.operation import (
 from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import Place
-from .sessions.rows import CREATE, READ, RESUME, find_place, info, list_rows
+from .sessions.rows import CREATE_SESSION, READ_SESSION, RESUME_SESSION, find_place, info, list_rows
 
 SESSIONS_PER_PAGE_MAX = 1_000
 
@@ -69,7 +69,7 @@ class StoreSessions(Handle[C]):
         context = ("hf_sessions", session_id)
         given: dict[str, Any]
         given = {"id": session_id, "name": name, "agent": agent, "user_id": user}
-        row = (yield from one(READ, id=session_id)) if id is not None else None
+        row = (yield from one(READ_SESSION, id=session_id)) if id is not None else None
         given["metadata"] = None if body is None else self.runtime.codec.seal(body, context=context)
         if row is None:
             row = yield from self._create(given, parent_id, reopen)
@@ -82,21 +82,21 @@ class StoreSessions(Handle[C]):
         if parent_id is None:
             yield from plant_tree(root_id)
         else:
-            parent = yield from one(READ, id=parent_id)
+            parent = yield from one(READ_SESSION, id=parent_id)
             if parent is None:
                 raise SessionNotFound(f"there is no parent session {parent_id!r}", id=parent_id)
             root_id = parent["root_id"]
         yield Lock(root_id)
-        if parent_id is not None and (yield from one(READ, id=parent_id)) is None:
+        if parent_id is not None and (yield from one(READ_SESSION, id=parent_id)) is None:
             raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
         head = random_id((yield from fresh_id()))
         place = {"parent_id": parent_id, "root_id": root_id, "head": head}
         empty = self.runtime.codec.pack({}, context=("hf_sessions", given["id"]))
         metadata = given["metadata"] or empty
-        row = yield from one(CREATE, **{**given, **place, "metadata": metadata})
+        row = yield from one(CREATE_SESSION, **{**given, **place, "metadata": metadata})
         if row is None:
             # Somebody started it between our look and our lock.
-            row = yield from one(READ, id=given["id"])
+            row = yield from one(READ_SESSION, id=given["id"])
             assert row is not None
             return (yield from self._resume(given, row["root_id"], reopen))
         data = {"name": given["name"], "parent_id": parent_id, "agent": given["agent"]}
@@ -105,7 +105,7 @@ class StoreSessions(Handle[C]):
 
     def _resume(self, given: dict[str, Any], root_id: str, reopen: bool) -> Op[Row]:
         yield Lock(root_id)
-        before = yield from one(READ, id=given["id"])
+        before = yield from one(READ_SESSION, id=given["id"])
         if before is None:
             raise SessionNotFound(f"session {given['id']!r} was deleted", id=given["id"])
         has_ended = before["status"] not in {"active", "waiting"}
@@ -115,7 +115,7 @@ class StoreSessions(Handle[C]):
                 session_id=given["id"],
                 status=before["status"],
             )
-        row = yield from one(RESUME, **given)
+        row = yield from one(RESUME_SESSION, **given)
         assert row is not None
         yield from emit(self.runtime.codec, root_id, given["id"], "session_resumed", {})
         if has_ended:

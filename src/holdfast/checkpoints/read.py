@@ -11,7 +11,7 @@ from ..codec import Codec
 from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
-from ..sessions.rows import ANY, BY_NUMBER
+from ..sessions.rows import ALL_SESSIONS, ONE_SESSION
 from . import lines
 from .lines import SHIFT, Entry, Inline, Manifest, Piece, Ref, Stored
 
@@ -20,7 +20,7 @@ HEADER_COLUMNS = """key, epoch, kind, item_id, idempotency_key, state_sequence, 
 READ_VERSION = f"SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
 READ_NEWEST = f"""
 SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints
-WHERE key = (SELECT s.number * 4294967296 + s.version FROM {BY_NUMBER})
+WHERE key = (SELECT s.number * 4294967296 + s.version FROM {ONE_SESSION})
 """  # noqa: S608
 # Written this way the kind cannot send the search along the index over all sessions' kinds.
 LIST_VERSIONS = f"""
@@ -36,14 +36,14 @@ READ_ITERATION = f"""
 SELECT {HEADER_COLUMNS}, iteration FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND iteration IS NOT NULL ORDER BY key DESC LIMIT 1
 """  # noqa: S608
-READ_ORIGIN = f"SELECT s.number, s.version, s.origin_number, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
+READ_ORIGIN = f"SELECT s.number, s.version, s.origin_number, s.origin_version FROM {ONE_SESSION}"  # noqa: S608
 LIST_EPOCHS = """
 SELECT first_version, target_version FROM hf_epochs
 WHERE session_number = :number ORDER BY first_version DESC
 """
 LIST_NEWEST = f"""
 SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER_COLUMNS.split(","))}
-FROM hf_checkpoints c JOIN {ANY} ON s.number = c.key / 4294967296
+FROM hf_checkpoints c JOIN {ALL_SESSIONS} ON s.number = c.key / 4294967296
 WHERE c.kind = :kind AND c.created_at >= :since
 ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
 """  # noqa: S608
@@ -55,7 +55,7 @@ FROM (
     FROM hf_checkpoints GROUP BY key / 4294967296
     ORDER BY checkpoints DESC, number LIMIT :limit
 ) AS grown
-JOIN {ANY} ON s.number = grown.number
+JOIN {ALL_SESSIONS} ON s.number = grown.number
 ORDER BY grown.checkpoints DESC, s.number
 """  # noqa: S608
 FORKS_MAX = 1_000

@@ -34,8 +34,8 @@ from ..kernel.operation import (
     rows,
 )
 from ..records import Pruned
-from ..sessions.retention import FORKS, LONG
-from ..sessions.rows import ANY, READ
+from ..sessions.retention import LIST_FORKS, LIST_LONG_SESSIONS
+from ..sessions.rows import ALL_SESSIONS, READ_SESSION
 from .archive import archive_line
 from .lines import (
     RUN_ITEMS,
@@ -79,7 +79,7 @@ RELEASE_LINE = (
     """,
 )
 LIST_USERS = f"""
-SELECT s.number, s.root_id FROM hf_uses u JOIN {ANY} ON s.number = u.session_number
+SELECT s.number, s.root_id FROM hf_uses u JOIN {ALL_SESSIONS} ON s.number = u.session_number
 WHERE u.line_id = :line_id
 """  # noqa: S608
 FIND_TAIL = """
@@ -106,7 +106,8 @@ WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND NOT EXISTS (SELECT 1 FROM hf_pins p WHERE p.key = c.key)
     AND NOT EXISTS (SELECT 1 FROM hf_attestations a WHERE a.key = c.key)
     AND NOT EXISTS (
-        SELECT 1 FROM {ANY} WHERE s.origin_number = :number AND s.origin_version = c.key - :low
+        SELECT 1 FROM {ALL_SESSIONS}
+        WHERE s.origin_number = :number AND s.origin_version = c.key - :low
     )
 ORDER BY key LIMIT :limit
 """  # noqa: S608
@@ -285,10 +286,10 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
 def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
     """Return the next sessions that may have something to remove."""
     only = retention.session
-    if only is not None and (yield from one(READ, id=only)) is None:
+    if only is not None and (yield from one(READ_SESSION, id=only)) is None:
         raise SessionNotFound(f"there is no session {only!r}", id=only)
     wanted = {"only": only, "keep": retention.keep, "limit": SESSIONS_PER_PAGE}
-    return (yield from rows(LONG, after=after, **wanted))
+    return (yield from rows(LIST_LONG_SESSIONS, after=after, **wanted))
 
 
 @large_query
@@ -352,7 +353,7 @@ def prunable(retention: Retention, number: int) -> Op[list[int]]:
     """Return the keys of versions that may be removed, the oldest first, a bounded number."""
     protected = set()
     # A fork may still resume from before its fork point, in this session.
-    forks = yield from rows(FORKS, number=number)
+    forks = yield from rows(LIST_FORKS, number=number)
     for member in (number, *(fork["member"] for fork in forks)):
         row = yield from resume_row(member)
         if row is not None and row["key"] // SHIFT == number:

@@ -11,8 +11,8 @@ from ..clock import random_id
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument, VersionConflict
 from ..feed import emit, event
-from ..feed.events import SEQUENCE
-from ..kernel.append_only import CLOSE, open_door
+from ..feed.events import TREE_SEQUENCE
+from ..kernel.append_only import CLOSE_DOOR, open_door
 from ..kernel.operation import (
     AfterCommit,
     Decide,
@@ -30,30 +30,30 @@ from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind
 from ..sessions import access
 from ..sessions.access import Place, lock_and_look, require_fence, require_writable
-from ..sessions.rows import AT_HEAD, place_of_number
+from ..sessions.rows import SESSION_AT_HEAD, place_of_number
 from . import lines
 from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
 from .lines import SHIFT, Manifest, Ref
 from .read import find, keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
-ADVANCE_HEAD = access.ADVANCE.format(
+ADVANCE_HEAD = access.ADVANCE_SESSION.format(
     unless="""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
             AND c.key > s.number * 4294967296 AND c.key < (s.number + 1) * 4294967296
     ))"""
 )
-OPEN_PACKING = open_door("'pack ' || s.number", AT_HEAD)
+OPEN_PACKING = open_door("'pack ' || s.number", SESSION_AT_HEAD)
 REMOVE_PACKED = f"""
-DELETE FROM hf_items WHERE key >= :low AND key < :high AND EXISTS (SELECT 1 FROM {AT_HEAD})
+DELETE FROM hf_items WHERE key >= :low AND key < :high AND EXISTS (SELECT 1 FROM {SESSION_AT_HEAD})
 """  # noqa: S608
 ADD_ITEMS = f"""
 INSERT INTO hf_items (key, count, data)
-SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB) FROM {AT_HEAD}
+SELECT CAST(:key AS INTEGER), CAST(:count AS INTEGER), CAST(:data AS BLOB) FROM {SESSION_AT_HEAD}
 """  # noqa: S608
 USE_OPENED_LINE = f"""
 INSERT INTO hf_uses (line_id, session_number)
-SELECT CAST(:line_id AS INTEGER), s.number FROM {AT_HEAD}
+SELECT CAST(:line_id AS INTEGER), s.number FROM {SESSION_AT_HEAD}
 """  # noqa: S608
 USE_LINE = """
 INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number) ON CONFLICT DO NOTHING
@@ -67,9 +67,9 @@ INSERT INTO hf_checkpoints (
 ADD_CHECKPOINT = f"""{INSERT_CHECKPOINT}
 SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
     CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
-    {SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
+    {TREE_SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
-FROM {AT_HEAD}
+FROM {SESSION_AT_HEAD}
 RETURNING epoch, state_sequence, created_at
 """  # noqa: S608
 COPY_CHECKPOINT = f"""{INSERT_CHECKPOINT}
@@ -282,7 +282,7 @@ def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
             queries += [
                 Query(OPEN_PACKING, here),
                 Query(REMOVE_PACKED, {**here, "low": low, "high": high}),
-                Query(CLOSE, {"name": f"pack {here['number']}"}),
+                Query(CLOSE_DOOR, {"name": f"pack {here['number']}"}),
             ]
         queries += [
             Query(ADD_ITEMS, {**here, "key": key, "count": count, "data": data})

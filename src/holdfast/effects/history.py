@@ -15,7 +15,7 @@ from typing import Any
 from ..checkpoints.read import LIST_EPOCHS, path
 from ..errors import RequestMismatch
 from ..kernel.operation import Op, Query, Row, batch, one, rows
-from ..sessions.rows import BY_NUMBER
+from ..sessions.rows import ONE_SESSION
 from .requests import EffectRequest, key_within, scope_of
 from .salts import Salts
 from .statements import EFFECT_BY_CALL, EFFECT_BY_KEY, SELECT_EFFECTS
@@ -25,7 +25,7 @@ VERSION_MAX = 2**62
 SESSION_POLICIES = frozenset({"session", "latest", "call"})
 """Policies under which a call is equal only to one of the same session's history."""
 
-SESSION_VERSIONS = f"SELECT s.version, s.origin_version FROM {BY_NUMBER}"  # noqa: S608
+SESSION_VERSIONS = f"SELECT s.version, s.origin_version FROM {ONE_SESSION}"  # noqa: S608
 READ_ORIGINS = """
 SELECT origin_id, origin_number, first_version, last_version FROM hf_effect_origins
 WHERE session_number = :number ORDER BY position

@@ -26,8 +26,8 @@ from ..kernel.operation import (
 )
 from ..leases import Guard, Keeper, default_holder
 from ..records import Effect
-from ..sessions.access import LOOK, Place, require_writable
-from ..sessions.rows import BY_NUMBER
+from ..sessions.access import LOCK_SESSION, Place, require_writable
+from ..sessions.rows import ONE_SESSION
 from .history import Found, effects_after, find, is_superseded, lookups
 from .requests import EffectRequest, RequestIdentity, is_whole
 from .salts import Salts
@@ -52,7 +52,7 @@ from .verification import settle
 
 KNOWN_SESSIONS_MAX = 10_000
 NOT_CALLED = "its caller was interrupted before the tool was called"
-SESSION_BRANCH = f"SELECT s.epoch, s.origin_number FROM {BY_NUMBER}"  # noqa: S608
+SESSION_BRANCH = f"SELECT s.epoch, s.origin_number FROM {ONE_SESSION}"  # noqa: S608
 ABANDONED_UNDER_KEY = """
 SELECT number FROM hf_effects
 WHERE key = :key AND idempotency_key = :idempotency_key AND reason = 'abandoned' LIMIT 1
@@ -360,7 +360,7 @@ class Ledger(PerStore):
         if place is None:
             answers = (yield from batch(*looks)) if looks else []
             return None, self.keeper.require(guard, answers)
-        session = Query(LOOK, {"number": place.number})
+        session = Query(LOCK_SESSION, {"number": place.number})
         looks.insert(len(looks) - len(asked), session)
         _, *answers = yield from batch(*locks(place), *looks)
         found, *answers = self.keeper.require(guard, answers)

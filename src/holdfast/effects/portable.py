@@ -13,7 +13,7 @@ from ..kernel import portable
 from ..kernel.operation import Op, Row, one, rows
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, read_each
 from ..records import EffectKind, EffectReason, EffectStatus
-from ..sessions.portable import EXISTING_NUMBER
+from ..sessions.portable import FIND_SESSION_NUMBER
 from .history import ADD_ORIGIN, origin_of, origin_row
 from .ledger import Ledger
 from .requests import ITEM, UNDO, scope_of
@@ -318,7 +318,7 @@ def _gone(out: Export, origins: set[int]) -> Op[set[int]]:
     """
     gone = set(origins)
     numbers = ({"number": number} for number in origins)
-    yield from read_each(EXISTING_NUMBER, numbers, lambda row: gone.discard(row["number"]))
+    yield from read_each(FIND_SESSION_NUMBER, numbers, lambda row: gone.discard(row["number"]))
     ids = ({"session_id": id, "session_number": -(2**62)} for id in out.sessions.values())
     by = "session_number"
     yield from read_each(UNLINKED_SESSIONS, ids, lambda row: gone.add(row[by]), [by])

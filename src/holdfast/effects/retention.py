@@ -15,7 +15,7 @@ from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import Lock, Op, Query, Row, batch, large_query, operation, rows
 from ..records import Pruned
-from ..sessions.rows import ANY
+from ..sessions.rows import ALL_SESSIONS
 
 EFFECTS_PER_PASS = 1_000
 
@@ -33,7 +33,8 @@ SETTLED_AND_UNNEEDED = """status IN ('completed', 'failed') AND (ttl_ms IS NOT N
         SELECT 1 FROM hf_effect_origins o WHERE o.origin_number = hf_effects.session_number
     ))"""
 FIND_OLD_EFFECTS = f"""
-SELECT number, session_id, (SELECT s.root_id FROM {ANY} WHERE s.number = session_number) AS root_id
+SELECT number, session_id,
+    (SELECT s.root_id FROM {ALL_SESSIONS} WHERE s.number = session_number) AS root_id
 FROM hf_effects WHERE number > :after AND {SETTLED_AND_UNNEEDED} AND {{which}}
 ORDER BY number LIMIT :limit
 """  # noqa: S608

@@ -13,8 +13,8 @@ from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, one
 from ..leases import Guard
 from ..records import Effect, EffectStatus
 from ..redaction import Redaction
-from ..sessions.access import MAY_WRITE, Place
-from ..sessions.rows import ANY, place_of_number
+from ..sessions.access import MAY_WRITE_SESSION, Place
+from ..sessions.rows import ALL_SESSIONS, place_of_number
 from .requests import EffectRequest, derive_key
 
 ERROR_CHARACTERS_MAX = 10_000
@@ -69,7 +69,7 @@ INSERTED = {
         for name in names.split()
     },
     "issued_version": f"""coalesce(CAST(:issued_version AS INTEGER), (
-        SELECT s.version FROM {ANY} WHERE s.number = CAST(:session_number AS INTEGER)
+        SELECT s.version FROM {ALL_SESSIONS} WHERE s.number = CAST(:session_number AS INTEGER)
     ), 0)""",  # noqa: S608
     "lease_expires_at": "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now + :lease_ms END",
     "issued_at": ":now",
@@ -91,9 +91,9 @@ WHERE :is_first = 0 OR (
             AND e.call_id = CAST(:call_id AS TEXT) AND e.call_id IS NOT NULL
     )
     AND (CAST(:place_number AS INTEGER) IS NULL OR EXISTS (
-        SELECT 1 FROM {ANY} WHERE s.number = CAST(:place_number AS INTEGER)
+        SELECT 1 FROM {ALL_SESSIONS} WHERE s.number = CAST(:place_number AS INTEGER)
             AND s.epoch <= 1 AND s.origin_number IS NULL
-            AND {MAY_WRITE.format(fence=":session_fence")}
+            AND {MAY_WRITE_SESSION.format(fence=":session_fence")}
         /*pg FOR NO KEY UPDATE */
     ))
     AND {NEWEST_SALT} = CAST(:salts_number AS INTEGER)
@@ -116,7 +116,7 @@ UPDATE hf_effects SET status = :status, reason = :reason, result = :result, erro
     expires_at = CASE WHEN CAST(:status AS TEXT) = 'completed' THEN :now + ttl_ms END
 WHERE number = :number AND fence = :fence AND status = :old_status
     AND (CAST(:session_fence AS INTEGER) IS NULL OR EXISTS (
-        SELECT 1 FROM {ANY} WHERE s.number = :session_number
+        SELECT 1 FROM {ALL_SESSIONS} WHERE s.number = :session_number
             AND s.fence = :session_fence AND s.holder IS NOT NULL
         /*pg FOR NO KEY UPDATE */
     ))

@@ -17,27 +17,27 @@ from ..errors import NotFound
 from ..kernel.operation import Emit, Lock, Op, Query, Row, rows
 from ..records import Event
 
-PLANT = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
-LOCK = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
-LOCK_AT_ONCE = """
+PLANT_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
+LOCK_TREE = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
+LOCK_TREE_AT_ONCE = """
 SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
 """
-ADVANCE = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
+ADVANCE_FEED = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
 # A tree that does not exist makes the position NULL, which the table refuses: no event is lost.
-APPEND = """
+APPEND_EVENT = """
 INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
 VALUES (
     :root_id, (SELECT position FROM hf_trees WHERE root_id = :root_id) - :back,
     :session_id, :kind, :data, :now
 )
 """
-ADVANCE_IF_DONE = """
+ADVANCE_FEED_IF_DONE = """
 moved AS (
     UPDATE hf_trees SET position = position + :event_count
     WHERE root_id = :event_root_id AND EXISTS (SELECT 1 FROM done) RETURNING position
 )
 """
-APPEND_IF_DONE = """
+APPEND_EVENT_IF_DONE = """
 told{number} AS (
     INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
     SELECT CAST(:event_root_id AS TEXT), moved.position - {back},
@@ -46,14 +46,14 @@ told{number} AS (
     FROM moved
 )
 """
-READ = """
+READ_EVENTS = """
 SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 # Where a tree's shared state stands, as a fragment, and how it advances.
 ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
-SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
-EMPTY = """
+TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
+EMPTY_EVENTS = """
 UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
     SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
 )
@@ -63,7 +63,7 @@ EVENTS_PER_READ_MAX = 10_000
 
 def plant_tree(root_id: str) -> Op[None]:
     """Create a tree's row; an existing one is left alone."""
-    yield from rows(PLANT, root_id=root_id)
+    yield from rows(PLANT_TREE, root_id=root_id)
 
 
 def lock_tree(root_id: str) -> Op[None]:
@@ -74,7 +74,7 @@ def lock_tree(root_id: str) -> Op[None]:
 
 def lock_statement(root_id: str, may_wait: bool) -> Query:
     """Return the statement that locks a tree, waiting for it or not."""
-    return Query(LOCK if may_wait else LOCK_AT_ONCE, {"root_id": root_id})
+    return Query(LOCK_TREE if may_wait else LOCK_TREE_AT_ONCE, {"root_id": root_id})
 
 
 def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Op[None]:
@@ -93,7 +93,7 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
     in_order = sorted(emits, key=attrgetter("root_id"))
     for root_id, group in groupby(in_order, key=attrgetter("root_id")):
         events = list(group)
-        statements.append(Query(ADVANCE, {"root_id": root_id, "count": len(events)}))
+        statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": len(events)}))
         for number, event in enumerate(events, 1):
             parameters = {
                 "root_id": root_id,
@@ -102,7 +102,7 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
                 "kind": event.kind,
                 "data": event.data,
             }
-            statements.append(Query(APPEND, parameters))
+            statements.append(Query(APPEND_EVENT, parameters))
     return statements
 
 
@@ -121,8 +121,8 @@ def events_if_done(events: Sequence[Emit]) -> Query:
 
 @functools.cache
 def _if_done(count: int) -> str:
-    told = (APPEND_IF_DONE.format(number=n, back=count - 1 - n) for n in range(count))
-    return ", ".join((ADVANCE_IF_DONE, *told))
+    told = (APPEND_EVENT_IF_DONE.format(number=n, back=count - 1 - n) for n in range(count))
+    return ", ".join((ADVANCE_FEED_IF_DONE, *told))
 
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
@@ -130,7 +130,7 @@ def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[E
     require_text("root_id", root_id)
     require_limit(limit, EVENTS_PER_READ_MAX)
     require_whole("after", after, 0)
-    found = yield from rows(READ, root_id=root_id, after=after, limit=limit)
+    found = yield from rows(READ_EVENTS, root_id=root_id, after=after, limit=limit)
     return [
         Event(**{**row, "data": codec.unpack(row["data"], context=("hf_events", root_id))})
         for row in found

@@ -10,11 +10,11 @@ from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Query, Runtime, rows
 from ..records import Finding, SessionRef
-from .events import EMPTY
+from .events import EMPTY_EVENTS
 from .portable import FeedPortable
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
-HOLES = """
+LIST_FEED_HOLES = """
 SELECT hf_trees.root_id, hf_trees.position, count(hf_events.position) AS events,
     coalesce(min(hf_events.position), 1) AS first,
     coalesce(max(hf_events.position), 0) AS last
@@ -25,7 +25,7 @@ HAVING count(hf_events.position) <> hf_trees.position
     OR coalesce(max(hf_events.position), 0) <> hf_trees.position
 ORDER BY hf_trees.root_id
 """
-COUNTS = """
+COUNT_EVENTS = """
 SELECT count(*) AS trees, (SELECT count(*) FROM hf_events) AS events FROM hf_trees
 """
 TREES_SHOWN_MAX = 10
@@ -45,7 +45,7 @@ class FeedNoun(Noun):
             "session_ids": json.dumps(dict.fromkeys(each.id for each in sessions)),
             "data": runtime.codec.pack({}, context=("hf_events", root_id)),
         }
-        yield from through_door(f"empty {root_id}", Query(EMPTY, empty))
+        yield from through_door(f"empty {root_id}", Query(EMPTY_EVENTS, empty))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Look for holes."""
@@ -54,7 +54,7 @@ class FeedNoun(Noun):
 
 def check_positions() -> Op[list[Finding]]:
     """Look for trees whose events are not numbered 1, 2, 3 … up to the tree's position."""
-    holes = yield from rows(HOLES)
+    holes = yield from rows(LIST_FEED_HOLES)
     advice = "Events were removed or added by hand: restore a backup."
     found = [
         Finding(
@@ -70,7 +70,7 @@ def check_positions() -> Op[list[Finding]]:
         message = f"{plural(more, 'more tree')} with holes in the feed."
         found.append(Finding("feed", "problem", message, advice))
     if not found:
-        [row] = yield from rows(COUNTS)
+        [row] = yield from rows(COUNT_EVENTS)
         trees, events = plural(row["trees"], "tree"), plural(row["events"], "event")
         found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
     return found

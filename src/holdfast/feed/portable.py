@@ -44,8 +44,8 @@ class TreeRecord(Record, frozen=True, tag="tree"):
         def note(found: list[Row]) -> None:
             into.of(_Feeds).is_known[self.root_id] = bool(found)
 
-        into.later(TREE, {"root_id": self.root_id}, then=note)
-        into.later(PLANT, self.row(into.codec))
+        into.later(READ_TREE, {"root_id": self.root_id}, then=note)
+        into.later(ADD_TREE, self.row(into.codec))
         into.lock(self.root_id)
         yield from ()
 
@@ -75,7 +75,7 @@ class EventRecord(Record, frozen=True, tag="event"):
         if self.root_id not in is_known:
             yield from into.flush()
         if not is_known[self.root_id]:
-            into.later(ADD, self.row(into.codec))
+            into.later(ADD_EVENT, self.row(into.codec))
 
 
 @dataclass(slots=True)
@@ -84,17 +84,17 @@ class _Feeds:
     is_known: dict[str, bool] = field(default_factory=dict)
 
 
-TREE = f"SELECT {TreeRecord.selected()} FROM hf_trees WHERE root_id = :root_id"  # noqa: S608
-PLANT = f"""
+READ_TREE = f"SELECT {TreeRecord.selected()} FROM hf_trees WHERE root_id = :root_id"  # noqa: S608
+ADD_TREE = f"""
 INSERT INTO hf_trees {TreeRecord.inserted()}
 ON CONFLICT (root_id) DO UPDATE SET sequence = CASE
     WHEN hf_trees.sequence > excluded.sequence THEN hf_trees.sequence ELSE excluded.sequence END
 """
-EVENTS = f"""
+LIST_EVENTS = f"""
 SELECT {EventRecord.selected()} FROM hf_events
 WHERE root_id = :root_id AND position > :position ORDER BY position LIMIT :limit
 """  # noqa: S608
-ADD = f"INSERT INTO hf_events {EventRecord.inserted()}"
+ADD_EVENT = f"INSERT INTO hf_events {EventRecord.inserted()}"
 
 
 class FeedPortable(Portable):
@@ -105,8 +105,8 @@ class FeedPortable(Portable):
     def export(self, out: Export) -> Op[None]:
         """Write the trees in the order in which they can be locked, then their events."""
         roots = [{"root_id": root_id} for root_id in sorted(out.root_ids)]
-        yield from read_each(TREE, roots, TreeRecord.to(out))
-        yield from read_each(EVENTS, roots, EventRecord.to(out), ["position"])
+        yield from read_each(READ_TREE, roots, TreeRecord.to(out))
+        yield from read_each(LIST_EVENTS, roots, EventRecord.to(out), ["position"])
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check that every feed ends where its tree says."""
@@ -121,5 +121,7 @@ def read_positions(root_ids: Iterable[str]) -> Op[dict[str, int]]:
     """Return how far the feeds of some trees have counted."""
     found: dict[str, int] = {}
     roots = ({"root_id": root_id} for root_id in root_ids)
-    yield from read_each(TREE, roots, lambda row: found.update({row["root_id"]: row["position"]}))
+    yield from read_each(
+        READ_TREE, roots, lambda row: found.update({row["root_id"]: row["position"]})
+    )
     return found

@@ -11,9 +11,9 @@ import re
 from ..records import Finding
 from .operation import Op, Query, Row, batch, rows
 
-OPEN = "INSERT INTO hf_doors (name) VALUES (:name)"
-CLOSE = "DELETE FROM hf_doors WHERE name = :name"
-LIST = "SELECT name FROM hf_doors ORDER BY name"
+OPEN_DOOR = "INSERT INTO hf_doors (name) VALUES (:name)"
+CLOSE_DOOR = "DELETE FROM hf_doors WHERE name = :name"
+LIST_DOORS = "SELECT name FROM hf_doors ORDER BY name"
 _APPEND_ONLY = re.compile(
     r"^--\[append-only(?P<updates> but for updates)?(?P<door> through a door)?\] "
     r"(?P<table>hf_\w+)(?: \((?P<key>[\w, ]+)\))?$",
@@ -29,13 +29,13 @@ def open_door(name: str, source: str) -> str:
 def through_door(name: str, *removals: Query) -> Op[list[list[Row]]]:
     """Run statements that the append-only triggers refuse; the door is closed again behind them."""
     door = {"name": name}
-    _, *answers, _ = yield from batch(Query(OPEN, door), *removals, Query(CLOSE, door))
+    _, *answers, _ = yield from batch(Query(OPEN_DOOR, door), *removals, Query(CLOSE_DOOR, door))
     return answers
 
 
 def check_doors() -> Op[list[Finding]]:
     """Make sure that the database refuses to remove history."""
-    if doors := [row["name"] for row in (yield from rows(LIST))]:
+    if doors := [row["name"] for row in (yield from rows(LIST_DOORS))]:
         message = f"Anybody can remove history: hf_doors has {', '.join(doors)}."
         return [Finding("history", "problem", message, "Empty the table hf_doors.")]
     return [Finding("history", "ok", "The database refuses to remove history.")]

@@ -12,8 +12,8 @@ from ..errors import HoldfastError, NotAStore
 from .operation import Row
 from .sqlite.connection import BUSY_MS, require_place, translate
 
-TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-COLUMNS = "SELECT name FROM pragma_table_info(:table)"
+LIST_LEGACY_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+LIST_LEGACY_COLUMNS = "SELECT name FROM pragma_table_info(:table)"
 
 
 class LegacyFile:
@@ -34,9 +34,10 @@ class LegacyFile:
 
     def columns(self) -> dict[str, set[str]]:
         """Return the tables with their columns; a view is no table."""
-        tables = [str(row["name"]) for row in self.rows(TABLES)]
+        tables = [str(row["name"]) for row in self.rows(LIST_LEGACY_TABLES)]
         return {
-            table: {str(row["name"]) for row in self.rows(COLUMNS, table=table)} for table in tables
+            table: {str(row["name"]) for row in self.rows(LIST_LEGACY_COLUMNS, table=table)}
+            for table in tables
         }
 
     def rows(self, sql: str, **parameters: str) -> Iterator[Row]:

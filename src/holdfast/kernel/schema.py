@@ -25,7 +25,7 @@ _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _SECTION = re.compile(r"^--\[(both|sqlite|postgres)\]$", re.MULTILINE)
 _STATEMENT_END = re.compile(r";[ \t]*\n(?:[ \t]*\n|\Z)")
 
-HAS_TABLES = {
+FIND_MIGRATIONS = {
     "sqlite": "SELECT 1 AS found FROM sqlite_master WHERE name = 'hf_migrations'",
     "postgres": (
         "SELECT 1 AS found FROM pg_tables "
@@ -34,11 +34,13 @@ HAS_TABLES = {
 }
 # Ten processes may open a new database at once. SQLite's writer lock serves them in turn; on
 # PostgreSQL this lock lasts until the transaction ends, behind a pooler too.
-SERIALIZE = "SELECT pg_advisory_xact_lock(7237115018846236000)"
-APPLIED = "SELECT version, name, applied_at FROM hf_migrations ORDER BY version"
-RECORD = "INSERT INTO hf_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-REMEMBER = "INSERT INTO hf_meta (name, value) VALUES (:name, :value)"
-RECALL = "SELECT value FROM hf_meta WHERE name = :name"
+LOCK_MIGRATIONS = "SELECT pg_advisory_xact_lock(7237115018846236000)"
+LIST_MIGRATIONS = "SELECT version, name, applied_at FROM hf_migrations ORDER BY version"
+RECORD_MIGRATION = (
+    "INSERT INTO hf_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
+)
+ADD_META = "INSERT INTO hf_meta (name, value) VALUES (:name, :value)"
+READ_META = "SELECT value FROM hf_meta WHERE name = :name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def is_behind(current: int, *, where: str, allowed: bool) -> bool:
 
 def read_store_id() -> Op[str]:
     """Return the id that the store was given when it was made."""
-    row = yield from one(RECALL, name="store_id")
+    row = yield from one(READ_META, name="store_id")
     return "" if row is None else str(row["value"])
 
 
@@ -140,13 +142,13 @@ class SchemaOps:
     @query
     def applied(self) -> Op[list[Row]]:
         """Return the applied migrations, oldest first."""
-        return (yield from rows(APPLIED)) if (yield from self._format()) else []
+        return (yield from rows(LIST_MIGRATIONS)) if (yield from self._format()) else []
 
     @unmarked
     def migrate(self, store_id: str, nouns: Sequence[Noun]) -> Op[None]:
         """Apply what is missing, all or nothing; who comes second finds nothing to do."""
         if self.dialect == "postgres":
-            yield from rows(SERIALIZE)
+            yield from rows(LOCK_MIGRATIONS)
         current = yield from self._format()
         if not is_behind(current, where=self.where, allowed=True):
             return
@@ -156,23 +158,22 @@ class SchemaOps:
             if migration.version > current:
                 for statement in migration.statements(self.dialect):
                     yield from rows(statement)
-                yield from rows(RECORD, version=migration.version, name=migration.name)
+                yield from rows(RECORD_MIGRATION, version=migration.version, name=migration.name)
         if current == 0:
-            yield from rows(REMEMBER, name="store_id", value=store_id)
+            yield from rows(ADD_META, name="store_id", value=store_id)
         if self.dialect == "sqlite":
             yield from rows(f"PRAGMA application_id = {APPLICATION_ID}")
             yield from rows(f"PRAGMA user_version = {newest()}")
 
     def _format(self) -> Op[int]:
-        if (yield from one(HAS_TABLES[self.dialect], schema=self.schema)) is None:
+        if (yield from one(FIND_MIGRATIONS[self.dialect], schema=self.schema)) is None:
             return 0
-        applied = yield from rows(APPLIED)
+        applied = yield from rows(LIST_MIGRATIONS)
         return max((row["version"] for row in applied), default=0)
 
 
-NAME = "cipher_keys"
-READ = "SELECT value FROM hf_meta WHERE name = :name"
-WRITE = """
+CIPHER_KEYS = "cipher_keys"
+REPLACE_META = """
 INSERT INTO hf_meta (name, value) VALUES (:name, :value)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 WHERE hf_meta.value = CAST(:before AS TEXT)
@@ -197,12 +198,14 @@ class CipherKeys:
         """Write our current key down as the store's, unless another process noted its own."""
         while (change := (yield from self._change())) is not None:
             before, value = change
-            if (yield from one(WRITE, name=NAME, before=before, value=value)) is not None:
+            if (
+                yield from one(REPLACE_META, name=CIPHER_KEYS, before=before, value=value)
+            ) is not None:
                 return
 
     def _change(self) -> Op[tuple[str, str] | None]:
         """Return what the store knows and what it is to know from now on, or None if it does."""
-        row = yield from one(READ, name=NAME)
+        row = yield from one(READ_META, name=CIPHER_KEYS)
         noted = [] if row is None else str(row["value"]).split()
         if noted and noted[-1] not in self._ours:
             raise StoreError(

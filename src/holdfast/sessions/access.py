@@ -8,23 +8,23 @@ from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Guard, Keeper
 
-LOOK = """
+LOCK_SESSION = """
 SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
 # The same rule as `require_writable`, for the statements that decide by themselves.
-MAY_WRITE = """s.status IN ('active', 'waiting')
+MAY_WRITE_SESSION = """s.status IN ('active', 'waiting')
     AND CASE WHEN CAST({fence} AS INTEGER) IS NULL
         THEN s.holder IS NULL OR s.lease_expires_at <= :now
         ELSE s.fence = CAST({fence} AS INTEGER) AND s.holder IS NOT NULL END"""
 # Moves a session's head; what follows the head is written only if it was moved.
-ADVANCE = f"""
+ADVANCE_SESSION = f"""
 UPDATE hf_sessions AS s SET
     version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
 WHERE s.number = :number AND s.head = :old_head
     AND (CAST(:expected AS INTEGER) IS NULL OR s.version = :expected)
-    AND ({{unless}}) AND {MAY_WRITE.format(fence=":fence")}
+    AND ({{unless}}) AND {MAY_WRITE_SESSION.format(fence=":fence")}
 RETURNING version
 """  # noqa: S608
 
@@ -43,7 +43,7 @@ class Place:
 def lock_and_look(runtime: Runtime, place: Place) -> Op[list[Row]]:
     """Lock the tree and return the session's row; a handle that lost its lease goes no further."""
     keeper = Keeper.of(runtime)
-    look = Query(LOOK, {"number": place.number})
+    look = Query(LOCK_SESSION, {"number": place.number})
     _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), look)
     return keeper.require(place.guard, answers)[0]
 

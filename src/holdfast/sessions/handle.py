@@ -7,7 +7,7 @@ from typing import Any
 
 from ..kernel.operation import C, Handle, Lock, Op, Runtime, rows
 from ..leases import Guard, Keeper
-from .access import LOOK, Place, require_fence
+from .access import LOCK_SESSION, Place, require_fence
 
 
 class SessionHandle(Handle[C]):
@@ -54,5 +54,5 @@ class SessionHandle(Handle[C]):
         yield Lock(self.root_id)
         yield from Keeper.of(self.runtime).check(self.guard)
         if self.fence is not None:
-            for row in (yield from rows(LOOK, number=self.number)):
+            for row in (yield from rows(LOCK_SESSION, number=self.number)):
                 require_fence(self._place, row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import Forbidden, SessionNotFound
 from ..kernel.operation import Op, one, query
-from .rows import READ
+from .rows import READ_SESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class IdentityOps:
     @query
     def find(self, id: str, root_id: str | None, url: str) -> Op[Identity]:
         """Return a session; refuse a root that is not its own."""
-        row = yield from one(READ, id=id)
+        row = yield from one(READ_SESSION, id=id)
         if row is None:
             raise SessionNotFound(f"AGENT_SESSION_ID names no session: {id!r}", id=id)
         if root_id not in {None, "", row["root_id"]}:
             raise Forbidden(
                 f"AGENT_ROOT_SESSION_ID {root_id!r} is not the root of session {id!r}", id=id
             )
-        root = yield from one(READ, id=row["root_id"])
+        root = yield from one(READ_SESSION, id=row["root_id"])
         return Identity(
             id=id,
             name=row["name"],

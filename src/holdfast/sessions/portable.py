@@ -95,7 +95,7 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
             into.sessions[self.number] = found[0]["number"]
 
         changes = {"head": head, "origin_number": origin, "fence": into.raised(self.fence)}
-        into.later(ADD, self.row(into.codec, **changes), then=note)
+        into.later(ADD_SESSION, self.row(into.codec, **changes), then=note)
         into.of(_Sessions).of_trees[self.root_id] += 1
 
 
@@ -105,20 +105,20 @@ class _Sessions:
     of_trees: Counter[str] = field(default_factory=Counter)
 
 
-ROOT = "SELECT root_id FROM hf_sessions WHERE id = :id"
-ROOTS = "SELECT DISTINCT root_id FROM hf_sessions"
-ORIGIN_ROOTS = """
+READ_ROOT = "SELECT root_id FROM hf_sessions WHERE id = :id"
+LIST_ROOTS = "SELECT DISTINCT root_id FROM hf_sessions"
+LIST_ORIGIN_ROOTS = """
 SELECT DISTINCT o.root_id FROM hf_sessions s JOIN hf_sessions o ON o.number = s.origin_number
 WHERE s.root_id = :root_id
 """
-MEMBERS = """
+LIST_MEMBERS = """
 SELECT number, id FROM hf_sessions WHERE root_id = :root_id AND number > :number
 ORDER BY number LIMIT :limit
 """
-EXISTING = "SELECT number, id FROM hf_sessions WHERE id = :id"
-EXISTING_NUMBER = "SELECT number FROM hf_sessions WHERE number = :number"
-SESSION = f"SELECT {SessionRecord.selected()} FROM hf_sessions WHERE number = :number"  # noqa: S608
-ADD = f"""
+FIND_SESSION = "SELECT number, id FROM hf_sessions WHERE id = :id"
+FIND_SESSION_NUMBER = "SELECT number FROM hf_sessions WHERE number = :number"
+READ_SESSION_RECORD = f"SELECT {SessionRecord.selected()} FROM hf_sessions WHERE number = :number"  # noqa: S608
+ADD_SESSION = f"""
 INSERT INTO hf_sessions {SessionRecord.inserted("number", head=":head")}
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
@@ -137,7 +137,9 @@ class SessionsPortable(Portable):
             origin = None if origin is None else out.known(origin)
             out.write(SessionRecord.of(out.codec, row, origin_number=origin))
 
-        yield from read_each(SESSION, ({"number": number} for number in out.sessions), write)
+        yield from read_each(
+            READ_SESSION_RECORD, ({"number": number} for number in out.sessions), write
+        )
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
         """Refuse to write over a session."""
@@ -160,9 +162,9 @@ def choose_trees(ids: Sequence[str] | None) -> Op[tuple[list[str], dict[int, str
     found: set[str] = set()
     waiting: list[str] = []
     if ids is None:
-        found = {row["root_id"] for row in (yield from rows(ROOTS))}
+        found = {row["root_id"] for row in (yield from rows(LIST_ROOTS))}
     for id in ids or ():
-        row = yield from one(ROOT, id=id)
+        row = yield from one(READ_ROOT, id=id)
         if row is None:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
         waiting.append(row["root_id"])
@@ -170,10 +172,14 @@ def choose_trees(ids: Sequence[str] | None) -> Op[tuple[list[str], dict[int, str
         root_id = waiting.pop()
         if root_id not in found:
             found.add(root_id)
-            waiting += [row["root_id"] for row in (yield from rows(ORIGIN_ROOTS, root_id=root_id))]
+            waiting += [
+                row["root_id"] for row in (yield from rows(LIST_ORIGIN_ROOTS, root_id=root_id))
+            ]
     members: dict[int, str] = {}
     roots = ({"root_id": root_id} for root_id in sorted(found))
-    yield from read_each(MEMBERS, roots, lambda row: members.update({row["number"]: row["id"]}))
+    yield from read_each(
+        LIST_MEMBERS, roots, lambda row: members.update({row["number"]: row["id"]})
+    )
     # In the order of their creation parents and origins come first.
     return sorted(found), dict(sorted(members.items()))
 
@@ -181,13 +187,15 @@ def choose_trees(ids: Sequence[str] | None) -> Op[tuple[list[str], dict[int, str
 def first_existing(ids: Iterable[str]) -> Op[str | None]:
     """Return the first of some sessions that the store has."""
     found: list[str] = []
-    yield from read_each(EXISTING, ({"id": id} for id in ids), lambda row: found.append(row["id"]))
+    yield from read_each(
+        FIND_SESSION, ({"id": id} for id in ids), lambda row: found.append(row["id"])
+    )
     return found[0] if found else None
 
 
 def find_number(id: str) -> Op[int | None]:
     """Return the number of a session, if there is one."""
-    row = yield from one(EXISTING, id=id)
+    row = yield from one(FIND_SESSION, id=id)
     return None if row is None else int(row["number"])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 # A session has at most as many checkpoints as versions, so most are left out here.
-LONG = """
+LIST_LONG_SESSIONS = """
 SELECT number, id, root_id FROM hf_sessions
 WHERE number > :after AND version > :keep AND (CAST(:only AS TEXT) IS NULL OR id = :only)
 ORDER BY number LIMIT :limit
 """
-FORKS = """
+LIST_FORKS = """
 WITH RECURSIVE forks (member) AS (
     SELECT number FROM hf_sessions WHERE origin_number = :number
     UNION SELECT s.number FROM hf_sessions s JOIN forks ON s.origin_number = forks.member

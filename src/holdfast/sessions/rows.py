@@ -18,37 +18,37 @@ from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import SessionInfo, SessionRef
 
 # Fragments: one session, one at the head that a checkpoint was just moved to, and any.
-BY_NUMBER = "hf_sessions s WHERE s.number = :number"
-AT_HEAD = f"{BY_NUMBER} AND s.head = :head"
-ANY = "hf_sessions s"
+ONE_SESSION = "hf_sessions s WHERE s.number = :number"
+SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
+ALL_SESSIONS = "hf_sessions s"
 
-COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
+SESSION_COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
     holder IS NOT NULL AND lease_expires_at > :now AS is_driven,
     created_at, updated_at, last_resumed_at"""
-READ = f"SELECT {COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
-PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
-PLACE_BY_ID = f"{PLACE} WHERE s.id = :id"
-PLACE_BY_NUMBER = f"{PLACE} WHERE s.number = :number"
-LIST = f"SELECT {COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
-CHILDREN = f"SELECT {COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
-DESCENDANTS = f"""
+READ_SESSION = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE id = :id"  # noqa: S608
+READ_PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
+READ_PLACE_BY_ID = f"{READ_PLACE} WHERE s.id = :id"
+READ_PLACE_BY_NUMBER = f"{READ_PLACE} WHERE s.number = :number"
+LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
+LIST_CHILDREN = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
+LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
     SELECT CAST(:id AS TEXT)
     UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
 )
-SELECT {COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
+SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
 """  # noqa: S608
-CREATE = f"""
+CREATE_SESSION = f"""
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, head, metadata,
     created_at, updated_at, last_resumed_at
 ) VALUES (
     :id, :name, :parent_id, :root_id, :agent, :user_id, 'active', :head, :metadata,
     :now, :now, :now
-) ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}
+) ON CONFLICT (id) DO NOTHING RETURNING {SESSION_COLUMNS}
 """  # noqa: S608
-RESUME = f"""
+RESUME_SESSION = f"""
 UPDATE hf_sessions SET
     last_resumed_at = :now, updated_at = :now,
     name = coalesce(CAST(:name AS TEXT), name),
@@ -56,9 +56,9 @@ UPDATE hf_sessions SET
     user_id = coalesce(CAST(:user_id AS TEXT), user_id),
     metadata = coalesce(CAST(:metadata AS BLOB), metadata),
     status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'active' END
-WHERE id = :id RETURNING {COLUMNS}
+WHERE id = :id RETURNING {SESSION_COLUMNS}
 """  # noqa: S608
-COPY = """
+COPY_SESSION = """
 INSERT INTO hf_sessions (
     id, name, parent_id, root_id, agent, user_id, status, version, head, origin_number,
     origin_version, metadata, created_at, updated_at, last_resumed_at
@@ -69,13 +69,13 @@ SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT)
 FROM hf_sessions WHERE number = :number
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
-SET_STATUS = """
+SET_SESSION_STATUS = """
 UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
     lease_expires_at = NULL, fence = fence + :raised
 WHERE number = :number
 """
-DELETE = "DELETE FROM hf_sessions WHERE number = :number"
-DRIVEN = """
+DELETE_SESSION = "DELETE FROM hf_sessions WHERE number = :number"
+LIST_DRIVEN = """
 SELECT number FROM hf_sessions
 WHERE number IN (
         SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
@@ -83,30 +83,30 @@ WHERE number IN (
     AND holder IS NOT NULL AND lease_expires_at > :now
 """
 
-LEASES = LeasedTable("hf_sessions", "session")
+SESSION_LEASES = LeasedTable("hf_sessions", "session")
 # Its holder could still revive an expired lease, and write into the new epoch.
-FENCE_EXPIRED = """
+FENCE_EXPIRED_SESSION = """
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE number = :number AND holder IS NOT NULL
 """
 # What stands between an instance's name and the boot that holds a lease in its name.
 BOOT_MARK = " @ "
-FENCE_INSTANCE = f"""
+FENCE_INSTANCE_SESSION = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
 WHERE number = :number AND {EARLIER_BOOT}
 """  # noqa: S608
 # The lease of a work item that drives its session: it lives and ends with the item's own.
-LEASE_TO_ITEM = """
+LEASE_SESSION_TO_ITEM = """
 UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,
     lease_expires_at = ({expires_at})
 WHERE number = :number RETURNING fence
 """
-RENEW = """
+RENEW_SESSION = """
 UPDATE hf_sessions SET lease_expires_at = CASE
     WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
 WHERE number = :number AND fence = :fence AND holder IS NOT NULL RETURNING number
 """
-GIVE_BACK_DRIVEN = """
+RELEASE_DRIVEN_SESSION = """
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE number = :number AND fence = :fence
 """
@@ -133,7 +133,7 @@ def info(codec: Codec, row: Row) -> SessionInfo:
 
 def read_place(id: str, *, what: str = "session") -> Op[Row]:
     """Return where a session stands and its status, or raise SessionNotFound."""
-    row = yield from one(PLACE_BY_ID, id=id)
+    row = yield from one(READ_PLACE_BY_ID, id=id)
     if row is None:
         raise SessionNotFound(f"there is no {what} {id!r}", id=id)
     return row
@@ -143,17 +143,17 @@ def place_of_number(number: int | None) -> Op[Row | None]:
     """Return where a session stands, by its number; None if it was deleted."""
     if number is None:
         return None
-    return (yield from one(PLACE_BY_NUMBER, number=number))
+    return (yield from one(READ_PLACE_BY_NUMBER, number=number))
 
 
 def find_place(id: str) -> Op[Row | None]:
     """Return where a session stands, by its id, its number, or the beginning of its id."""
-    return (yield from find_row("session", PLACE, id))
+    return (yield from find_row("session", READ_PLACE, id))
 
 
 def list_rows(given: Mapping[str, Any], after: int, limit: int) -> Op[Sequence[Row]]:
     """Return a page of sessions in the order of their creation."""
     # Only what is given stands in the text: then each has its index.
     conditions = "".join(f" AND {column} = :{column}" for column in given)
-    page = f"{LIST}{conditions} ORDER BY number LIMIT :limit"
+    page = f"{LIST_SESSIONS}{conditions} ORDER BY number LIMIT :limit"
     return (yield from rows(page, **given, after=after, limit=limit))

@@ -34,7 +34,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import BY_NUMBER
+from ..sessions.rows import ONE_SESSION
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -101,7 +101,7 @@ SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_token
 FROM hf_spend WHERE {{where}} GROUP BY {{group}} ORDER BY {{group}} LIMIT :limit
 """  # noqa: S608
 SESSION_DRIVER = f"""
-SELECT s.holder FROM {BY_NUMBER} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
+SELECT s.holder FROM {ONE_SESSION} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
 """  # noqa: S608
 
 

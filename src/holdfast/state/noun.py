@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..feed.events import SEQUENCE
+from ..feed.events import TREE_SEQUENCE
 from ..formatting import plural
 from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
@@ -14,7 +14,7 @@ from .portable import StatePortable
 
 # A root that is created again under the same id goes on counting where the deleted one was.
 REMEMBER = f"""
-UPDATE hf_state SET keys = 0, floor = {SEQUENCE.format(root_id=":root_id")},
+UPDATE hf_state SET keys = 0, floor = {TREE_SEQUENCE.format(root_id=":root_id")},
     forgotten_version = coalesce((
         SELECT max(e.version) FROM hf_state_entries e
         WHERE e.root_id = :root_id AND e.version > hf_state.forgotten_version
@@ -29,7 +29,7 @@ SELECT s.root_id FROM hf_state s
 WHERE s.keys <> (
         SELECT count(*) FROM hf_state_entries e WHERE e.root_id = s.root_id AND e.value IS NOT NULL
     )
-    OR s.floor > {SEQUENCE.format(root_id="s.root_id")}
+    OR s.floor > {TREE_SEQUENCE.format(root_id="s.root_id")}
     OR EXISTS (
         SELECT 1 FROM hf_state_entries e WHERE e.root_id = s.root_id AND NOT EXISTS (
             SELECT 1 FROM hf_state_events h

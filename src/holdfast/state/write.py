@@ -12,10 +12,10 @@ from typing import Any
 
 from ..codec import canonical, digest
 from ..errors import LimitExceeded, NotFound, RequestMismatch, VersionConflict
-from ..feed.events import ADVANCE_SEQUENCE, SEQUENCE, event
+from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Keeper
-from ..sessions.access import LOOK, Place, require_fence, require_open
+from ..sessions.access import LOCK_SESSION, Place, require_fence, require_open
 from .records import Entry
 from .values import MISSING, DocumentOperation, Mutation, applied
 
@@ -24,7 +24,7 @@ INLINE_BYTES_MAX = 256
 STEPS_MAX = 32
 
 HEAD = f"""
-SELECT {SEQUENCE.format(root_id=":root_id")} AS sequence,
+SELECT {TREE_SEQUENCE.format(root_id=":root_id")} AS sequence,
     s.keys, s.floor, s.forgotten_version, :now AS now
 FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
 """  # noqa: S608
@@ -144,7 +144,7 @@ class StateWrite:
         _, *answers = yield from batch(
             Lock(place.root_id),
             *keeper.looks(place.guard),
-            Query(LOOK, {"number": place.number}),
+            Query(LOCK_SESSION, {"number": place.number}),
             Query(HEAD, root),
             _reading(place.root_id, keys),
             *known,

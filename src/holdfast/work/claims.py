@@ -17,7 +17,7 @@ from ..errors import InvalidArgument
 from ..kernel.operation import Decide, FreshId, Op, Query, Row, batch, one, query, rows
 from ..leases import lease_milliseconds
 from ..sessions.access import lock_and_look, require_open, require_writable
-from ..sessions.rows import GIVE_BACK_DRIVEN, LEASE_TO_ITEM, RENEW
+from ..sessions.rows import LEASE_SESSION_TO_ITEM, RELEASE_DRIVEN_SESSION, RENEW_SESSION
 from .items import ITEM_COLUMNS, SELECT_ITEMS, Item
 
 CLAIM_MAX = 1_000
@@ -95,7 +95,7 @@ WHERE number IN (
 RETURNING number, lease_expires_at, heartbeat_at, cancel_requested, session_number, driving_fence
 """
 READ_DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
-LEASE_SESSION = LEASE_TO_ITEM.format(
+LEASE_SESSION = LEASE_SESSION_TO_ITEM.format(
     expires_at="SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number"
 )
 SET_DRIVING = "UPDATE hf_work SET driving_fence = :fence WHERE number = :number"
@@ -252,12 +252,12 @@ def drive(item: Item[Any]) -> Op[int]:
 
 def renew_sessions(items: Iterable[Row], lease_ms: int) -> Op[None]:
     """Renew the leases of the sessions that the attempts of these items drive."""
-    yield from _each_driven(RENEW, items, lease_ms=lease_ms)
+    yield from _each_driven(RENEW_SESSION, items, lease_ms=lease_ms)
 
 
 def release_sessions(items: Iterable[Row]) -> Op[None]:
     """Release the sessions that ended attempts drove, and fence what they still write."""
-    yield from _each_driven(GIVE_BACK_DRIVEN, items)
+    yield from _each_driven(RELEASE_DRIVEN_SESSION, items)
 
 
 def _each_driven(statement: str, items: Iterable[Row], **given: int) -> Op[None]:

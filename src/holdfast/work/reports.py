@@ -10,7 +10,7 @@ from ..arguments import require_one_of, require_whole
 from ..clock import iso
 from ..codec import Codec
 from ..kernel.operation import Op, Row, one, rows
-from ..sessions.rows import ANY
+from ..sessions.rows import ALL_SESSIONS
 from .items import (
     ITEM_COLUMNS,
     SELECT_ITEMS,
@@ -115,7 +115,7 @@ def page_of(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
     conditions = "".join(f" AND {name} = :{name}" for name in given)
     if "session_id" in given:
         # The index is by number, and a session's id is never given twice.
-        found = f"(SELECT s.number FROM {ANY} WHERE s.id = :session_id)"  # noqa: S608
+        found = f"(SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id)"  # noqa: S608
         conditions += f" AND session_number = {found}"
     states = [state for state, status in STATUS_OF.items() if status in statuses]
     if "holder" in given and not states:

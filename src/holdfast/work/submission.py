@@ -25,7 +25,7 @@ from ..kernel.operation import (
 from ..kernel.signals import Signals
 from ..leases import Keeper
 from ..sessions.access import Place, require_open
-from ..sessions.rows import BY_NUMBER, read_place
+from ..sessions.rows import ONE_SESSION, read_place
 from .items import ITEM_COLUMNS, READ_ITEM, SELECT_ITEMS, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
@@ -56,7 +56,7 @@ LIVE_WITH_KEY = f"""
 READ_REDRIVEN = f"""
 {SELECT_ITEMS} WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
 """
-READ_SESSION_STATUS = f"SELECT s.status FROM {BY_NUMBER} AND s.id = :id"  # noqa: S608
+READ_SESSION_STATUS = f"SELECT s.status FROM {ONE_SESSION} AND s.id = :id"  # noqa: S608
 
 
 def submit_all(

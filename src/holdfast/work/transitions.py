@@ -20,7 +20,7 @@ from ..effects.statements import is_settled
 from ..feed import event
 from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
 from ..leases import Keeper
-from ..sessions.access import LOOK
+from ..sessions.access import LOCK_SESSION
 from .claims import Claim, in_order, release_sessions
 from .items import FINAL, STATUS_OF, Item, Submission, WorkStatus, context
 from .submission import ring, submit_all
@@ -296,7 +296,7 @@ def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
     """
     if (place := item._place()) is None:
         return
-    session = yield from one(LOOK, number=place.number)
+    session = yield from one(LOCK_SESSION, number=place.number)
     if session is None or session["status"] not in {"active", "waiting"}:
         return
     if session["holder"] is not None and session["is_leased"]:

@@ -15,12 +15,12 @@ from ..opening import open_for_writing
 from ..url import PostgresTarget, SqliteTarget
 from .errors import translate
 
-TABLES = """
+LIST_POSTGRES_TABLES = """
 SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, 'hf_') ORDER BY 1
 """
 
 
-SQLITE_TABLES = """
+LIST_SQLITE_TABLES = """
 SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid
 """
 ROWS_PER_FETCH = 1_000
@@ -75,7 +75,7 @@ def copy_rows(
         with Snapshot(target.dsn, target.schema) as snapshot, store.bulk() as connection:
             # Rows come in no order, a child before its parent too; COMMIT checks the references.
             connection.execute("PRAGMA defer_foreign_keys = ON")
-            tables = [str(row[0]) for row in connection.execute(SQLITE_TABLES).fetchall()]
+            tables = [str(row[0]) for row in connection.execute(LIST_SQLITE_TABLES).fetchall()]
             total, done = sum(map(snapshot.count, tables)), 0
             for table in tables:
                 connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - a name from our schema
@@ -96,7 +96,7 @@ def vacuum(dsn: str, schema: str) -> None:
     """Vacuum and analyse every table of a store, each by itself, on a connection of its own."""
     try:
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
-            found = connection.execute(TABLES, [schema]).fetchall()
+            found = connection.execute(LIST_POSTGRES_TABLES, [schema]).fetchall()
             for (table,) in found:
                 name = sql.Identifier(schema, table)
                 connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(name))

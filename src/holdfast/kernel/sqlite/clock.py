@@ -13,9 +13,9 @@ from typing import Any
 from ... import clock
 from ..operation import Call, Op, one, query, rows, unmarked
 
-KNOWN = "SELECT value FROM hf_meta WHERE name = 'boot'"
-LAST_WRITE = "SELECT max(updated_at) AS at FROM hf_writers"
-REMEMBER = """
+READ_BOOT = "SELECT value FROM hf_meta WHERE name = 'boot'"
+READ_LAST_WRITE = "SELECT max(updated_at) AS at FROM hf_writers"
+SET_BOOT = """
 INSERT INTO hf_meta (name, value) VALUES ('boot', :value)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
@@ -39,7 +39,7 @@ class TimeOps:
         if known is not None:
             return known
         booted_at = yield from self._first(wall, uptime)
-        yield from rows(REMEMBER, value=f"{self._boot} {booted_at}")
+        yield from rows(SET_BOOT, value=f"{self._boot} {booted_at}")
         return booted_at
 
     @query
@@ -49,12 +49,12 @@ class TimeOps:
         return (yield from self._first(wall, uptime)) if known is None else known
 
     def _first(self, wall: int, uptime: int) -> Op[int]:
-        row = yield from one(LAST_WRITE)
+        row = yield from one(READ_LAST_WRITE)
         last_write: int = (row["at"] if row else None) or 0
         return max(wall, last_write) - uptime
 
     def _booted_at(self) -> Op[int | None]:
-        row = yield from one(KNOWN)
+        row = yield from one(READ_BOOT)
         boot, _, booted_at = str(row["value"]).partition(" ") if row else ("", "", "")
         return int(booted_at) if boot == self._boot else None
 
