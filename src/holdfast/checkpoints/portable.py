@@ -332,7 +332,7 @@ class _Arrived:
         return used
 
 
-EXPORT_ITEMS = """
+EXPORT_LINE_ITEMS = """
 SELECT key, count, data FROM hf_items WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
 """
 EXPORT_EPOCHS = """
@@ -437,7 +437,7 @@ def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
         {"key": line_id * SHIFT - 1, "high": line_id * SHIFT + needs.ends[line_id]}
         for line_id in written
     )
-    yield from portable.read_each(EXPORT_ITEMS, lines, write, ["key"])
+    yield from portable.read_each(EXPORT_LINE_ITEMS, lines, write, ["key"])
     for line_id, end in written.items():
         if end < needs.ends[line_id]:
             raise stored.lacking(line_id, end, needs.ends[line_id])

@@ -137,7 +137,7 @@ class _Work:
     failed: set[tuple[str, int]] = field(default_factory=set)
 
 
-EXPORT_ITEMS = f"""
+EXPORT_WORK = f"""
 SELECT number, {ItemRecord.selected()} FROM hf_work
 WHERE session_number = :session_number AND number > :number ORDER BY number LIMIT :limit
 """  # noqa: S608
@@ -166,6 +166,6 @@ class WorkPortable(portable.Portable):
     def export(self, out: portable.Export) -> Op[None]:
         """Write the items of sessions, then their attempts."""
         owners = [{"session_number": number} for number in out.sessions]
-        yield from portable.read_each(EXPORT_ITEMS, owners, ItemRecord.to(out))
+        yield from portable.read_each(EXPORT_WORK, owners, ItemRecord.to(out))
         attempts = AttemptRecord.to(out)
         yield from portable.read_each(EXPORT_ATTEMPTS, owners, attempts, ["work_number", "attempt"])

@@ -96,7 +96,7 @@ DELETE FROM hf_attempts WHERE work_number = :number AND attempt < (
 )
 """
 READ_FENCE = "SELECT state, fence FROM hf_work WHERE number = :number"
-EVENTS = {
+EVENT_KINDS = {
     "completed": "work_completed",
     "failed": "work_failed",
     "cancelled": "work_cancelled",
@@ -286,7 +286,7 @@ def _event(item: Item[Any], change: Transition, state: str, retry_count: int) ->
         "fence": item.fence,
         "retry_count": retry_count,
     }
-    return [event(item.runtime.codec, item.root_id, item.session_id, EVENTS[state], data)]
+    return [event(item.runtime.codec, item.root_id, item.session_id, EVENT_KINDS[state], data)]
 
 
 def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
