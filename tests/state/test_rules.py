@@ -433,3 +433,17 @@ def test_a_fork_of_a_root_may_begin_with_the_state_of_its_version(store: holdfas
     with pytest.raises(holdfast.Compacted):
         root.fork(1, id="late", state="copy")
     assert [each.id for each in store.sessions()] == ["root", "empty", "copy", "again", "child"]
+
+
+def test_a_resume_prompt_has_both_parts_and_says_what_it_cut(state: State) -> None:
+    assert state.resume_prompt() == ("## Session State Summary\n{}\n\n## Child Results\n(none)\n")
+    for number in range(12):
+        state.set(f"k{number}", number)
+    text = state.resume_prompt({"anna": "é" * 100, "ben": {"n": 1}}, max_keys=2, max_bytes=100)
+    assert text == (
+        '## Session State Summary\n{\n  "k11": 11,\n  "k10": 10\n}\n'
+        '(left out: 10 keys of 12; "k9", "k8")\n\n'
+        f"## Child Results\n- anna: {'é' * 25} (cut: 150 of 200 bytes)\n" + '- ben: {"n":1}\n'
+    )
+    with pytest.raises(holdfast.InvalidArgument, match="results must be"):
+        state.resume_prompt(["a"])  # type: ignore[arg-type]

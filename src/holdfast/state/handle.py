@@ -27,6 +27,7 @@ from ..kernel.operation import (
 )
 from ..sessions import SessionHandle
 from . import read
+from .prompt import require_results, resume_prompt
 from .records import Entry, StateConflict, StateDiff, StateEvent, StateSnapshot, StateSummary
 from .retention import compact
 from .values import (
@@ -204,6 +205,22 @@ class State(Handle[C]):
         require_whole("max_keys", max_keys, 1, PAGE_MAX)
         require_whole("max_bytes", max_bytes, 2, SUMMARY_BYTES_MAX)
         return (yield from read.summary(self.runtime.codec, self.root_id, max_keys, max_bytes))
+
+    @query
+    def resume_prompt(
+        self,
+        results: Mapping[str, Any] | None = None,
+        *,
+        max_keys: int = SUMMARY_KEYS,
+        max_bytes: int = SUMMARY_BYTES,
+    ) -> Op[str]:
+        """Return a bounded text for an agent that resumes: the state, and its children's results.
+
+        Either part takes at most so many bytes; what was left out or cut is said.
+        """
+        given = require_results({} if results is None else results)
+        summary = yield from State.summary(self, max_keys, max_bytes)
+        return resume_prompt(summary, given, max_bytes)
 
     @query
     def conflicts(self, *, before: int | None = None, limit: int = 100) -> Op[list[StateConflict]]:
