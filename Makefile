@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-SOURCES = $(wildcard src tests benchmarks)
+SOURCES = $(wildcard src tests benchmarks examples)
 # Tests wait for processes and servers: with one worker for each core, much of the time is idle.
 PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2) --dist worksteal
 # Without bytecode, each of the many processes that tests start compiles all modules again.
