@@ -21,8 +21,8 @@ STATEMENTS = {
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "Session.move_back": 16,
-    "Session.fork": 12,
+    "Session.move_back": 17,
+    "Session.fork": 15,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,
     "Session.lease": 2,
@@ -40,7 +40,7 @@ READS = {
     "CheckpointOps.resume_point": 3,
     "Session.info": 1,
     "StoreSessions.sessions": 1,
-    "Standing.after": 5,
+    "Ledger.standing": 6,
 }
 
 
