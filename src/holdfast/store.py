@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
-from .arguments import require_one_of, require_seconds
+from .arguments import require_one_of, require_seconds, require_text, require_whole
 from .checkpoints import CheckpointsNoun
 from .ciphers import keys_of_environment
 from .clock import Clock, IdSource, SystemClock
@@ -19,6 +19,7 @@ from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
+from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
@@ -26,6 +27,7 @@ from .kernel.driver import Durability, Hooks, Services, Settings, StoreMode
 from .kernel.files import back_up
 from .kernel.flow import (
     Flow,
+    Stream,
     finish,
     flow,
     invoke,
@@ -34,6 +36,7 @@ from .kernel.flow import (
     run_flow_async,
     run_stream,
     run_stream_async,
+    stream,
 )
 from .kernel.opening import Opening, join, open_async_driver, open_driver
 from .kernel.operation import (
@@ -120,6 +123,20 @@ class StoreHandle(
     def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:
         """Return a session tree's events after a position, oldest first, without holes."""
         return (yield from read_events(self.runtime.codec, root_id, after, limit))
+
+    @stream
+    def follow(
+        self, root: object, *, after: int = 0, poll_seconds: float = POLL_SECONDS
+    ) -> Stream[Event]:
+        """Give a session tree's events after a position as they come, each once and in order.
+
+        It never ends by itself. `poll_seconds` is how long an event may go unnoticed where nobody
+        tells of it; a slow reader slows no writer.
+        """
+        root_id = require_text("root", getattr(root, "root_id", root))
+        require_whole("after", after, 0)
+        require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
+        yield from follow(self.runtime, root_id, after, poll_seconds)
 
     @operation
     def settle(self, id: str) -> Op[bool]:

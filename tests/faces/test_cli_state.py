@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +84,31 @@ def test_conflicts_and_bad_input_are_told(filled: dict[str, Any], quick: Run) ->
         result = quick("state", *arguments)
         assert (result.returncode, result.stdout) == (code, ""), arguments
         assert result.stderr.startswith("Error: ")
+
+
+def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_path: Path) -> None:
+    told = quick("feed", "export", "report-one", tmp_path / "feed.jsonl")
+    assert told.stdout == f"Wrote 3 events to {tmp_path / 'feed.jsonl'}.\n"
+    found = [json.loads(line) for line in (tmp_path / "feed.jsonl").read_text().splitlines()]
+    assert [event["position"] for event in found] == [1, 2, 3]
+    options = ("--since", "2", "--kind", "state_changed")
+    [line] = quick("feed", "export", "report-one", "-", *options).stdout.splitlines()
+    assert json.loads(line) == found[2]
+
+
+@pytest.mark.parametrize("command", [("feed", "follow"), ("state", "watch")])
+def test_what_comes_is_printed_until_ctrl_c(
+    command: tuple[str, str], filled: dict[str, Any]
+) -> None:
+    options = [f"--{name}={text}" for name, text in filled.items()]
+    arguments = [sys.executable, "-m", "holdfast", *command, "report-one", *options]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while json.loads(process.stdout.readline()).get("operation", "increment") != "increment":
+            pass
+        with holdfast.open(**filled) as store:
+            store.find_session("report-one").state.set("late", 1)
+        while "late" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130

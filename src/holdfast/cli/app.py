@@ -20,6 +20,7 @@ from . import (
     demo,
     discard_output,
     effects,
+    feed,
     output,
     sessions,
     spend,
@@ -52,6 +53,7 @@ for name, group in {
     "checkpoints": checkpoints.app,
     "effects": effects.app,
     "state": state.app,
+    "feed": feed.app,
     "spend": spend.app,
     "work": work.app,
 }.items():

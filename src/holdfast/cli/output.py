@@ -48,10 +48,10 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
-    print(_json(value, indent=2))
+    print(json_line(value, indent=2))
 
 
-def _json(value: object, indent: int | None = None) -> str:
+def json_line(value: object, indent: int | None = None) -> str:
     """Return JSON that a terminal can show: control and direction characters stand escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
     return _COMMANDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -60,7 +60,7 @@ def _json(value: object, indent: int | None = None) -> str:
 def fail(error: Mapping[str, object], *, as_json: bool) -> None:
     """Print an error on stderr: its sentence, or all of it as one line of JSON."""
     if as_json:
-        print(_json(error), file=sys.stderr)
+        print(json_line(error), file=sys.stderr)
         return
     from rich.text import Text
 

@@ -166,6 +166,18 @@ def history(
 
 
 @app.command(mode="read")
+def watch(
+    store: Store,
+    session: SessionId,
+    since: Annotated[int, option("SEQUENCE", "Only mutations after this sequence.")] = 0,
+) -> Answer:
+    """Print mutations as they come, one JSON object a line. Ctrl-C ends it."""
+    for event in store.find_session(session).state.watch(after=since):
+        print(output.json_line(output.data(event)), flush=True)
+    return Answer(None, "")
+
+
+@app.command(mode="read")
 def diff(
     store: Store,
     session: SessionId,

@@ -10,10 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from ..arguments import require_limit, require_text, require_text_or_none, require_whole
+from ..arguments import (
+    require_limit,
+    require_seconds,
+    require_text,
+    require_text_or_none,
+    require_whole,
+)
 from ..codec import digest
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
-from ..kernel.flow import Flow, Wait, flow, invoke, perform, refuse_steps
+from ..feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, topic_of
+from ..kernel.flow import (
+    Flow,
+    Give,
+    Stream,
+    Wait,
+    flow,
+    invoke,
+    perform,
+    refuse_steps,
+    stream,
+)
 from ..kernel.operation import (
     C,
     Handle,
@@ -378,6 +395,24 @@ class State(Handle[C]):
         """Give every key the value that it had at a sequence, under new versions."""
         require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
         return (yield from self._write("restore", at_sequence, None, idempotency_key))
+
+    @stream
+    def watch(self, *, after: int = 0, poll_seconds: float = POLL_SECONDS) -> Stream[StateEvent]:
+        """Give mutations after a sequence as they come, each once and in order, for ever.
+
+        Raises Compacted below the floor.
+        """
+        require_whole("after", after, 0, VERSION_MAX)
+        require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
+        topic, signals = topic_of(self.root_id), self.runtime.signals
+        while True:
+            ring = signals.count(topic)
+            found = yield from perform(State.events, self, after=after)
+            for event in found:
+                after = event.sequence
+                yield Give(event)
+            if not found:
+                yield Wait(poll_seconds, topic, ring)
 
     @flow
     def update(
