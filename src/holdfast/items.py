@@ -27,6 +27,7 @@ from .kernel.operation import (
 )
 from .records import Swept
 from .session import Session
+from .state import State
 from .work import WorkNoun, claims, reports, transitions
 from .work.claims import Beat
 from .work.handle import ItemOps, require_held, require_list
@@ -66,6 +67,17 @@ class WorkItem(ItemOps[C]):
         if self.session_number is None:
             return None
         return self._session(self.driving_fence if self.is_held else None)
+
+    @property
+    def state(self) -> State[C]:
+        """The shared state of the session's tree.
+
+        What an attempt that died has added already is not added again: increment, append, add and
+        batch get an idempotency key of the item, the mutation, and how often the attempt made it.
+        """
+        if self.session is None:
+            raise InvalidArgument(f"work item {self.id} has no session, and so no shared state")
+        return self.session.state
 
     @operation
     def drive(self) -> Op[Session[C]]:
@@ -228,7 +240,7 @@ class Work(Handle[C]):
         Refused while another item has its key.
         """
         dead = yield from self._found(id)
-        if dead.state not in {"failed", "cancelled"}:
+        if dead.stored_state not in {"failed", "cancelled"}:
             raise InvalidArgument(
                 f"work item {id} is {dead.status}; only a failed or cancelled one is redriven"
             )
@@ -253,7 +265,7 @@ class Work(Handle[C]):
             return WorkItem(self.runtime, row)
         require_whole("fence", fence, 1, 2**63 - 1)
         item: WorkItem[C] = WorkItem(self.runtime, row, LEASE_SECONDS)
-        if item.fence != fence or item.state != "in_progress":
+        if item.fence != fence or item.stored_state != "in_progress":
             item.fence = fence
             raise (yield from transitions.lost(item))
         return item

@@ -107,28 +107,25 @@ def test_a_retried_item_does_not_count_twice(place: dict[str, Any]) -> None:
 
         def attempt(holder: str) -> holdfast.WorkItem:
             [item] = store.work.claim(holder)
-            state_of(item).increment("n")
-            state_of(item).increment("n")
-            state_of(item).append("log", ["read"])
-            state_of(item).set("last", holder)
+            item.state.increment("n")
+            item.state.increment("n")
+            item.state.append("log", ["read"])
+            item.state.set("last", holder)
             return item
 
         first = attempt("one")
         assert first.fail("it broke", delay_seconds=0) == "pending"
         second = attempt("two")
-        state_of(second).increment("n")
+        second.state.increment("n")
         second.fail("for good", retry=False)
         store.work.redrive(second.id)
         third = attempt("three")
         assert root.state.snapshot().document == {"n": 3, "log": ["read"], "last": "three"}
         assert {event.item_id for event in root.state.events()} == {first.id, third.id}
         with pytest.raises(holdfast.LeaseLost):
-            state_of(first).increment("n")
-
-
-def state_of(item: holdfast.WorkItem) -> holdfast.State:
-    assert item.session is not None
-    return item.session.state
+            first.state.increment("n")
+        with pytest.raises(holdfast.InvalidArgument, match="no session"):
+            store.work.submit("alone").state  # noqa: B018
 
 
 def test_a_writer_killed_at_any_moment_leaves_whole_mutations(place: dict[str, Any]) -> None:

@@ -191,6 +191,7 @@ def handles(store: holdfast.Store) -> None:
         assert_type(item, holdfast.WorkItem[Sync])
         assert_type(item.session, holdfast.Session[Sync] | None)
         assert_type(item.drive(), holdfast.Session[Sync])
+        assert_type(item.state, holdfast.State[Sync])
     assert_type(store.within(object()), holdfast.Store)
 
 

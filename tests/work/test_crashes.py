@@ -247,7 +247,7 @@ STEPS: dict[str, Step] = {
     "several in one commit": Step(claimed, composed),
 }
 FIELDS = (
-    *("type", "state", "holder", "fence", "cancel_requested", "retry_count", "attempts"),
+    *("type", "stored_state", "holder", "fence", "cancel_requested", "retry_count", "attempts"),
     *("failures", "rescues", "releases", "key", "input", "output", "error", "last_progress"),
 )
 

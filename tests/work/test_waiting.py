@@ -107,7 +107,7 @@ async def test_resolving_makes_the_item_ready_in_the_same_transaction(subject: S
     def resolve(tx: Any) -> Any:
         yield from tx.resolve(begun.effect_id, NotLanded(), by="ann")
         found = yield from tx.work.get(item.id)
-        seen.append(found.state)
+        seen.append(found.stored_state)
         raise ZeroDivisionError
 
     await raises(ZeroDivisionError, partial(store.run, resolve))

@@ -123,7 +123,7 @@ class Item(Handle[C]):
     completed_at: int | None
     updated_at: int
     cancel_requested: bool
-    state: str
+    stored_state: str
     session_number: int | None
     is_held: bool
     lease_seconds: float
@@ -140,6 +140,8 @@ class Item(Handle[C]):
         for part in ("input", "output", "error", "progress"):
             if part in fields:
                 fields[f"_{part}"] = fields.pop(part)
+        if "state" in fields:
+            fields["stored_state"] = fields.pop("state")
         if "cancel_requested" in fields:
             fields["cancel_requested"] = bool(fields["cancel_requested"])
         self.__dict__.update(fields)
@@ -153,12 +155,12 @@ class Item(Handle[C]):
     @property
     def status(self) -> WorkStatus:
         """Where the item stands: pending, in_progress, completed, failed or cancelled."""
-        return STATUS_OF[self.state]
+        return STATUS_OF[self.stored_state]
 
     @property
     def waits_for(self) -> Literal["time", "review"] | None:
         """What keeps a pending item from being claimed: its time, a review, or nothing."""
-        return {"scheduled": "time", "review": "review"}.get(self.state)  # type: ignore[return-value]
+        return {"scheduled": "time", "review": "review"}.get(self.stored_state)  # type: ignore[return-value]
 
     @property
     def input(self) -> Any:
@@ -207,7 +209,7 @@ class Item(Handle[C]):
         return f"<{type(self).__name__} {self.id} {self.type} {self.status}>"
 
 
-_INTERNAL = {"state", "session_number", "is_held", "lease_seconds", "driving_fence"}
+_INTERNAL = {"stored_state", "session_number", "is_held", "lease_seconds", "driving_fence"}
 
 
 def context(id: str, part: str) -> tuple[str, ...]:

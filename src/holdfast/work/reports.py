@@ -185,7 +185,7 @@ def why(item: Item[Any], now: int) -> Op[str]:
     """Say in a sentence why an item runs or does not."""
     last = f" Last error: {item.error}." if item.error else ""
     retries = f"retry {item.retry_count} of {item.max_retries}"
-    match item.state:
+    match item.stored_state:
         case "pending":
             return (yield from _ready(item)) + last
         case "scheduled" if item.available_at <= now:

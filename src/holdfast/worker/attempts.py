@@ -339,7 +339,9 @@ class HandlerRun:
     @property
     def _ended(self) -> Item[Any] | None:
         """The handle through which the handler, or the worker, has ended the attempt."""
-        return next((each for each in (self.given, self.item) if each.state != "in_progress"), None)
+        return next(
+            (each for each in (self.given, self.item) if each.stored_state != "in_progress"), None
+        )
 
     def _denied(self, error: errors.HoldfastError) -> AttemptOutcome:
         if (ended := self._ended) is not None:
@@ -353,6 +355,6 @@ def _outcome_of(item: Item[Any]) -> AttemptOutcome:
     match item.status:
         case "completed" | "failed" | "cancelled":
             return item.status
-        case _ if item.state == "review":
+        case _ if item.stored_state == "review":
             return "parked"
     return "released" if item.error is None else "retried"
