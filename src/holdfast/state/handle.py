@@ -62,9 +62,9 @@ from .write import StateWrite, mutate_all, request_of
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-RETRIES = 3
-RETRIES_MAX = 100
-RETRY_SECONDS = 0.1
+UPDATE_RETRIES = 3
+UPDATE_RETRIES_MAX = 100
+UPDATE_RETRY_SECONDS = 0.1
 PAGE_MAX = 1_000
 SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
 CONFLICTS_KEPT = 1_000
@@ -416,7 +416,7 @@ class State(Handle[C]):
 
     @flow
     def update(
-        self, key: str, function: Callable[[Any], Any], *, retries: int = RETRIES
+        self, key: str, function: Callable[[Any], Any], *, retries: int = UPDATE_RETRIES
     ) -> Flow[Entry]:
         """Set a key to what a function makes of its value, None if it does not exist.
 
@@ -424,7 +424,7 @@ class State(Handle[C]):
         200, 400 … ms with jitter; after so many retries VersionConflict is raised.
         """
         require_key(key)
-        require_whole("retries", retries, 0, RETRIES_MAX)
+        require_whole("retries", retries, 0, UPDATE_RETRIES_MAX)
         for attempt in range(1, retries + 2):
             entry = yield from perform(State.entry, self, key)
             value = yield from invoke(function, None if entry is None else entry.value)
@@ -436,7 +436,7 @@ class State(Handle[C]):
                 yield from _note(self, conflict, attempt, not is_last)
                 if is_last:
                     raise
-            pause = RETRY_SECONDS * 2 ** (attempt - 1)
+            pause = UPDATE_RETRY_SECONDS * 2 ** (attempt - 1)
             yield Wait(pause * (0.5 + random.random()))
         raise AssertionError("a last attempt returns or raises")
 

@@ -48,7 +48,7 @@ class StateRecord(Record, frozen=True, tag="state"):
 
     def add(self, into: Import) -> Op[None]:
         """Add it; a root of this id that was deleted here has left its highest version."""
-        into.later(ADD_STATE, self.row(into.codec))
+        into.later(IMPORT_STATE, self.row(into.codec))
         yield from ()
 
 
@@ -119,7 +119,7 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the event."""
-        into.later(ADD_EVENT, self.row(into.codec))
+        into.later(IMPORT_STATE_EVENT, self.row(into.codec))
         yield from ()
 
 
@@ -160,7 +160,7 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the entry."""
-        into.later(ADD_ENTRY, self.row(into.codec))
+        into.later(IMPORT_STATE_ENTRY, self.row(into.codec))
         yield from ()
 
 
@@ -187,24 +187,24 @@ class _States:
         return last <= sequence <= max(last, self.floors[root_id]) + 1
 
 
-READ_STATE = f"SELECT {StateRecord.selected()} FROM hf_state WHERE root_id = :root_id"  # noqa: S608
-READ_EVENTS = f"""
+EXPORT_STATE = f"SELECT {StateRecord.selected()} FROM hf_state WHERE root_id = :root_id"  # noqa: S608
+EXPORT_STATE_EVENTS = f"""
 SELECT {StateEventRecord.selected()} FROM hf_state_events
 WHERE root_id = :root_id AND (sequence, key) > (:sequence, :key)
 ORDER BY sequence, key LIMIT :limit
 """  # noqa: S608
-READ_ENTRIES = f"""
+EXPORT_STATE_ENTRIES = f"""
 SELECT {StateEntryRecord.selected()} FROM hf_state_entries
 WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
 """  # noqa: S608
-ADD_STATE = f"""
+IMPORT_STATE = f"""
 INSERT INTO hf_state {StateRecord.inserted()}
 ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
     forgotten_version = CASE WHEN hf_state.forgotten_version > excluded.forgotten_version
         THEN hf_state.forgotten_version ELSE excluded.forgotten_version END
 """
-ADD_EVENT = f"INSERT INTO hf_state_events {StateEventRecord.inserted()}"
-ADD_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()}"
+IMPORT_STATE_EVENT = f"INSERT INTO hf_state_events {StateEventRecord.inserted()}"
+IMPORT_STATE_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()}"
 
 
 class StatePortable(Portable):
@@ -215,11 +215,13 @@ class StatePortable(Portable):
     def export(self, out: Export) -> Op[None]:
         """Write the state of each tree: its events, then what they left."""
         roots: list[dict[str, Any]] = [{"root_id": root_id} for root_id in sorted(out.root_ids)]
-        yield from read_each(READ_STATE, roots, StateRecord.to(out))
+        yield from read_each(EXPORT_STATE, roots, StateRecord.to(out))
         events = ({**root, "key": ""} for root in roots)
-        yield from read_each(READ_EVENTS, events, StateEventRecord.to(out), ["sequence", "key"])
+        yield from read_each(
+            EXPORT_STATE_EVENTS, events, StateEventRecord.to(out), ["sequence", "key"]
+        )
         entries = ({**root, "key": ""} for root in roots)
-        yield from read_each(READ_ENTRIES, entries, StateEntryRecord.to(out), ["key"])
+        yield from read_each(EXPORT_STATE_ENTRIES, entries, StateEntryRecord.to(out), ["key"])
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check that every key with a history has its entry, and that they are counted."""

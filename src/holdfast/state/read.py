@@ -21,7 +21,7 @@ from .write import (
 
 EVENT_COLUMNS = """h.sequence, h.key, h.operation, h.version, h.argument, h.value, h.base,
     h.is_deleted, h.session_id, h.item_id, h.idempotency_key, h.created_at"""
-DOCUMENTS = "('init', 'full_replace', 'patch', 'restore')"
+DOCUMENT_OPERATIONS = "('init', 'full_replace', 'patch', 'restore')"
 LIST_KEYS = """
 SELECT key FROM hf_state_entries WHERE root_id = :root_id AND value IS NOT NULL
     AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
@@ -60,13 +60,13 @@ ORDER BY h.sequence DESC LIMIT :limit
 READ_STATE_EVENTS = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events h
 WHERE h.root_id = :root_id AND h.sequence > :after
-    AND (h.key = '' OR h.operation NOT IN {DOCUMENTS})
+    AND (h.key = '' OR h.operation NOT IN {DOCUMENT_OPERATIONS})
 ORDER BY h.sequence LIMIT :limit
 """  # noqa: S608
 READ_PARTS = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events h
 WHERE h.root_id = :root_id AND h.sequence BETWEEN :first AND :last
-    AND h.key <> '' AND h.operation IN {DOCUMENTS}
+    AND h.key <> '' AND h.operation IN {DOCUMENT_OPERATIONS}
 ORDER BY h.sequence, h.key
 """  # noqa: S608
 SUMMARY_KEYS_READ_MAX = 1_000

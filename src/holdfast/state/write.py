@@ -20,7 +20,7 @@ from .records import Entry
 from .values import MISSING, DocumentOperation, Mutation, applied
 
 # A value this small is kept with every event; of a larger one every so many steps.
-INLINE_BYTES_MAX = 256
+WHOLE_BYTES_MAX = 256
 STEPS_MAX = 32
 
 HEAD = f"""
@@ -96,7 +96,7 @@ def request_of(key: str | None, asked: object) -> KeyedRequest | None:
 
 
 @dataclass(slots=True)
-class Slot:
+class KeySlot:
     """A key as it is stored, and what the transaction makes of it."""
 
     version: int = 0
@@ -128,7 +128,7 @@ class StateWrite:
     keys: int = 0
     forgotten_version: int = 0
     _keys_before: int | None = None
-    _slots: dict[str, Slot] = field(default_factory=dict)
+    _slots: dict[str, KeySlot] = field(default_factory=dict)
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, keys: Iterable[str] | None) -> Op[int | None]:
@@ -170,17 +170,17 @@ class StateWrite:
             )
         return int(row["sequence"])
 
-    def _slot(self, row: Row) -> Slot:
-        slot = Slot(version=row["version"], base=row["base"], steps=row["steps"], row=row)
+    def _slot(self, row: Row) -> KeySlot:
+        slot = KeySlot(version=row["version"], base=row["base"], steps=row["steps"], row=row)
         if row["value"] is not None:
             context = entry_context(self.place.root_id, row["key"])
             slot.body = self.runtime.codec.unseal(row["value"], context=context)
         return slot
 
-    def slot(self, key: str) -> Slot:
+    def slot(self, key: str) -> KeySlot:
         """Return a key that was read, or an empty one."""
         found = self._slots.get(key)
-        return found if found is not None else self._slots.setdefault(key, Slot())
+        return found if found is not None else self._slots.setdefault(key, KeySlot())
 
     def value(self, key: str) -> Any:
         """Return the value of a key, or MISSING."""
@@ -240,14 +240,14 @@ class StateWrite:
             if not self._is_same(slot, after):
                 self._put(key, slot, after, operation, None)
 
-    def _is_same(self, slot: Slot, after: Any) -> bool:
+    def _is_same(self, slot: KeySlot, after: Any) -> bool:
         if after is MISSING or slot.body is None:
             return after is MISSING and slot.body is None
         limits = self.runtime.codec.limits
         return canonical(after, limits) == canonical(self.runtime.codec.decode(slot.body), limits)
 
     def _put(
-        self, key: str, slot: Slot, after: Any, operation: str, argument: bytes | None
+        self, key: str, slot: KeySlot, after: Any, operation: str, argument: bytes | None
     ) -> None:
         """Note the new value of a key, and its row of the event at the current sequence."""
         existed = slot.body is not None
@@ -259,7 +259,7 @@ class StateWrite:
             argument is None
             or not existed
             or slot.steps + 1 >= STEPS_MAX
-            or len(slot.body or b"") <= INLINE_BYTES_MAX
+            or len(slot.body or b"") <= WHOLE_BYTES_MAX
         )
         slot.base, slot.steps = (self.sequence, 0) if is_whole else (slot.base, slot.steps + 1)
         value = None
