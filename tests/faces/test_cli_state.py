@@ -112,3 +112,10 @@ def test_what_comes_is_printed_until_ctrl_c(
             pass
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
+
+
+def test_negative_numbers_and_line_separators(filled: dict[str, Any], quick: Run) -> None:
+    assert quick("state", "increment", "report-one", "n", "-5").stdout == "n is -2, version 2.\n"
+    assert quick("state", "set", "report-one", "k", "-1").returncode == 0
+    quick("state", "set", "report-one", "lines", '"a\\u2028b\\u0085c"')
+    assert quick("state", "get", "report-one", "lines").stdout == '"a\ufffdb\ufffdc"\n'

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -94,3 +95,59 @@ def write(path: Path, records: list[Any]) -> None:
         for record in records:
             writer.write(record)
         writer.end()
+
+
+def test_a_tree_that_was_deleted_and_imported_again_repeats_no_version(
+    place: dict[str, Any], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.export", tmp_path / "second.export"
+    with holdfast.open(**place) as store:
+        session = store.session("root")
+        for number in range(3):
+            session.state.set("k", number)
+        store.export(first)
+        session.state.set("k", 3)
+        held = session.state.set("k", "held")
+        session.delete(force=True)
+        store.import_sessions(first)
+        state = store.find_session("root").state
+        assert state.get("k") == 2
+        with pytest.raises(holdfast.Compacted):
+            state.snapshot(at_sequence=4)
+        written = [state.set("k", number) for number in range(3)]
+        assert [each.version for each in written] == [6, 7, 8]
+        assert [each.sequence for each in written] == [6, 7, 8]
+        with pytest.raises(holdfast.VersionConflict):
+            state.set("k", "stale", if_version=held.version)
+        assert [event.sequence for event in state.events(after=5)] == [6, 7, 8]
+        store.export(second)
+        assert state.set("new", 1).version == 6
+    with holdfast.open(f"sqlite:///{tmp_path}/third.db") as store:
+        store.import_sessions(second)
+        assert store.find_session("root").state.set("k", 1).version == 9
+
+
+def test_a_forged_sequence_floor_or_value_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.export"
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        fill(store)
+        store.export(file)
+    records = frames(file)
+    forged: dict[str, list[dict[str, Any]]] = {
+        "TreeRecord": [{"sequence": 3}, {"sequence": 2**53}],
+        "StateRecord": [{"floor": 1_000_000}, {"keys": 99}],
+        "StateEntryRecord": [{"value": b"\x01"}, {"value": None}, {"version": 99}],
+        "StateEventRecord": [{"key": "other"}, {"operation": "init"}],
+    }
+    for name, changes in forged.items():
+        found = [n for n, each in enumerate(records) if type(each).__name__ == name]
+        at = next(n for n in reversed(found) if getattr(records[n], "value", b"") is not None)
+        for number, change in enumerate(changes):
+            changed = [*records]
+            changed[at] = msgspec.structs.replace(records[at], **change)
+            path = tmp_path / f"{name}{number}"
+            write(path, changed)
+            with holdfast.open("sqlite://") as store:
+                with pytest.raises(holdfast.CorruptRecord):
+                    store.import_sessions(path)
+                assert store.sessions() == []

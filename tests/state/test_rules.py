@@ -443,7 +443,78 @@ def test_a_resume_prompt_has_both_parts_and_says_what_it_cut(state: State) -> No
     assert text == (
         '## Session State Summary\n{\n  "k11": 11,\n  "k10": 10\n}\n'
         '(left out: 10 keys of 12; "k9", "k8")\n\n'
-        f"## Child Results\n- anna: {'é' * 25} (cut: 150 of 200 bytes)\n" + '- ben: {"n":1}\n'
+        f'## Child Results\n- anna: "{"é" * 24} (cut: 153 of 202 bytes)\n' + '- ben: {"n":1}\n'
     )
     with pytest.raises(holdfast.InvalidArgument, match="results must be"):
         state.resume_prompt(["a"])  # type: ignore[arg-type]
+
+
+def test_a_refused_batch_tells_what_is_stored_and_no_later_operation_hides_it(state: State) -> None:
+    for _ in range(4):
+        state.set("k", [])
+    operations = [
+        {"op": "delete", "key": "k", "if_version": 1},
+        {"op": "append", "key": "k", "items": [1]},
+        {"op": "delete", "key": "missing"},
+        {"op": "increment", "key": "k"},
+        {"op": "set", "key": "other", "value": 1, "if_version": 3},
+    ]
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.batch(operations)
+    assert (caught.value.current_version, caught.value.current_value) == (4, [])
+    assert [each["status"] for each in caught.value.results] == [
+        "conflict", "not_applied", "not_applied", "not_applied", "conflict",
+    ]  # fmt: skip
+    assert [(each.key, each.current) for each in state.conflicts()] == [("k", 4)]
+
+
+def test_a_request_is_compared_to_the_last_character(state: State) -> None:
+    composed, decomposed = "\u00e9", "e\u0301"
+    state.set(composed, 1, idempotency_key="key")
+    with pytest.raises(holdfast.RequestMismatch):
+        state.set(decomposed, 1, idempotency_key="key")
+    both = {composed: 1, decomposed: 2}
+    assert state.set("m", both, idempotency_key="both").value == both
+    assert state.patch(both, idempotency_key="document").document == {**both, "m": both}
+    state.set("n", 1, if_unchanged={"m": 1}, idempotency_key="read")
+    with pytest.raises(holdfast.RequestMismatch):
+        state.set("n", 1, if_unchanged={"m": 2}, idempotency_key="read")
+
+
+def test_a_request_is_remembered_across_compaction(state: State) -> None:
+    first = state.increment("n", 5, idempotency_key="one")
+    operations = [{"op": "append", "key": "xs", "items": ["x" * 300]}] * 3
+    done = state.batch(operations, idempotency_key="two")
+    state.set("gone", 1, idempotency_key="three")
+    state.delete("gone")
+    state.patch({"n": 9}, idempotency_key="four")
+    for number in range(50):
+        state.increment("n", number)
+        state.append("xs", [number])
+    document = state.snapshot().document
+    state.compact(state.version())
+    assert state.increment("n", 5, idempotency_key="one") == first
+    assert state.batch(operations, idempotency_key="two") == done
+    assert state.set("gone", 1, idempotency_key="three").version == 1
+    with pytest.raises(holdfast.Compacted):
+        state.patch({"n": 9}, idempotency_key="four")
+    assert state.snapshot().document == document
+    assert state.compact(0) == 0
+
+
+def test_large_numbers_overflow_with_a_clear_error(state: State) -> None:
+    state.set("whole", 10**400)
+    state.set("half", 0.5)
+    for key, delta in (("whole", 0.5), ("half", 10**400)):
+        with pytest.raises(holdfast.InvalidValue, match="no finite number"):
+            state.increment(key, delta)
+    with pytest.raises(holdfast.InvalidArgument, match="takes a function"):
+        state.update("half", 5)  # type: ignore[arg-type]
+
+
+def test_ten_thousand_keys_are_written_at_once(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        state = store.session("root").state
+        document = {f"k{number}": number for number in range(10_000)}
+        assert state.replace(document).document == document
+        assert state.version() == 1

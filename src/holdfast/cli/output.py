@@ -223,4 +223,4 @@ def json_lines(value: object) -> RenderableType:
     """Return a value as JSON to read, which cannot command the terminal either."""
     from rich.text import Text
 
-    return Text("\n".join(map(printable, to_json(value, indent=2).splitlines())))
+    return Text("\n".join(map(printable, to_json(value, indent=2).split("\n"))))

@@ -18,6 +18,8 @@ from .command import Answer, Commands, Limit, SessionId, Yes, argument, confirm,
 
 app = Commands("Look at the shared state of a tree, change it, and look back in time.")
 
+# A negative number is a value and no option.
+NEGATIVE = {"ignore_unknown_options": True}
 Key = Annotated[str, argument("KEY", "The key.")]
 Value = Annotated[str, argument("VALUE", "The value as JSON; - reads stdin.")]
 IfVersion = Annotated[
@@ -77,7 +79,7 @@ def keys(
     return Answer({"keys": found}, "\n".join(map(output.text_of, found)) or "No keys.")
 
 
-@app.command("set", mode="write")
+@app.command("set", mode="write", context_settings=NEGATIVE)
 def set_key(
     store: Store,
     session: SessionId,
@@ -103,7 +105,7 @@ def delete(
     return _written(state.delete(key, if_version=if_version))
 
 
-@app.command(mode="write")
+@app.command(mode="write", context_settings=NEGATIVE)
 def increment(
     store: Store,
     session: SessionId,

@@ -36,6 +36,7 @@ class TreeRecord(Record, frozen=True, tag="tree"):
             return f"tree {self.root_id!r} comes twice"
         seen.trees[self.root_id] = 0
         seen.of(_Feeds).ends[self.root_id] = self.position
+        seen.of(_Feeds).sequences[self.root_id] = self.sequence
         return None
 
     def add(self, into: Import) -> Op[None]:
@@ -81,6 +82,7 @@ class EventRecord(Record, frozen=True, tag="event"):
 @dataclass(slots=True)
 class _Feeds:
     ends: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
     is_known: dict[str, bool] = field(default_factory=dict)
 
 
@@ -115,6 +117,11 @@ class FeedPortable(Portable):
             if position != ends[root_id]:
                 return f"the feed of tree {root_id!r} ends at {position}"
         return None
+
+
+def sequence_of(seen: Seen, root_id: str) -> int:
+    """Return how far the shared state of a tree in a file has counted."""
+    return seen.of(_Feeds).sequences[root_id]
 
 
 def read_positions(root_ids: Iterable[str]) -> Op[dict[str, int]]:

@@ -17,7 +17,6 @@ from ..arguments import (
     require_text_or_none,
     require_whole,
 )
-from ..codec import digest
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
 from ..feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, topic_of
 from ..kernel.flow import (
@@ -57,7 +56,7 @@ from .values import (
     require_if_version,
     require_key,
 )
-from .write import StateWrite, mutate_all, request_of
+from .write import StateWrite, mutate_all, request_digest, request_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -135,12 +134,12 @@ class Ordinals(PerStore):
     """Counts the equal mutations of each attempt at a work item, to derive their keys."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._limits = runtime.codec.limits
+        self._codec = runtime.codec
         self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
     def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return a key that the same mutation has in every attempt, also after a redrive."""
-        asked = digest([operation, list(args), dict(kwargs)], self._limits, name=operation)
+        asked = request_digest(self._codec, [operation, list(args), dict(kwargs)])
         counts = self._counts.setdefault(item, Counter())
         counts[asked] += 1
         return f"item {item.first_id or item.id} {asked} {counts[asked]}"
@@ -424,6 +423,8 @@ class State(Handle[C]):
         200, 400 … ms with jitter; after so many retries VersionConflict is raised.
         """
         require_key(key)
+        if not callable(function):
+            raise InvalidArgument(f"update takes a function, not {type(function).__name__}")
         require_whole("retries", retries, 0, UPDATE_RETRIES_MAX)
         for attempt in range(1, retries + 2):
             entry = yield from perform(State.entry, self, key)
@@ -462,7 +463,10 @@ class State(Handle[C]):
         idempotency_key: str | None,
     ) -> Op[list[Entry]]:
         unchanged = _versions(if_unchanged)
-        asked = [[each.operation, each.key, each.argument, each.if_version] for each in mutations]
+        asked = [
+            unchanged,
+            *([each.operation, each.key, each.argument, each.if_version] for each in mutations),
+        ]
         write = self._draft(idempotency_key, asked)
         done = yield from mutate_all(write, mutations, unchanged)
         if isinstance(done, int):
@@ -517,7 +521,7 @@ class State(Handle[C]):
         item_id = None if session.item is None else session.item.id
         if idempotency_key is not None:
             require_text("idempotency_key", idempotency_key)
-        request = request_of(idempotency_key, asked)
+        request = request_of(self.runtime.codec, idempotency_key, asked)
         return StateWrite(self.runtime, session._place, item_id, request)
 
     @operation

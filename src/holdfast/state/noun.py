@@ -15,10 +15,13 @@ from .portable import StatePortable
 # A root that is created again under the same id goes on counting where the deleted one was.
 REMEMBER = f"""
 UPDATE hf_state SET keys = 0, floor = {TREE_SEQUENCE.format(root_id=":root_id")},
-    forgotten_version = coalesce((
-        SELECT max(e.version) FROM hf_state_entries e
-        WHERE e.root_id = :root_id AND e.version > hf_state.forgotten_version
-    ), forgotten_version)
+    forgotten_version = (
+        SELECT max(known.version) FROM (
+            SELECT e.version AS version FROM hf_state_entries e WHERE e.root_id = :root_id
+            UNION ALL SELECT s.forgotten_version FROM hf_state s WHERE s.root_id = :root_id
+            UNION ALL SELECT s.least_version FROM hf_state s WHERE s.root_id = :root_id
+        ) known
+    )
 WHERE root_id = :root_id
 """  # noqa: S608
 REMOVE_EVENTS = "DELETE FROM hf_state_events WHERE root_id = :root_id"

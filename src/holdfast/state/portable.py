@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
-from ..kernel.operation import Op
+from ..feed.events import TREE_SEQUENCE
+from ..feed.portable import sequence_of
+from ..kernel.operation import Op, rows
 from ..kernel.portable import (
     ANY,
     Count,
@@ -26,6 +28,8 @@ from ..kernel.portable import (
 from .values import REDUCED, VERSION_MAX, DocumentOperation, Operation, require_key
 from .write import entry_context, event_context
 
+DOCUMENT_OPERATIONS: tuple[DocumentOperation, ...] = get_args(DocumentOperation)
+SEQUENCE_MAX = 2**52
 EventKey = Annotated[str, Meta(max_length=256)]
 
 
@@ -36,18 +40,23 @@ class StateRecord(Record, frozen=True, tag="state"):
     keys: Count
     floor: Count
     forgotten_version: Count
+    least_version: Count
 
     def problem(self, seen: Seen) -> str | None:
         """Check that its tree came before it, and that it comes once."""
         states = seen.of(_States)
         if self.root_id not in seen.trees or self.root_id in states.keys:
             return f"the state of tree {self.root_id!r} comes twice, or without its tree"
+        if not self.floor <= sequence_of(seen, self.root_id) <= SEQUENCE_MAX:
+            return f"the state of tree {self.root_id!r} has a floor or a sequence that cannot be"
         states.keys[self.root_id] = self.keys
         states.floors[self.root_id] = self.floor
+        states.least_versions[self.root_id] = self.least_version
         return None
 
     def add(self, into: Import) -> Op[None]:
-        """Add it; a root of this id that was deleted here has left its highest version."""
+        """Add it; above the versions that a deleted root of this id has left here."""
+        into.of(_States).keys[self.root_id] = self.keys
         into.later(IMPORT_STATE, self.row(into.codec))
         yield from ()
 
@@ -87,31 +96,44 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
         last = states.last.get((self.root_id, self.key), _Last())
         if self.root_id not in states.keys or not states.is_next(self.root_id, self.sequence):
             return f"{self.label} is out of order"
+        previous = states.sequences.get(self.root_id, 0)
         states.sequences[self.root_id] = self.sequence
         if self.idempotency_key is not None:
             if (self.root_id, self.idempotency_key) in states.requests:
                 return f"{self.label} has an idempotency key twice"
             states.requests.add((self.root_id, self.idempotency_key))
+        is_document = self.operation in DOCUMENT_OPERATIONS
         if not self.key:
-            return None if self.sequence > last.sequence else f"{self.label} comes twice"
+            states.documents[self.root_id] = self.sequence
+            is_alone = self.sequence > previous and is_document
+            return None if is_alone else f"{self.label} comes twice, or is no document"
         require_key(self.key)
+        if (states.documents.get(self.root_id) == self.sequence) != is_document and (
+            self.sequence > states.floors[self.root_id]
+        ):
+            return f"{self.label} has changes that belong to another"
+        if not is_document and self.sequence == previous:
+            return f"{self.label} comes twice"
         is_whole = self.value is not None or bool(self.is_deleted)
-        if self.sequence <= last.sequence or not self._is_next_version(last):
+        if self.sequence <= last.sequence or not self._is_next_version(last, states):
             return f"{self.label} does not follow the one before it"
         if is_whole != (self.base == self.sequence) or (self.value and self.is_deleted):
             return f"{self.label} has a wrong base"
         if not is_whole and not self._is_step(last):
             return f"{self.label} has no value to start from"
         states.last[self.root_id, self.key] = _Last(
-            self.sequence, self.version, self.base, bool(self.is_deleted)
+            self.sequence, self.version, self.base, bool(self.is_deleted), self.value
         )
         return None
 
-    def _is_next_version(self, last: _Last) -> bool:
-        """Whether it has the next version; one that creates a key may start higher."""
-        least = last.version + 1
-        is_created = last.sequence == 0 or last.is_deleted
-        return least <= self.version <= (VERSION_MAX if is_created else least)
+    def _is_next_version(self, last: _Last, states: _States) -> bool:
+        """Whether its version may follow; below the floor, not all versions are kept."""
+        if not last.version < self.version <= VERSION_MAX:
+            return False
+        is_kept = self.sequence <= states.floors[self.root_id]
+        if is_kept or last.sequence == 0 or last.is_deleted:
+            return True
+        return self.version in {last.version + 1, states.least_versions[self.root_id] + 1}
 
     def _is_step(self, last: _Last) -> bool:
         known = self.operation in REDUCED and self.argument is not None
@@ -149,12 +171,12 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         """Check that it is what the last event of its key left."""
         states = seen.of(_States)
         last = states.last.pop((self.root_id, self.key), None)
-        if last is None or (last.sequence, last.version, last.base) != (
-            self.sequence,
-            self.version,
-            self.base,
-        ):
+        names = ("sequence", "version", "base")
+        if last is None or any(getattr(last, name) != getattr(self, name) for name in names):
             return f"state key {self.key!r} does not match its history"
+        is_other = last.value is not None and last.value != self.value
+        if is_other or last.is_deleted != (self.value is None):
+            return f"state key {self.key!r} has another value than its history"
         states.live[self.root_id] = states.live.get(self.root_id, 0) + (self.value is not None)
         return None
 
@@ -170,6 +192,7 @@ class _Last:
     version: int = 0
     base: int = 0
     is_deleted: bool = False
+    value: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -177,8 +200,10 @@ class _States:
     keys: dict[str, int] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
+    least_versions: dict[str, int] = field(default_factory=dict)
     sequences: dict[str, int] = field(default_factory=dict)
     last: dict[tuple[str, str], _Last] = field(default_factory=dict)
+    documents: dict[str, int] = field(default_factory=dict)
     requests: set[tuple[str, str]] = field(default_factory=set)
 
     def is_next(self, root_id: str, sequence: int) -> bool:
@@ -201,8 +226,18 @@ IMPORT_STATE = f"""
 INSERT INTO hf_state {StateRecord.inserted()}
 ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
     forgotten_version = CASE WHEN hf_state.forgotten_version > excluded.forgotten_version
-        THEN hf_state.forgotten_version ELSE excluded.forgotten_version END
+        THEN hf_state.forgotten_version ELSE excluded.forgotten_version END,
+    least_version = CASE WHEN hf_state.forgotten_version > excluded.least_version
+        THEN hf_state.forgotten_version ELSE excluded.least_version END
 """
+# A tree that was here has counted further than the file: what lies between cannot be read.
+RAISE_IMPORTED_FLOOR = f"""
+UPDATE hf_state SET floor = {TREE_SEQUENCE.format(root_id=":root_id")}
+WHERE root_id = :root_id AND floor < {TREE_SEQUENCE.format(root_id=":root_id")}
+    AND coalesce((
+        SELECT max(e.sequence) FROM hf_state_events e WHERE e.root_id = :root_id
+    ), 0) < {TREE_SEQUENCE.format(root_id=":root_id")}
+"""  # noqa: S608
 IMPORT_STATE_EVENT = f"INSERT INTO hf_state_events {StateEventRecord.inserted()}"
 IMPORT_STATE_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()}"
 
@@ -223,9 +258,17 @@ class StatePortable(Portable):
         entries = ({**root, "key": ""} for root in roots)
         yield from read_each(EXPORT_STATE_ENTRIES, entries, StateEntryRecord.to(out), ["key"])
 
+    def finish(self, into: Import) -> Op[None]:
+        """Close the history of trees that were here before and have counted further."""
+        for root_id in sorted(into.of(_States).keys):
+            yield from rows(RAISE_IMPORTED_FLOOR, root_id=root_id)
+
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check that every key with a history has its entry, and that they are counted."""
         states = seen.of(_States)
+        for root_id, sequence in states.sequences.items():
+            if sequence > sequence_of(seen, root_id):
+                return f"the state of tree {root_id!r} has events beyond its sequence"
         for (root_id, key), _ in states.last.items():
             if key:
                 return f"state key {key!r} of tree {root_id!r} has no entry"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..checkpoints.diff import printable
 from ..codec import to_json
 from ..errors import InvalidArgument
 from ..formatting import plural
@@ -40,11 +41,12 @@ def _results(results: Mapping[str, Any], max_bytes: int) -> Iterator[str]:
     """Give every result an equal share of the room."""
     share = max_bytes // max(1, len(results))
     for name, result in results.items():
-        text = result if isinstance(result, str) else to_json(result, name=name)
-        whole = text.encode("utf-8", "surrogatepass")
+        # As JSON, what a child says cannot pass for a heading.
+        text = to_json(result, name=name)
+        whole = text.encode()
         if len(whole) > share:
             cut = whole[:share].decode("utf-8", "ignore")
             text = f"{cut} (cut: {len(whole) - len(cut.encode()):,} of {len(whole):,} bytes)"
-        yield f"- {name}: {text}"
+        yield f"- {printable(name)}: {text}"
     if not results:
         yield "(none)"

@@ -145,13 +145,19 @@ def read_head(root_id: str) -> Op[tuple[int, int]]:
 
 def require_readable(root_id: str, at: int) -> Op[None]:
     """Raise Compacted below the floor, and InvalidArgument for a sequence that is not yet."""
-    newest, floor = yield from read_head(root_id)
+    _, floor = yield from read_head(root_id)
     if at < floor:
         raise Compacted(
             f"the state of {root_id} at sequence {at} has been removed; {floor} is the oldest",
             oldest=floor,
             oldest_sequence=floor,
         )
+    yield from require_reached(root_id, at)
+
+
+def require_reached(root_id: str, at: int) -> Op[None]:
+    """Raise InvalidArgument for a sequence that is not yet."""
+    newest, _ = yield from read_head(root_id)
     if at > newest:
         raise InvalidArgument(f"the state of {root_id} is at sequence {newest}, not yet at {at}")
 

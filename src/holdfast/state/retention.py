@@ -8,16 +8,19 @@ from ..kernel.append_only import through_door
 from ..kernel.flow import Flow, perform
 from ..kernel.operation import Lock, Op, Query, Runtime, operation, rows
 from ..sessions import SessionHandle
-from .read import LAST, require_readable
+from .read import LAST, require_reached
 
 ROWS_PER_PASS = 500
+KEY_MS = 7 * 24 * 3600 * 1000
 
+KEYED = "(e.request_digest IS NOT NULL AND e.created_at > :now - :key_ms)"
 RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
-# Of each key stays what its value at the floor is made of. A document's own row goes.
+# Of each key stays what its value at the floor is made of, and what was asked under an idempotency
+# key in the last week: it must not be done again. A document's own row goes.
 FORGET_EVENTS = f"""
 DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
     SELECT e.sequence, e.key FROM hf_state_events e
-    WHERE e.root_id = :root_id AND e.sequence < :at AND (
+    WHERE e.root_id = :root_id AND e.sequence < :at AND NOT {KEYED} AND (
         e.key = '' OR e.sequence < (
             SELECT last.base FROM hf_state_events last
             WHERE last.root_id = :root_id AND last.key = e.key
@@ -27,12 +30,16 @@ DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
     ORDER BY e.sequence LIMIT :limit
 ) RETURNING sequence
 """  # noqa: S608
-FORGET_TOMBSTONES = """
+FORGET_TOMBSTONES = f"""
 DELETE FROM hf_state_entries WHERE root_id = :root_id AND key IN (
-    SELECT key FROM hf_state_entries
-    WHERE root_id = :root_id AND value IS NULL AND sequence <= :at ORDER BY key LIMIT :limit
+    SELECT t.key FROM hf_state_entries t
+    WHERE t.root_id = :root_id AND t.value IS NULL AND t.sequence <= :at AND NOT EXISTS (
+        SELECT 1 FROM hf_state_events e
+        WHERE e.root_id = t.root_id AND e.key = t.key AND {KEYED}
+    )
+    ORDER BY t.key LIMIT :limit
 ) RETURNING key, version
-"""
+"""  # noqa: S608
 FORGET_KEY = (
     "DELETE FROM hf_state_events WHERE root_id = :root_id AND key = :key RETURNING sequence"
 )
@@ -65,14 +72,14 @@ class Compaction:
     def raise_floor(self, floor: int) -> Op[None]:
         """Say first that older history cannot be read, so that nobody reads a half of it."""
         yield Lock(self._root_id)
-        yield from require_readable(self._root_id, floor)
+        yield from require_reached(self._root_id, floor)
         yield from rows(RAISE_FLOOR, root_id=self._root_id, floor=floor)
 
     @operation
     def forget(self, floor: int) -> Op[int]:
         """Remove some rows; 0 if there are none left."""
         root = {"root_id": self._root_id}
-        bounds = {**root, "at": floor, "limit": ROWS_PER_PASS}
+        bounds = {**root, "at": floor, "limit": ROWS_PER_PASS, "key_ms": KEY_MS}
         yield Lock(self._root_id)
         door = f"state of {self._root_id}"
         [found] = yield from through_door(door, Query(FORGET_EVENTS, bounds))

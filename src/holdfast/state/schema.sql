@@ -1,6 +1,8 @@
 -- hf_state            one row per tree that has shared state: how many keys it has, where its history
---                     begins (floor: the oldest sequence that can be read), and the highest version of
---                     a key that compaction forgot (a key that is created later starts above it)
+--                     begins (floor: the oldest sequence that can be read), the highest version of a
+--                     key that was forgotten (a key that is created later starts above it), and a
+--                     version above which every change goes on, because the tree was here before it
+--                     was deleted and imported again
 -- hf_state_entries    the current value and version of each key. A deleted key stays as a tombstone
 --                     (value NULL), so that its versions never repeat
 -- hf_state_events     one row per change of a key, numbered by the tree's sequence. A write of the
@@ -17,7 +19,8 @@ CREATE TABLE hf_state (
     root_id TEXT PRIMARY KEY,
     keys INTEGER NOT NULL CHECK (keys >= 0),
     floor INTEGER NOT NULL DEFAULT 0 CHECK (floor >= 0),
-    forgotten_version INTEGER NOT NULL DEFAULT 0
+    forgotten_version INTEGER NOT NULL DEFAULT 0,
+    least_version INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE TABLE hf_state_entries (

@@ -125,9 +125,12 @@ def _increment(value: Any, amount: Any, key: str) -> Any:
         return amount
     if type(value) not in (int, float):
         raise _wrong_type("increment", key, value, "a number")
-    total = value + amount
+    try:
+        total = value + amount
+    except OverflowError:
+        total = math.inf
     if type(total) is float and not math.isfinite(total):
-        raise InvalidValue(f"{key!r} incremented by {amount} is no finite number", path=key)
+        raise InvalidValue(f"{key!r} incremented by {shown(amount)} is no finite number", path=key)
     return total
 
 

@@ -5,12 +5,14 @@ The tree is locked first, so what was read is still so when it is written, and s
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..codec import canonical, digest
+from ..checkpoints.diff import same
+from ..codec import Codec
 from ..errors import LimitExceeded, NotFound, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
@@ -25,7 +27,7 @@ STEPS_MAX = 32
 
 HEAD = f"""
 SELECT {TREE_SEQUENCE.format(root_id=":root_id")} AS sequence,
-    s.keys, s.floor, s.forgotten_version, :now AS now
+    s.keys, s.floor, s.forgotten_version, s.least_version, :now AS now
 FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
 """  # noqa: S608
 ENTRY_COLUMNS = "key, version, value, sequence, base, steps, updated_by, updated_at"
@@ -90,9 +92,15 @@ class KeyedRequest:
     digest: str
 
 
-def request_of(key: str | None, asked: object) -> KeyedRequest | None:
+def request_of(codec: Codec, key: str | None, asked: Any) -> KeyedRequest | None:
     """Return what a repeated call is known by; without a key nothing is."""
-    return None if key is None else KeyedRequest(key, digest(asked, name="the request"))
+    return None if key is None else KeyedRequest(key, request_digest(codec, asked))
+
+
+def request_digest(codec: Codec, asked: Any) -> str:
+    """Return a digest that only equal requests share, to the last character."""
+    codec.compose(asked, name="the request")
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(slots=True)
@@ -105,8 +113,8 @@ class KeySlot:
     value: Any = MISSING
     base: int = 0
     steps: int = 0
-    row: Row | None = None
-    is_changed: bool = False
+    sequence: int = 0
+    """Of the mutation in this transaction that changed it last."""
 
     @property
     def current_version(self) -> int:
@@ -127,6 +135,7 @@ class StateWrite:
     sequence: int = 0
     keys: int = 0
     forgotten_version: int = 0
+    least_version: int = 0
     _keys_before: int | None = None
     _slots: dict[str, KeySlot] = field(default_factory=dict)
     _events: list[dict[str, Any]] = field(default_factory=list)
@@ -156,6 +165,7 @@ class StateWrite:
         self.sequence, self.at, self._keys_before = head["sequence"], head["now"], head["keys"]
         self.keys = head["keys"] or 0
         self.forgotten_version = head["forgotten_version"] or 0
+        self.least_version = head["least_version"] or 0
         for row in entries:
             self._slots[row["key"]] = self._slot(row)
         return None
@@ -171,7 +181,7 @@ class StateWrite:
         return int(row["sequence"])
 
     def _slot(self, row: Row) -> KeySlot:
-        slot = KeySlot(version=row["version"], base=row["base"], steps=row["steps"], row=row)
+        slot = KeySlot(version=row["version"], base=row["base"], steps=row["steps"])
         if row["value"] is not None:
             context = entry_context(self.place.root_id, row["key"])
             slot.body = self.runtime.codec.unseal(row["value"], context=context)
@@ -243,21 +253,22 @@ class StateWrite:
     def _is_same(self, slot: KeySlot, after: Any) -> bool:
         if after is MISSING or slot.body is None:
             return after is MISSING and slot.body is None
-        limits = self.runtime.codec.limits
-        return canonical(after, limits) == canonical(self.runtime.codec.decode(slot.body), limits)
+        return same(after, self.runtime.codec.decode(slot.body))
 
     def _put(
         self, key: str, slot: KeySlot, after: Any, operation: str, argument: bytes | None
     ) -> None:
         """Note the new value of a key, and its row of the event at the current sequence."""
         existed = slot.body is not None
-        slot.version = max(slot.version, 0 if existed else self.forgotten_version) + 1
-        slot.value, slot.is_changed = after, True
+        least = 0 if existed else self.forgotten_version
+        slot.version = max(slot.version, least, self.least_version) + 1
+        slot.value, slot.sequence = after, self.sequence
         slot.body = None if after is MISSING else self.runtime.codec.encode(after, name=key)
         self.keys += (slot.body is not None) - existed
         is_whole = (
             argument is None
             or not existed
+            or self.request is not None
             or slot.steps + 1 >= STEPS_MAX
             or len(slot.body or b"") <= WHOLE_BYTES_MAX
         )
@@ -282,8 +293,7 @@ class StateWrite:
         return self.runtime.codec.pack(value, context=context, name=key or "document")
 
     def _add_event(self, key: str, operation: str, version: int, **fields: Any) -> None:
-        is_first = not self._events
-        request = self.request if is_first else None
+        request = self.request
         self._events.append(
             {
                 "root_id": self.place.root_id,
@@ -293,7 +303,7 @@ class StateWrite:
                 "version": version,
                 "session_id": self.place.session_id,
                 "item_id": self.item_id,
-                "idempotency_key": None if request is None else request.key,
+                "idempotency_key": None if request is None or self._events else request.key,
                 "request_digest": None if request is None else request.digest,
                 "at": self.at,
                 **fields,
@@ -311,7 +321,7 @@ class StateWrite:
                 actual=self.keys,
             )
         root_id = self.place.root_id
-        changed = [key for key, slot in self._slots.items() if slot.is_changed]
+        changed = [key for key, slot in self._slots.items() if slot.sequence]
         count = len({each["sequence"] for each in self._events})
         statements = [Query(ADVANCE_SEQUENCE, {"root_id": root_id, "count": count})]
         if self.keys != self._keys_before:
@@ -329,13 +339,12 @@ class StateWrite:
         value = None
         if slot.body is not None:
             value = self.runtime.codec.seal(slot.body, context=entry_context(root_id, key))
-        last = max(each["sequence"] for each in self._events if each["key"] == key)
         return {
             "root_id": root_id,
             "key": key,
             "version": slot.version,
             "value": value,
-            "sequence": last,
+            "sequence": slot.sequence,
             "base": slot.base,
             "steps": slot.steps,
             "updated_by": self.place.session_id,
@@ -368,17 +377,13 @@ def mutate_all(
         return known
     state.require(if_unchanged)
     done: list[tuple[str, Any, int, int, bool]] = []
-    conflicts: dict[int, int] = {}
     for position, mutation in enumerate(mutations):
         slot = state.slot(mutation.key)
         if mutation.if_version not in {None, slot.current_version}:
-            conflicts[position] = slot.current_version
-            continue
+            raise _conflict(state, mutations, position)
         state.mutate(mutation)
         value = None if slot.body is None else slot.value
         done.append((mutation.key, value, slot.version, state.sequence, slot.body is None))
-    if conflicts:
-        raise _conflict(state, mutations, conflicts)
     yield from state.flush()
     by, at = state.place.session_id, state.at
     return [
@@ -395,19 +400,22 @@ def mutate_all(
     ]
 
 
-def _conflict(
-    state: StateWrite, mutations: Sequence[Mutation], conflicts: Mapping[int, int]
-) -> VersionConflict:
-    first = mutations[min(conflicts)]
+def _conflict(state: StateWrite, mutations: Sequence[Mutation], position: int) -> VersionConflict:
+    """Return the error for the first conflict of a batch; later ones on other keys are told too."""
+    first = mutations[position]
     expected = first.if_version or 0
     if len(mutations) == 1:
         return state.conflict(first.key, expected)
-    results = [
-        {"key": each.key, "status": "not_applied"}
-        if position not in conflicts
-        else {"key": each.key, "status": "conflict", "current_version": conflicts[position]}
-        for position, each in enumerate(mutations)
-    ]
+    results: list[dict[str, Any]] = []
+    touched: set[str] = set()
+    for number, each in enumerate(mutations):
+        current = state.slot(each.key).current_version
+        is_conflict = number == position or (
+            number > position and each.key not in touched and each.if_version not in {None, current}
+        )
+        told = {"status": "conflict", "current_version": current} if is_conflict else {}
+        results.append({"key": each.key, "status": "not_applied", **told})
+        touched.add(each.key)
     return state.conflict(first.key, expected, results=results)
 
 
