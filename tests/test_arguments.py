@@ -33,7 +33,7 @@ CASES: list[Case] = [
     ("a number for it", lambda store, s: store.once("k", print, effect=2**70),
      f"tool print: effect must be one of read, write, mutate, not {2**70}"),
     ("a list for it", lambda store, s: s.begin("t", {}, effect=["read"]), "effect must be one of"),
-    ("a function", lambda store, s: store.once("k", int), "<class 'int'> does not tell its param"),
+    ("a function", lambda store, s: store.once("k", int), "<class 'int'> has no readable signat"),
     ("a tool", lambda store, s: s.call(DEEP), "[[[[[[[...]]]]]]] is not a tool"),
     ("a backup", lambda store, s: store.backup(SURROGATE), "path must name a new file, not"),
     ("an export", lambda store, s: store.export(SURROGATE), "path must name a new file, not"),

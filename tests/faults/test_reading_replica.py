@@ -40,12 +40,15 @@ def replica(direct: dict[str, Any]) -> Iterator[dict[str, Any]]:
     (data / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
     if os.getuid() == 0:
         subprocess.run(["chown", "-R", "pgserver", directory], check=True)
-    server = get_server(data, cleanup_mode="delete")
+    server = get_server(data, cleanup_mode="stop")
     try:
         yield {**direct, "url": server.get_uri()}
     finally:
         server.cleanup()
-        shutil.rmtree(directory)
+        until = time.monotonic() + WAIT_SECONDS
+        while directory.exists():
+            # A process of the server that ends last may still write.
+            shutil.rmtree(directory, ignore_errors=time.monotonic() < until)
 
 
 def wait_for(replica: dict[str, Any], direct: dict[str, Any]) -> None:

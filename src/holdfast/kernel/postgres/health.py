@@ -153,7 +153,7 @@ def dead_row_findings(driver: Runner, schema: str, server: Row) -> list[Finding]
     found = [
         Finding.of(
             "dead rows",
-            f"{row['name']} has {row['dead']:,} dead rows beside {row['live']:,} live ones.",
+            f"{row['name']} has {row['dead']:,} dead rows beside {row['live']:,} live.",
             warning="Look for old transactions, then run VACUUM on the table.",
         )
         for row in tables[:SHOWN_MAX]
