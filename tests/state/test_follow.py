@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.feed import follow
-from tests.crash.children import Child
+
+WRITER = """
+import json, sys, holdfast
+with holdfast.open(**json.loads(sys.argv[1])) as store:
+    state = store.find_session("root").state
+    for _ in range(10_000):
+        print(state.increment("n").sequence, flush=True)
+"""
 
 
 def take(events: Any, count: int) -> list[Any]:
@@ -71,29 +80,24 @@ def test_writers_killed_at_random_leave_no_hole_and_no_ghost(place: dict[str, An
     with holdfast.open(**place) as store:
         store.session("root")
 
-        def write(tell: Callable[[str], None]) -> None:
-            with holdfast.open(**place) as own:
-                state = own.find_session("root").state
-                for _ in range(10_000):
-                    tell(str(state.increment("n").sequence))
-
         watched = store.find_session("root").state.watch()
         seen = 0
         for _ in range(3):
-            child = Child(write)
+            command = [sys.executable, "-c", WRITER, json.dumps(place)]
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             for event in watched:
                 assert event.sequence == seen + 1
                 seen = event.sequence
                 if seen % 20 == 0:
                     break
             child.kill()
-            status, told = child.wait()
-            assert status == -signal.SIGKILL
-            last = max((int(line) for line in told if line), default=0)
-            for event in watched:
-                if event.sequence >= last:
-                    seen = event.sequence
-                    break
+            told, _ = child.communicate()
+            assert child.returncode == -signal.SIGKILL
+            last = max((int(line) for line in told.splitlines()[:-1]), default=0)
+            while seen < last:
+                event = next(watched)
+                assert event.sequence == seen + 1
+                seen = event.sequence
         state = store.find_session("root").state
         assert [each.sequence for each in take(state.watch(), state.version())] == list(
             range(1, state.version() + 1)
