@@ -57,7 +57,7 @@ from .sessions.rows import (
 )
 from .spend import SpendOps
 from .state import State, StateSnapshot
-from .state.read import require_readable, snapshot
+from .state.read import snapshot
 from .state.write import copy_state
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
@@ -228,9 +228,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             )
         owner = yield from place_of_number(checkpoint["key"] // SHIFT)
         root_id = self.root_id if owner is None else owner["root_id"]
-        at = checkpoint["state_sequence"]
-        yield from require_readable(root_id, at)
-        return (yield from snapshot(self.runtime.codec, root_id, at))
+        return (yield from snapshot(self.runtime.codec, root_id, checkpoint["state_sequence"]))
 
     @operation
     def move_back(self, version: int) -> Op[Rewound]:

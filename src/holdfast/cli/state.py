@@ -52,10 +52,7 @@ def get(
     state = store.find_session(session).state
     if key is None:
         found = state.snapshot(at)
-        return Answer(
-            {"version": found.version, "document": found.document, "versions": found.versions},
-            lambda: [output.json_lines(found.document)],
-        )
+        return Answer(output.data(found), lambda: [output.json_lines(found.document)])
     if at is not None:
         old = state.snapshot(at)
         if key not in old.versions:
@@ -243,8 +240,9 @@ def restore(
     state = store.find_session(session).state
     confirm(f"Restore the state of {state.root_id} to sequence {sequence}?", yes=yes)
     found = state.restore(sequence)
-    data = {"version": found.version, "document": found.document, "versions": found.versions}
-    return Answer(data, f"The state is as it was at {sequence}; its version is {found.version}.")
+    return Answer(
+        output.data(found), f"The state is as it was at {sequence}; its version is {found.version}."
+    )
 
 
 @app.command(mode="read")

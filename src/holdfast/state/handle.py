@@ -508,13 +508,11 @@ class State(Handle[C]):
             if operation == "patch":
                 wanted, argument = merge_patch(write.document(), given), given
             elif operation == "restore":
-                yield from read.require_readable(self.root_id, given)
                 old = yield from read.snapshot(self.runtime.codec, self.root_id, given)
                 wanted, argument = old.document, given
             write.write_document(operation, wanted, argument)
             yield from write.flush()
-        at = None if known is None else known
-        return (yield from read.snapshot(self.runtime.codec, self.root_id, at))
+        return (yield from read.snapshot(self.runtime.codec, self.root_id, known))
 
     def _draft(self, idempotency_key: str | None, asked: Any) -> StateWrite:
         session = self._session

@@ -28,9 +28,8 @@ SELECT key FROM hf_state_entries WHERE root_id = :root_id AND value IS NOT NULL
 ORDER BY key
 """
 NEWEST_KEYS = """
-SELECT key FROM hf_state_entries
-WHERE root_id = :root_id AND value IS NOT NULL AND length(value) <= :bytes
-ORDER BY sequence DESC LIMIT :limit
+SELECT key, length(value) AS bytes FROM hf_state_entries
+WHERE root_id = :root_id AND value IS NOT NULL ORDER BY sequence DESC LIMIT :limit
 """
 # The last row of a key at a sequence, and those that its value is made of.
 LAST = """(SELECT max(m.sequence) FROM hf_state_events m
@@ -70,6 +69,8 @@ WHERE h.root_id = :root_id AND h.sequence BETWEEN :first AND :last
 ORDER BY h.sequence, h.key
 """  # noqa: S608
 SUMMARY_KEYS_READ_MAX = 1_000
+# What a sealed value may have around its body; one that is larger than that does not fit anyhow.
+SEALED_BYTES_MORE = 1_024
 
 
 def _entry_value(codec: Codec, root_id: str, row: Row) -> Any:
@@ -145,30 +146,35 @@ def read_head(root_id: str) -> Op[tuple[int, int]]:
 
 def require_readable(root_id: str, at: int) -> Op[None]:
     """Raise Compacted below the floor, and InvalidArgument for a sequence that is not yet."""
-    _, floor = yield from read_head(root_id)
+    newest, floor = yield from read_head(root_id)
+    _require_between(root_id, floor, at, newest)
+
+
+def require_reached(root_id: str, at: int) -> Op[None]:
+    """Raise InvalidArgument for a sequence that is not yet."""
+    newest, _ = yield from read_head(root_id)
+    _require_between(root_id, 0, at, newest)
+
+
+def _require_between(root_id: str, floor: int, at: int, newest: int) -> None:
     if at < floor:
         raise Compacted(
             f"the state of {root_id} at sequence {at} has been removed; {floor} is the oldest",
             oldest=floor,
             oldest_sequence=floor,
         )
-    yield from require_reached(root_id, at)
-
-
-def require_reached(root_id: str, at: int) -> Op[None]:
-    """Raise InvalidArgument for a sequence that is not yet."""
-    newest, _ = yield from read_head(root_id)
     if at > newest:
         raise InvalidArgument(f"the state of {root_id} is at sequence {newest}, not yet at {at}")
 
 
 def snapshot(codec: Codec, root_id: str, at: int | None) -> Op[StateSnapshot]:
-    """Return all keys now, or at a sequence."""
-    newest, _ = yield from read_head(root_id)
+    """Return all keys now, or at a sequence; Compacted below the floor."""
+    newest, floor = yield from read_head(root_id)
+    if at is not None:
+        _require_between(root_id, floor, at, newest)
     found = yield from rows(READ_ALL_ENTRIES, root_id=root_id)
     entries = {row["key"]: entry_of(codec, root_id, row) for row in found if _is_at(row, at)}
     if at is not None:
-        yield from require_readable(root_id, at)
         changed = yield from rows(READ_CHANGED_SINCE, root_id=root_id, at=at)
         by_key: dict[str, list[Row]] = {}
         for row in changed:
@@ -259,15 +265,12 @@ def summary(codec: Codec, root_id: str, max_keys: int, max_bytes: int) -> Op[Sta
     """Return the most recently written keys that fit; a large value does not hide the others."""
     head = yield from one(HEAD, root_id=root_id)
     count = 0 if head is None else head["keys"] or 0
-    asked = {"root_id": root_id, "bytes": 2**31, "limit": SUMMARY_KEYS_READ_MAX}
-    newest = [row["key"] for row in (yield from rows(NEWEST_KEYS, **asked))]
-    asked["bytes"] = max_bytes + 1_024
-    small = {row["key"] for row in (yield from rows(NEWEST_KEYS, **asked))}
+    newest = yield from rows(NEWEST_KEYS, root_id=root_id, limit=SUMMARY_KEYS_READ_MAX)
     document: dict[str, Any] = {}
     size, left_out = len("{}"), []
-    for key in newest:
-        entry = None
-        if key in small and len(document) < max_keys:
+    for row in newest:
+        key, entry = row["key"], None
+        if row["bytes"] <= max_bytes + SEALED_BYTES_MORE and len(document) < max_keys:
             entry = yield from read_entry(codec, root_id, key)
         cost = 0 if entry is None else len(to_json({key: entry.value}))
         if entry is None or size + cost > max_bytes:
