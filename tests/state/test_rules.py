@@ -488,14 +488,20 @@ def test_a_request_is_remembered_across_compaction(state: State) -> None:
     state.set("gone", 1, idempotency_key="three")
     state.delete("gone")
     state.patch({"n": 9}, idempotency_key="four")
+    for number in range(3):
+        state.append("old", ["y" * 300, number])
+    # The value follows from rows that go; what the key stands for is kept whole.
+    grown = state.append("old", ["z"], idempotency_key="five")
     for number in range(50):
         state.increment("n", number)
         state.append("xs", [number])
+        state.append("old", [number])
     document = state.snapshot().document
     state.compact(state.version())
     assert state.increment("n", 5, idempotency_key="one") == first
     assert state.batch(operations, idempotency_key="two") == done
     assert state.set("gone", 1, idempotency_key="three").version == 1
+    assert state.append("old", ["z"], idempotency_key="five") == grown
     with pytest.raises(holdfast.Compacted):
         state.patch({"n": 9}, idempotency_key="four")
     assert state.snapshot().document == document
