@@ -7,6 +7,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -18,10 +19,9 @@ from ..arguments import (
     require_whole,
 )
 from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
-from ..feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, topic_of
+from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
 from ..kernel.flow import (
     Flow,
-    Give,
     Stream,
     Wait,
     flow,
@@ -41,6 +41,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
+from ..kernel.signals import tree_topic
 from ..sessions import SessionHandle
 from . import read
 from .prompt import require_results, resume_prompt
@@ -403,15 +404,13 @@ class State(Handle[C]):
         """
         require_whole("after", after, 0, VERSION_MAX)
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
-        topic, signals = topic_of(self.root_id), self.runtime.signals
-        while True:
-            ring = signals.count(topic)
-            found = yield from perform(State.events, self, after=after)
-            for event in found:
-                after = event.sequence
-                yield Give(event)
-            if not found:
-                yield Wait(poll_seconds, topic, ring)
+
+        def next_page(after: int) -> Flow[Page[int, StateEvent]]:
+            found = yield from perform(State.events, self, after=after, limit=EVENTS_PER_READ)
+            return page_of(found, attrgetter("sequence"), after)
+
+        feed, topic = f"state {self.root_id}", tree_topic(self.root_id)
+        yield from follow(self.runtime, feed, topic, next_page, after, poll_seconds)
 
     @flow
     def update(
