@@ -84,6 +84,7 @@ from .spend import Spend, SpendGroup, SpendSum, Spent
 from .state import (
     Entry,
     KeyDiff,
+    KeyRule,
     State,
     StateConflict,
     StateDiff,
@@ -128,6 +129,7 @@ __all__ = [
     "InvalidValue",
     "Issued",
     "KeyDiff",
+    "KeyRule",
     "Landed",
     "Lease",
     "LeaseHealth",

@@ -56,9 +56,8 @@ from .sessions.rows import (
     ref_of,
 )
 from .spend import SpendOps
-from .state import State, StateSnapshot
-from .state.read import snapshot
-from .state.write import copy_state
+from .state import State
+from .state.copy import StateCopy, read_copy, write_copy
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -211,12 +210,12 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         yield from emit(self.runtime.codec, root_id, new_id, "session_forked", data)
         if copied is not None:
             place = Place(new_id, created["number"], root_id, None)
-            yield from copy_state(self.runtime, copied.document, place)
+            yield from write_copy(self.runtime, copied, place)
         return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
 
     def _copied_state(
         self, state: Literal["copy"] | None, origin: Row, checkpoint: Row
-    ) -> Op[StateSnapshot | None]:
+    ) -> Op[StateCopy | None]:
         """Return the shared state at a checkpoint; its sequence is that of the tree it is from."""
         if state is None:
             return None
@@ -228,7 +227,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             )
         owner = yield from place_of_number(checkpoint["key"] // SHIFT)
         root_id = self.root_id if owner is None else owner["root_id"]
-        return (yield from snapshot(self.runtime.codec, root_id, checkpoint["state_sequence"]))
+        return (yield from read_copy(self.runtime.codec, root_id, checkpoint["state_sequence"]))
 
     @operation
     def move_back(self, version: int) -> Op[Rewound]:

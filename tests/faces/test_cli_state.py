@@ -49,6 +49,32 @@ def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
         assert document == {"k": {"b": 1}, "n": 3.5, "topics": ["a", "b"]}
 
 
+def test_rules_are_set_shown_and_kept_to(filled: dict[str, Any], quick: Run) -> None:
+    assert quick("state", "rules", "report-one").stdout == "No rules.\n"
+    rule = (
+        "state",
+        "set-rule",
+        "report-one",
+        "n",
+        "--schema",
+        '{"maximum": 5}',
+        "--reducer",
+        "sum",
+    )
+    assert quick(*rule).stdout == "n has this rule now.\n"
+    assert data(quick("state", "reduce", "report-one", "n", "-1", "--json"))["value"] == 2
+    refused = quick("state", "set", "report-one", "n", "6")
+    assert refused.returncode == 2
+    assert "6 is greater than the maximum of 5" in refused.stderr
+    assert quick("state", "set-rule", "report-one", "n", "--reducer", "avg").returncode == 2
+    [found] = data(quick("state", "rules", "report-one", "--json"))["rules"]
+    assert (found["schema"], found["reducer"]) == ({"maximum": 5}, "sum")
+    assert '{"maximum":5}' in quick("state", "rules", "report-one").stdout
+    quick("state", "delete-rule", "report-one", "n")
+    assert quick("state", "set", "report-one", "n", "6").returncode == 0
+    assert quick("state", "delete-rule", "report-one", "n").returncode == 3
+
+
 def test_the_past_is_shown_and_restored(filled: dict[str, Any], quick: Run, tmp_path: Path) -> None:
     quick("state", "set", "report-one", "topics", '"none"')
     assert quick("state", "get", "report-one", "topics", "--at", "1").stdout == '[\n  "a"\n]\n'

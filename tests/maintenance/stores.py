@@ -11,7 +11,7 @@ from holdfast.kernel.operation import rows
 TABLES = (
     "hf_trees", "hf_events", "hf_sessions", "hf_epochs", "hf_checkpoints", "hf_lines", "hf_items",
     "hf_uses", "hf_pins", "hf_attestations", "hf_doors", "hf_state", "hf_state_entries",
-    "hf_state_events",
+    "hf_state_events", "hf_state_rules",
 )  # fmt: skip
 
 

@@ -79,6 +79,7 @@ def fill(store: holdfast.Store) -> None:
         session.state.append("log", ["x" * 300, number])
     session.state.patch({"log": None, "doc": {"a": 1}})
     session.state.increment("n", idempotency_key="k")
+    session.state.set_rule("n", schema={"type": "integer"}, reducer="sum")
     session.fork(30, id="b").append("transcript", ["forked"])
     child = store.session("c", parent=session)
     child.save(v=[1, 2, 3])

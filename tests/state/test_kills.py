@@ -17,6 +17,7 @@ BATCH = [
     {"op": "delete", "key": "k"},
     {"op": "append", "key": "xs", "items": [3]},
 ]
+WHOLE = {"type": "integer"}
 Step = Callable[[holdfast.Session, holdfast.Store], Any]
 STEPS: dict[str, Step] = {
     "set": lambda session, store: session.state.set("k", "v" * 300),
@@ -31,6 +32,10 @@ STEPS: dict[str, Step] = {
     "replace": lambda session, store: session.state.replace({"n": 3, "z": [1]}),
     "patch": lambda session, store: session.state.patch({"z": None, "q": {"w": 1}}),
     "restore": lambda session, store: session.state.restore(5),
+    "set a rule": lambda session, store: session.state.set_rule("n", schema=WHOLE, reducer="sum"),
+    "reduce": lambda session, store: session.state.reduce("n", 4),
+    "delete a rule": lambda session, store: session.state.delete_rule("n"),
+    "set another rule": lambda session, store: session.state.set_rule("q", reducer="merge"),
     "update": lambda session, store: session.state.update("n", lambda value: value + 1),
     "append a turn": lambda session, store: session.append("log", [1]),
     "fork": lambda session, store: session.fork(1, id=f"{session.id}-fork", state="copy"),
@@ -47,7 +52,13 @@ def shape(store: holdfast.Store, id: str) -> Any:
     forks = [each.id.removeprefix(id) for each in store.sessions() if each.id == f"{id}-fork"]
     copies = [store.find_session(f"{id}-fork").state.snapshot().document for _ in forks]
     moments = [state.snapshot(at_sequence=at).document for at in range(newest + 1)]
-    return moments, state.snapshot().versions, events, feed, forks, copies
+    trees = [id, *(f"{id}-fork" for _ in forks)]
+    rules = [
+        (each.key, each.schema, each.reducer)
+        for tree in trees
+        for each in store.find_session(tree).state.rules()
+    ]
+    return moments, state.snapshot().versions, events, feed, forks, copies, rules
 
 
 def live(place: dict[str, Any], id: str, points: CrashPoints, say: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from operator import add
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,6 +106,24 @@ class Machine(RuleBasedStateMachine):
             return
         assert kept(change(key, value).value, new)
         self.plain.put({key: new})
+
+    @rule(key=keys, name=st.sampled_from(["last", "sum", "min", "max"]),
+          number=st.sampled_from([-1, 0, 2.5, 10**700]))  # fmt: skip
+    def reduce(self, key: str, name: Any, number: Any) -> None:
+        self.state.set_rule(key, reducer=name)
+        old: Any = self.plain.live.get(key, 0 if name == "sum" else number)
+        if name != "last" and type(old) not in (int, float):
+            with pytest.raises(holdfast.TypeConflict):
+                self.state.reduce(key, number)
+            return
+        if name == "sum":
+            number = int(number)
+            if type(old) is float and number > 2**60:
+                return
+        reducers: dict[str, Any] = {"min": min, "max": max, "sum": add}
+        made = number if name == "last" else reducers[name](old, number)
+        assert kept(self.state.reduce(key, number).value, made)
+        self.plain.put({key: made})
 
     @rule(document=st.dictionaries(keys, values), is_patch=st.booleans())
     def write_document(self, document: dict[str, Any], is_patch: bool) -> None:

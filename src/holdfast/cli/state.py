@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from ..checkpoints.diff import brief
 from ..codec import from_json, to_json
 from ..errors import NotFound
 from ..kernel.files import new_file
-from ..state import Entry
+from ..state import Entry, Reducer
 from ..store import Store
 from . import output
 from .command import Answer, Commands, Limit, SessionId, Yes, argument, confirm, option, page
@@ -139,6 +139,56 @@ def merge(
 ) -> Answer:
     """Merge a patch into an object, as RFC 7396 says."""
     return _written(store.find_session(session).state.merge(key, _parsed(patch)))
+
+
+@app.command(mode="write", context_settings=NEGATIVE)
+def reduce(
+    store: Store, session: SessionId, key: Key, value: Value, idempotency_key: IdempotencyKey = None
+) -> Answer:
+    """Change a key by its reducer."""
+    state = store.find_session(session).state
+    return _written(state.reduce(key, _parsed(value), idempotency_key=idempotency_key))
+
+
+@app.command(mode="read")
+def rules(store: Store, session: SessionId) -> Answer:
+    """List the schemas and reducers of keys."""
+    found = store.find_session(session).state.rules()
+    columns: output.Columns = {
+        "key": "key",
+        "reducer": lambda each: each.reducer or "",
+        "schema": lambda each: "" if each.schema is None else to_json(each.schema),
+        "by": "updated_by",
+        "written": "updated_at",
+    }
+    return Answer(
+        {"rules": [output.data(each) for each in found]},
+        lambda: [output.table(found, columns, drop=("by", "written"), empty="No rules.")],
+    )
+
+
+@app.command("set-rule", mode="write")
+def set_rule(
+    store: Store,
+    session: SessionId,
+    key: Key,
+    schema: Annotated[str | None, option("SCHEMA", "A JSON Schema; - reads stdin.")] = None,
+    reducer: Annotated[
+        str | None, option("NAME", "One of last, sum, min, max, append, add, merge.")
+    ] = None,
+) -> Answer:
+    """Give a key a schema that its values must fit, a reducer, or both."""
+    state = store.find_session(session).state
+    given = None if schema is None else _parsed(schema)
+    state.set_rule(key, schema=given, reducer=cast("Reducer | None", reducer))
+    return Answer({"key": key, "schema": given, "reducer": reducer}, f"{key} has this rule now.")
+
+
+@app.command("delete-rule", mode="write")
+def delete_rule(store: Store, session: SessionId, key: Key) -> Answer:
+    """Remove the schema and the reducer of a key; its value stays."""
+    store.find_session(session).state.delete_rule(key)
+    return Answer({"key": key}, f"{key} has no rule any more.")
 
 
 @app.command(mode="read")

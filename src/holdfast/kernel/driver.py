@@ -16,7 +16,6 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import (
@@ -45,7 +44,7 @@ from .operation import (
     Query,
     Row,
 )
-from .signals import Signals, tree_topic
+from .signals import Signals
 
 if TYPE_CHECKING:
     from .nouns import Noun
@@ -270,13 +269,8 @@ class Execution(Generic[R]):
         self.statements += len(queries)
         return queries
 
-    def finish(self, signals: Signals) -> None:
-        """Call the after-commit hooks, and wake who waits for changes of the trees.
-
-        The change is durable, so what fails is only logged.
-        """
-        for root_id in {event.root_id for event in self.emits}:
-            self.hooks.append(partial(signals.ring, tree_topic(root_id)))
+    def run_hooks(self) -> None:
+        """Call the after-commit hooks. The change is durable, so a failing hook is only logged."""
         for hook in self.hooks:
             try:
                 hook()

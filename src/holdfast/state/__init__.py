@@ -5,16 +5,20 @@ from .noun import StateNoun
 from .records import (
     Entry,
     KeyDiff,
+    KeyRule,
     StateConflict,
     StateDiff,
     StateEvent,
     StateSnapshot,
     StateSummary,
 )
+from .rules import Reducer
 
 __all__ = [
     "Entry",
     "KeyDiff",
+    "KeyRule",
+    "Reducer",
     "State",
     "StateConflict",
     "StateDiff",

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from ..arguments import (
     require_limit,
@@ -18,35 +13,26 @@ from ..arguments import (
     require_text_or_none,
     require_whole,
 )
-from ..errors import HoldfastError, InvalidArgument, LimitExceeded, VersionConflict
-from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
-from ..kernel.flow import (
-    Flow,
-    Stream,
-    Wait,
-    flow,
-    invoke,
-    perform,
-    refuse_steps,
-    stream,
-)
-from ..kernel.operation import (
-    C,
-    Handle,
-    Op,
-    PerStore,
-    Runtime,
-    large_query,
-    operation,
-    query,
-    rows,
-)
-from ..kernel.signals import tree_topic
+from ..errors import InvalidArgument, LimitExceeded, VersionConflict
+from ..feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, topic_of
+from ..kernel.flow import Flow, Give, Stream, Wait, flow, invoke, perform, stream
+from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
 from ..sessions import SessionHandle
 from . import read
+from .conflicts import list_conflicts, note, recorded
 from .prompt import require_results, resume_prompt
-from .records import Entry, StateConflict, StateDiff, StateEvent, StateSnapshot, StateSummary
+from .records import (
+    Entry,
+    KeyRule,
+    StateConflict,
+    StateDiff,
+    StateEvent,
+    StateSnapshot,
+    StateSummary,
+)
+from .requests import request_of
 from .retention import compact
+from .rules import Reducer, delete_rule, list_rules, require_rule, set_rule
 from .values import (
     VERSION_MAX,
     DocumentOperation,
@@ -57,93 +43,13 @@ from .values import (
     require_if_version,
     require_key,
 )
-from .write import StateWrite, mutate_all, request_digest, request_of
-
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
+from .write import StateWrite, mutate_all
 
 UPDATE_RETRIES = 3
 UPDATE_RETRIES_MAX = 100
 UPDATE_RETRY_SECONDS = 0.1
 PAGE_MAX = 1_000
 SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
-CONFLICTS_KEPT = 1_000
-# Operations that count twice if they are repeated; inside a work item they get a key.
-REPEATED = ("increment", "append", "add", "batch")
-
-NOTE_CONFLICT = """
-INSERT INTO hf_state_conflicts (
-    root_id, number, key, expected, current, attempt, is_retried, session_id, created_at
-) VALUES (
-    :root_id,
-    1 + coalesce((SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id), 0),
-    :key, :expected, :current, :attempt, :is_retried, :session_id, :now
-)
-"""
-FORGET_CONFLICTS = """
-DELETE FROM hf_state_conflicts WHERE root_id = :root_id AND number <= (
-    SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id
-) - :kept
-"""
-LIST_CONFLICTS = """
-SELECT number, key, expected, current, attempt, is_retried, session_id AS updated_by, created_at
-FROM hf_state_conflicts WHERE root_id = :root_id AND number < :before
-ORDER BY number DESC LIMIT :limit
-"""
-
-
-class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """An operation whose VersionConflict is written down, in a transaction of its own.
-
-    Inside `store.run` it is not: there the caller's transaction decides.
-    """
-
-    def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
-        super().__init__(function)
-        unrecorded = self._start
-
-        @functools.wraps(function)
-        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
-            if handle.runtime.run_flow is refuse_steps:
-                return unrecorded(handle, *args, **kwargs)
-            steps = _recorded(self, cast("State[Any]", handle), args, kwargs)
-            return handle.runtime.run_flow(steps)
-
-        self._start = start
-
-
-def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
-    item, name = state._session.item, op.function.__name__
-    if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
-        kwargs["idempotency_key"] = Ordinals.of(state.runtime).key(item, name, args, kwargs)
-    try:
-        return (yield from perform(op, state, *args, **kwargs))
-    except VersionConflict as conflict:
-        yield from _note(state, conflict, attempt=1, is_retried=False)
-        raise
-
-
-def _note(
-    state: State[Any], conflict: VersionConflict, attempt: int, is_retried: bool
-) -> Flow[None]:
-    # Best effort: the conflict itself is what the caller must see.
-    with contextlib.suppress(HoldfastError):
-        yield from perform(State._note_conflict, state, conflict.fields, attempt, is_retried)
-
-
-class Ordinals(PerStore):
-    """Counts the equal mutations of each attempt at a work item, to derive their keys."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._codec = runtime.codec
-        self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-
-    def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return a key that the same mutation has in every attempt, also after a redrive."""
-        asked = request_digest(self._codec, [operation, list(args), dict(kwargs)])
-        counts = self._counts.setdefault(item, Counter())
-        counts[asked] += 1
-        return f"item {item.first_id or item.id} {asked} {counts[asked]}"
 
 
 class State(Handle[C]):
@@ -244,8 +150,7 @@ class State(Handle[C]):
         """Return writes that were refused because another came first, the newest first."""
         require_limit(limit, PAGE_MAX)
         bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
-        found = yield from rows(LIST_CONFLICTS, root_id=self.root_id, before=bound, limit=limit)
-        return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
+        return (yield from list_conflicts(self.root_id, bound, limit))
 
     @recorded
     def set(
@@ -342,6 +247,19 @@ class State(Handle[C]):
         return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
 
     @recorded
+    def reduce(
+        self,
+        key: str,
+        value: Any,
+        *,
+        if_unchanged: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Op[Entry]:
+        """Change a key by the reducer that its rule names, or raise NotFound if it has none."""
+        mutation = Mutation(operation="reduce", key=key, argument=value)
+        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+
+    @recorded
     def batch(
         self,
         operations: Sequence[Any],
@@ -404,13 +322,15 @@ class State(Handle[C]):
         """
         require_whole("after", after, 0, VERSION_MAX)
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
-
-        def next_page(after: int) -> Flow[Page[int, StateEvent]]:
-            found = yield from perform(State.events, self, after=after, limit=EVENTS_PER_READ)
-            return page_of(found, attrgetter("sequence"), after)
-
-        feed, topic = f"state {self.root_id}", tree_topic(self.root_id)
-        yield from follow(self.runtime, feed, topic, next_page, after, poll_seconds)
+        topic, signals = topic_of(self.root_id), self.runtime.signals
+        while True:
+            ring = signals.count(topic)
+            found = yield from perform(State.events, self, after=after)
+            for event in found:
+                after = event.sequence
+                yield Give(event)
+            if not found:
+                yield Wait(poll_seconds, topic, ring)
 
     @flow
     def update(
@@ -433,7 +353,7 @@ class State(Handle[C]):
                 return (yield from perform(State.set, self, key, value, if_version=version))
             except VersionConflict as conflict:
                 is_last = attempt > retries
-                yield from _note(self, conflict, attempt, not is_last)
+                yield from note(self._session, conflict, attempt, not is_last)
                 if is_last:
                     raise
             pause = UPDATE_RETRY_SECONDS * 2 ** (attempt - 1)
@@ -448,6 +368,26 @@ class State(Handle[C]):
         """
         require_whole("before", before, 0, VERSION_MAX)
         return (yield from compact(self._session, before))
+
+    @operation
+    def set_rule(
+        self, key: str, *, schema: dict[str, Any] | None = None, reducer: Reducer | None = None
+    ) -> Op[None]:
+        """Give a key a JSON Schema that every value must fit, a reducer, or both; they replace the
+        rule that it had. Raises InvalidValue if the key's value does not fit.
+        """
+        rule = require_rule(self.runtime.codec, require_key(key), schema, reducer)
+        yield from set_rule(self._draft(None, None), key, rule)
+
+    @operation
+    def delete_rule(self, key: str) -> Op[None]:
+        """Remove the rule of a key, or raise NotFound; the value stays as it is."""
+        yield from delete_rule(self._draft(None, None), require_key(key))
+
+    @query
+    def rules(self) -> Op[list[KeyRule]]:
+        """Return the rules of all keys that have one, sorted by key."""
+        return (yield from list_rules(self.runtime.codec, self.root_id))
 
     def _mutate(
         self, mutation: Mutation, if_unchanged: Mapping[str, int] | None, key: str | None
@@ -520,20 +460,6 @@ class State(Handle[C]):
             require_text("idempotency_key", idempotency_key)
         request = request_of(self.runtime.codec, idempotency_key, asked)
         return StateWrite(self.runtime, session._place, item_id, request)
-
-    @operation
-    def _note_conflict(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:
-        yield from rows(
-            NOTE_CONFLICT,
-            root_id=self.root_id,
-            key=fields["key"] or "",
-            expected=fields["expected_version"],
-            current=fields["current_version"],
-            attempt=attempt,
-            is_retried=int(is_retried),
-            session_id=self._session.id,
-        )
-        yield from rows(FORGET_CONFLICTS, root_id=self.root_id, kept=CONFLICTS_KEPT)
 
 
 def _versions(given: object) -> dict[str, int]:

@@ -26,6 +26,7 @@ WHERE root_id = :root_id
 """  # noqa: S608
 REMOVE_EVENTS = "DELETE FROM hf_state_events WHERE root_id = :root_id"
 REMOVE_ENTRIES = "DELETE FROM hf_state_entries WHERE root_id = :root_id"
+REMOVE_RULES = "DELETE FROM hf_state_rules WHERE root_id = :root_id"
 REMOVE_CONFLICTS = "DELETE FROM hf_state_conflicts WHERE root_id = :root_id"
 WRONG = f"""
 SELECT s.root_id FROM hf_state s
@@ -41,6 +42,10 @@ WHERE s.keys <> (
         )
     )
 ORDER BY s.root_id LIMIT 10
+"""  # noqa: S608
+LOST_RULES = f"""
+SELECT DISTINCT r.root_id FROM hf_state_rules r
+WHERE {TREE_SEQUENCE.format(root_id="r.root_id")} IS NULL ORDER BY r.root_id LIMIT 10
 """  # noqa: S608
 COUNT_STATE = "SELECT count(*) AS trees, coalesce(sum(keys), 0) AS keys FROM hf_state"
 
@@ -58,7 +63,8 @@ class StateNoun(Noun):
                 root = {"root_id": each.root_id}
                 yield from rows(REMEMBER, **root)
                 yield from through_door(f"state of {each.root_id}", Query(REMOVE_EVENTS, root))
-                yield from batch(Query(REMOVE_ENTRIES, root), Query(REMOVE_CONFLICTS, root))
+                others = (REMOVE_ENTRIES, REMOVE_RULES, REMOVE_CONFLICTS)
+                yield from batch(*(Query(each, root) for each in others))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Compare keys, counts and history."""
@@ -66,14 +72,18 @@ class StateNoun(Noun):
 
 
 def check_state() -> Op[list[Finding]]:
-    """Look for trees whose entries do not follow from their events."""
-    wrong = yield from rows(WRONG)
-    if wrong:
-        roots = ", ".join(row["root_id"] for row in wrong)
-        message = f"Entries do not match their history in the shared state of: {roots}."
-        return [
-            Finding("state", "problem", message, "Rows were changed by hand: restore a backup.")
-        ]
+    """Look for trees whose entries do not follow from their events, and rules without a tree."""
+    found = []
+    for query, problem in (
+        (WRONG, "Entries do not match their history in the shared state of"),
+        (LOST_RULES, "There are rules for the shared state of trees that do not exist"),
+    ):
+        if wrong := (yield from rows(query)):
+            message = f"{problem}: {', '.join(row['root_id'] for row in wrong)}."
+            advice = "Rows were changed by hand: restore a backup."
+            found.append(Finding("state", "problem", message, advice))
+    if found:
+        return found
     [row] = yield from rows(COUNT_STATE)
     keys, trees = plural(row["keys"], "key"), plural(row["trees"], "tree")
     return [Finding("state", "ok", f"{keys} of shared state in {trees}.")]

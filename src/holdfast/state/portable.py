@@ -23,8 +23,10 @@ from ..kernel.portable import (
     Sealed,
     Seen,
     Time,
+    Value,
     read_each,
 )
+from .rules import Reducer, rule_context
 from .values import REDUCED, VERSION_MAX, DocumentOperation, Operation, require_key
 from .write import entry_context, event_context
 
@@ -186,6 +188,42 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         yield from ()
 
 
+class StateRuleRecord(Record, frozen=True, tag="state_rule"):
+    """What writes of a key keep to."""
+
+    sealed = Sealed(
+        lambda row, name: rule_context(row["root_id"], row["key"]),
+        json_schema=Value(dict, "a schema that is no object"),
+    )
+
+    root_id: Name
+    key: Name
+    reducer: Reducer | None
+    updated_by: Name
+    updated_at: Time
+    json_schema: bytes | None = None
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"rule of state key {self.key!r}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it says something of a key, once, in a tree that came before."""
+        require_key(self.key)
+        rules = seen.of(_States).rules
+        if self.root_id not in seen.trees or (self.root_id, self.key) in rules:
+            return f"the {self.label} comes twice, or without its tree"
+        rules.add((self.root_id, self.key))
+        is_empty = self.reducer is None and self.json_schema is None
+        return f"the {self.label} is empty" if is_empty else None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the rule."""
+        into.later(IMPORT_STATE_RULE, self.row(into.codec))
+        yield from ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Last:
     sequence: int = 0
@@ -205,6 +243,7 @@ class _States:
     last: dict[tuple[str, str], _Last] = field(default_factory=dict)
     documents: dict[str, int] = field(default_factory=dict)
     requests: set[tuple[str, str]] = field(default_factory=set)
+    rules: set[tuple[str, str]] = field(default_factory=set)
 
     def is_next(self, root_id: str, sequence: int) -> bool:
         """Whether an event may come now; above the floor none is missing."""
@@ -222,6 +261,11 @@ EXPORT_STATE_ENTRIES = f"""
 SELECT {StateEntryRecord.selected()} FROM hf_state_entries
 WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
 """  # noqa: S608
+EXPORT_STATE_RULES = f"""
+SELECT {StateRuleRecord.selected()} FROM hf_state_rules
+WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
+"""  # noqa: S608
+IMPORT_STATE_RULE = f"INSERT INTO hf_state_rules {StateRuleRecord.inserted()}"
 IMPORT_STATE = f"""
 INSERT INTO hf_state {StateRecord.inserted()}
 ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
@@ -245,18 +289,18 @@ IMPORT_STATE_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()
 class StatePortable(Portable):
     """The state of a tree travels with its history; refused writes stay."""
 
-    records = (StateRecord, StateEventRecord, StateEntryRecord)
+    records = (StateRecord, StateEventRecord, StateEntryRecord, StateRuleRecord)
 
     def export(self, out: Export) -> Op[None]:
         """Write the state of each tree: its events, then what they left."""
         roots: list[dict[str, Any]] = [{"root_id": root_id} for root_id in sorted(out.root_ids)]
         yield from read_each(EXPORT_STATE, roots, StateRecord.to(out))
-        events = ({**root, "key": ""} for root in roots)
+        from_first = [{**root, "key": ""} for root in roots]
         yield from read_each(
-            EXPORT_STATE_EVENTS, events, StateEventRecord.to(out), ["sequence", "key"]
+            EXPORT_STATE_EVENTS, from_first, StateEventRecord.to(out), ["sequence", "key"]
         )
-        entries = ({**root, "key": ""} for root in roots)
-        yield from read_each(EXPORT_STATE_ENTRIES, entries, StateEntryRecord.to(out), ["key"])
+        yield from read_each(EXPORT_STATE_ENTRIES, from_first, StateEntryRecord.to(out), ["key"])
+        yield from read_each(EXPORT_STATE_RULES, from_first, StateRuleRecord.to(out), ["key"])
 
     def finish(self, into: Import) -> Op[None]:
         """Close the history of trees that were here before and have counted further."""

@@ -53,6 +53,19 @@ class StateEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRule:
+    """What every write of a key keeps to."""
+
+    key: str
+    schema: dict[str, Any] | None
+    """The JSON Schema that each of its values fits."""
+    reducer: str | None
+    """What `state.reduce` does with a value that it is given."""
+    updated_by: str
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateConflict:
     """A write that was refused because its key had another version than it expected."""
 

@@ -9,6 +9,8 @@
 --                     whole document is one row with the key '', and one for each key that it changed.
 --                     value is the value after the change; where it is NULL and the key is not
 --                     deleted, it follows from the row at base and the arguments of the rows between
+-- hf_state_rules      what writes of a key keep to: the JSON Schema that each value fits (sealed), and
+--                     the name of its reducer. A rule stays when its key is deleted
 -- hf_state_conflicts  compare-and-swap writes that were refused, the last 1,000 of each tree
 --
 -- No foreign keys: a tree's state goes when its root session is deleted, in one statement each.
@@ -59,6 +61,17 @@ CREATE UNIQUE INDEX ix_state_events_key ON hf_state_events (root_id, key, sequen
 
 CREATE UNIQUE INDEX ix_state_events_idempotency ON hf_state_events (root_id, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
+
+CREATE TABLE hf_state_rules (
+    root_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    json_schema BLOB,
+    reducer TEXT CHECK (reducer IN ('last', 'sum', 'min', 'max', 'append', 'add', 'merge')),
+    updated_by TEXT NOT NULL,
+    updated_at INTEGER NOT NULL,
+    PRIMARY KEY (root_id, key),
+    CHECK (json_schema IS NOT NULL OR reducer IS NOT NULL)
+) WITHOUT ROWID;
 
 CREATE TABLE hf_state_conflicts (
     root_id TEXT NOT NULL,

@@ -14,17 +14,20 @@ from ..errors import InvalidArgument, InvalidValue, TypeConflict
 KEY_CHARACTERS_MAX = 256
 VERSION_MAX = 2**53
 
-Operation = Literal["set", "delete", "increment", "append", "merge", "add", "remove"]
+# What events say was done to a key; a reducer is told as the operation that it stands for.
+Operation = Literal["set", "delete", "increment", "append", "merge", "add", "remove", "min", "max"]
 DocumentOperation = Literal["init", "full_replace", "patch", "restore"]
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-# What a batch calls the argument of each operation.
-ARGUMENTS: dict[Operation, str] = {
+# What may be asked for, and what a batch calls its argument.
+Asked = Literal["set", "delete", "increment", "append", "merge", "add", "remove", "reduce"]
+ASKED: tuple[Asked, ...] = get_args(Asked)
+ARGUMENTS: dict[Asked, str] = {
     "set": "value",
     "increment": "delta",
     "append": "items",
     "merge": "patch",
     "add": "item",
     "remove": "item",
+    "reduce": "value",
 }
 
 
@@ -42,7 +45,7 @@ MISSING: Final = Missing()
 class Mutation:
     """One change of one key."""
 
-    operation: Operation
+    operation: Operation | Asked
     key: str
     argument: Any = None
     if_version: int | None = None
@@ -76,6 +79,10 @@ def checked(mutation: Mutation) -> Mutation:
     match mutation.operation:
         case "increment" if not _is_number(argument):
             raise InvalidArgument(f"increment adds a finite number, not {shown(argument)}")
+        case "min" | "max" if not _is_number(argument):
+            raise InvalidArgument(
+                f"{mutation.operation} compares with a finite number, not {shown(argument)}"
+            )
         case "append" if type(argument) is not list:
             raise InvalidArgument(f"append takes a list of items, not {shown(argument)}")
         case "merge" if type(argument) is not dict:
@@ -92,8 +99,8 @@ def parsed(given: object, position: int) -> Mutation:
         raise InvalidArgument(f"{where} must be an object with op and key, not {shown(given)}")
     fields = dict(given)
     operation = fields.pop("op", None)
-    if operation not in OPERATIONS:
-        known = ", ".join(OPERATIONS)
+    if operation not in ASKED:
+        known = ", ".join(ASKED)
         raise InvalidArgument(f"{where}: op must be one of {known}, not {shown(operation)}")
     key, if_version = fields.pop("key", None), fields.pop("if_version", None)
     name = ARGUMENTS.get(operation)
@@ -123,15 +130,27 @@ def applied(mutation: Mutation, value: Any) -> Any:
 def _increment(value: Any, amount: Any, key: str) -> Any:
     if value is MISSING:
         return amount
-    if type(value) not in (int, float):
-        raise _wrong_type("increment", key, value, "a number")
     try:
-        total = value + amount
+        total = _number("increment", value, key) + amount
     except OverflowError:
         total = math.inf
     if type(total) is float and not math.isfinite(total):
         raise InvalidValue(f"{key!r} incremented by {shown(amount)} is no finite number", path=key)
     return total
+
+
+def _min(value: Any, number: Any, key: str) -> Any:
+    return number if value is MISSING else min(_number("min", value, key), number)
+
+
+def _max(value: Any, number: Any, key: str) -> Any:
+    return number if value is MISSING else max(_number("max", value, key), number)
+
+
+def _number(operation: str, value: Any, key: str) -> Any:
+    if type(value) not in (int, float):
+        raise _wrong_type(operation, key, value, "a number")
+    return value
 
 
 def _append(value: Any, items: list[Any], key: str) -> list[Any]:
@@ -166,6 +185,8 @@ def _form(value: Any) -> str:
 
 REDUCED: dict[str, Callable[[Any, Any, str], Any]] = {
     "increment": _increment,
+    "min": _min,
+    "max": _max,
     "append": _append,
     "merge": _merge,
     "add": _add,

@@ -5,20 +5,20 @@ The tree is locked first, so what was read is still so when it is written, and s
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoints.diff import same
-from ..codec import Codec
 from ..errors import LimitExceeded, NotFound, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Keeper
 from ..sessions.access import LOCK_SESSION, Place, require_fence, require_open
 from .records import Entry
+from .requests import KeyedRequest
+from .rules import HAS_RULES, NO_RULE, Rule, read_rules, resolved
 from .values import MISSING, DocumentOperation, Mutation, applied
 
 # A value this small is kept with every event; of a larger one every so many steps.
@@ -27,7 +27,8 @@ STEPS_MAX = 32
 
 HEAD = f"""
 SELECT {TREE_SEQUENCE.format(root_id=":root_id")} AS sequence,
-    s.keys, s.floor, s.forgotten_version, s.least_version, :now AS now
+    s.keys, s.floor, s.forgotten_version, s.least_version, :now AS now,
+    {HAS_RULES.format(root_id=":root_id")} AS has_rules
 FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
 """  # noqa: S608
 ENTRY_COLUMNS = "key, version, value, sequence, base, steps, updated_by, updated_at"
@@ -84,25 +85,6 @@ def event_context(root_id: str, sequence: int, key: str, column: str) -> tuple[s
     return "hf_state_events", root_id, str(sequence), key, column
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedRequest:
-    """An idempotency key, and the digest of what is asked under it."""
-
-    key: str
-    digest: str
-
-
-def request_of(codec: Codec, key: str | None, asked: Any) -> KeyedRequest | None:
-    """Return what a repeated call is known by; without a key nothing is."""
-    return None if key is None else KeyedRequest(key, request_digest(codec, asked))
-
-
-def request_digest(codec: Codec, asked: Any) -> str:
-    """Return a digest that only equal requests share, to the last character."""
-    codec.compose(asked, name="the request")
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
 @dataclass(slots=True)
 class KeySlot:
     """A key as it is stored, and what the transaction makes of it."""
@@ -139,8 +121,9 @@ class StateWrite:
     _keys_before: int | None = None
     _slots: dict[str, KeySlot] = field(default_factory=dict)
     _events: list[dict[str, Any]] = field(default_factory=list)
+    _rules: dict[str, Rule] = field(default_factory=dict)
 
-    def begin(self, keys: Iterable[str] | None) -> Op[int | None]:
+    def begin(self, keys: Sequence[str] | None) -> Op[int | None]:
         """Lock the tree and read these keys, or all; return the sequence of an equal request.
 
         Raises SessionEnded, LeaseLost, or RequestMismatch if the request is another.
@@ -168,6 +151,8 @@ class StateWrite:
         self.least_version = head["least_version"] or 0
         for row in entries:
             self._slots[row["key"]] = self._slot(row)
+        if head["has_rules"]:
+            self._rules = yield from read_rules(self.runtime.codec, place.root_id, keys)
         return None
 
     def _repeated(self, row: Row) -> int:
@@ -191,6 +176,10 @@ class StateWrite:
         """Return a key that was read, or an empty one."""
         found = self._slots.get(key)
         return found if found is not None else self._slots.setdefault(key, KeySlot())
+
+    def rule(self, key: str) -> Rule:
+        """Return what writes of a key that was read keep to."""
+        return self._rules.get(key, NO_RULE)
 
     def value(self, key: str) -> Any:
         """Return the value of a key, or MISSING."""
@@ -227,6 +216,7 @@ class StateWrite:
 
     def mutate(self, mutation: Mutation) -> None:
         """Change one key: one event."""
+        mutation = resolved(mutation, self.rule(mutation.key))
         key, slot = mutation.key, self.slot(mutation.key)
         before = self.value(key)
         if mutation.operation == "delete" and before is MISSING:
@@ -260,6 +250,8 @@ class StateWrite:
     ) -> None:
         """Note the new value of a key, and its row of the event at the current sequence."""
         existed = slot.body is not None
+        if after is not MISSING:
+            self.rule(key).require_fit(self.runtime, key, after)
         least = 0 if existed else self.forgotten_version
         slot.version = max(slot.version, least, self.least_version) + 1
         slot.value, slot.sequence = after, self.sequence
@@ -417,11 +409,3 @@ def _conflict(state: StateWrite, mutations: Sequence[Mutation], position: int) -
         results.append({"key": each.key, "status": "not_applied", **told})
         touched.add(each.key)
     return state.conflict(first.key, expected, results=results)
-
-
-def copy_state(runtime: Runtime, document: Mapping[str, Any], place: Place) -> Op[None]:
-    """Begin the state of a new root with a document: one event, every key at version 1."""
-    state = StateWrite(runtime, place)
-    yield from state.begin(None)
-    state.write_document("init", document)
-    yield from state.flush()

@@ -1,0 +1,116 @@
+"""Writes that were refused because another came first: each is written down afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from ..errors import HoldfastError, VersionConflict
+from ..kernel.flow import Flow, perform, refuse_steps
+from ..kernel.operation import Handle, Op, operation, rows
+from ..sessions import SessionHandle
+from .records import StateConflict
+from .requests import Ordinals
+
+if TYPE_CHECKING:
+    from .handle import State
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+CONFLICTS_KEPT = 1_000
+# Operations that count twice if they are repeated; inside a work item they get a key.
+REPEATED = ("increment", "append", "add", "reduce", "batch")
+
+NOTE_CONFLICT = """
+INSERT INTO hf_state_conflicts (
+    root_id, number, key, expected, current, attempt, is_retried, session_id, created_at
+) VALUES (
+    :root_id,
+    1 + coalesce((SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id), 0),
+    :key, :expected, :current, :attempt, :is_retried, :session_id, :now
+)
+"""
+FORGET_CONFLICTS = """
+DELETE FROM hf_state_conflicts WHERE root_id = :root_id AND number <= (
+    SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id
+) - :kept
+"""
+LIST_CONFLICTS = """
+SELECT number, key, expected, current, attempt, is_retried, session_id AS updated_by, created_at
+FROM hf_state_conflicts WHERE root_id = :root_id AND number < :before
+ORDER BY number DESC LIMIT :limit
+"""
+
+
+class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """An operation whose VersionConflict is written down, in a transaction of its own.
+
+    Inside `store.run` it is not: there the caller's transaction decides.
+    """
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
+        super().__init__(function)
+        unrecorded = self._start
+
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            if handle.runtime.run_flow is refuse_steps:
+                return unrecorded(handle, *args, **kwargs)
+            steps = _recorded(self, cast("State[Any]", handle), args, kwargs)
+            return handle.runtime.run_flow(steps)
+
+        self._start = start
+
+
+def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
+    item, name = state._session.item, op.function.__name__
+    if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
+        kwargs["idempotency_key"] = Ordinals.of(state.runtime).key(item, name, args, kwargs)
+    try:
+        return (yield from perform(op, state, *args, **kwargs))
+    except VersionConflict as conflict:
+        yield from note(state._session, conflict, attempt=1, is_retried=False)
+        raise
+
+
+def note(
+    session: SessionHandle[Any], conflict: VersionConflict, attempt: int, is_retried: bool
+) -> Flow[None]:
+    """Write a conflict down, best effort: the conflict itself is what the caller must see."""
+    with contextlib.suppress(HoldfastError):
+        yield from perform(
+            ConflictLog.add, ConflictLog(session), conflict.fields, attempt, is_retried
+        )
+
+
+def list_conflicts(root_id: str, before: int, limit: int) -> Op[list[StateConflict]]:
+    """Return the refused writes of a tree, the newest first."""
+    found = yield from rows(LIST_CONFLICTS, root_id=root_id, before=before, limit=limit)
+    return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
+
+
+class ConflictLog:
+    """The last refused writes of a tree."""
+
+    def __init__(self, session: SessionHandle[Any]) -> None:
+        self.runtime = session.runtime
+        self._session = session
+
+    @operation
+    def add(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:
+        """Add one, and forget the oldest of many."""
+        root_id = self._session.root_id
+        yield from rows(
+            NOTE_CONFLICT,
+            root_id=root_id,
+            key=fields["key"] or "",
+            expected=fields["expected_version"],
+            current=fields["current_version"],
+            attempt=attempt,
+            is_retried=int(is_retried),
+            session_id=self._session.id,
+        )
+        yield from rows(FORGET_CONFLICTS, root_id=root_id, kept=CONFLICTS_KEPT)

@@ -1,0 +1,48 @@
+"""What a repeated change of shared state is known by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..codec import Codec
+from ..kernel.operation import PerStore, Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRequest:
+    """An idempotency key, and the digest of what is asked under it."""
+
+    key: str
+    digest: str
+
+
+def request_of(codec: Codec, key: str | None, asked: Any) -> KeyedRequest | None:
+    """Return what a repeated call is known by; without a key nothing is."""
+    return None if key is None else KeyedRequest(key, request_digest(codec, asked))
+
+
+def request_digest(codec: Codec, asked: Any) -> str:
+    """Return a digest that only equal requests share, to the last character."""
+    codec.compose(asked, name="the request")
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+class Ordinals(PerStore):
+    """Counts the equal mutations of each attempt at a work item, to derive their keys."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._codec = runtime.codec
+        self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+
+    def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return a key that the same mutation has in every attempt, also after a redrive."""
+        asked = request_digest(self._codec, [operation, list(args), dict(kwargs)])
+        counts = self._counts.setdefault(item, Counter())
+        counts[asked] += 1
+        return f"item {item.first_id or item.id} {asked} {counts[asked]}"
