@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import checkpoints, effects, kernel, killed, work
+from . import checkpoints, effects, growth, kernel, killed, work
 from .measure import Report
 
 TABLE_WIDTH = 124
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "checkpoints": checkpoints.run,
     "effects": effects.run,
     "work": work.run,
+    "growth": growth.run,
     "killed": killed.run,
 }
 

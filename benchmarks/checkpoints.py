@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from . import growth, peers, servers
+from . import checkpoints_growth, peers, servers
 from .keepers import AsyncHoldfastKeeper, HoldfastKeeper, Keeper, Message, Place, messages
 from .keepers import payload_bytes as payload_bytes_of
 from .keepers_agents import AdkKeeper, OpenAiKeeper
@@ -75,11 +75,11 @@ class Plan:
     turns: tuple[int, ...]
     rounds: int
     saves_per_round: int
-    growth: growth.Plan
+    growth: checkpoints_growth.Plan
 
 
-FULL = Plan((200, 1_000), 7, 5, growth.FULL)
-QUICK = Plan((200,), 2, 3, growth.QUICK)
+FULL = Plan((200, 1_000), 7, 5, checkpoints_growth.FULL)
+QUICK = Plan((200,), 2, 3, checkpoints_growth.QUICK)
 
 
 def run(console: Console, *, quick: bool) -> Report:
@@ -98,7 +98,7 @@ def run(console: Console, *, quick: bool) -> Report:
         for turns in plan.turns:
             for database in ("SQLite", "PostgreSQL"):
                 bench.transcripts(database, turns)
-        growth.run(console, report, plan.growth, Path(directory), dsn)
+        checkpoints_growth.run(console, report, plan.growth, Path(directory), dsn)
         report.environment["load after"] = f"{os.getloadavg()[0]:.2f}"
     return report
 

@@ -22,9 +22,9 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (56, 13, 12),
-    "save": (61, 13, 12),
-    "call": (115, 20, 16),
+    "append": (59, 14, 12),
+    "save": (64, 14, 12),
+    "call": (116, 20, 16),
     "claim": (43, 11, 12),
     "complete": (42, 10, 11),
 }

@@ -19,7 +19,7 @@ from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
-from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow
+from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
@@ -136,7 +136,7 @@ class StoreHandle(
         root_id = require_text("root", getattr(root, "root_id", root))
         require_whole("after", after, 0)
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
-        yield from follow(self.runtime, root_id, after, poll_seconds)
+        yield from follow_tree(self.runtime, root_id, after, poll_seconds)
 
     @operation
     def settle(self, id: str) -> Op[bool]:

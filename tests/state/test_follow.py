@@ -50,8 +50,8 @@ def test_many_followers_at_different_places_each_get_all(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that begin behind what the process remembers."""
-    monkeypatch.setattr(follow, "EVENTS_REMEMBERED", 20)
-    monkeypatch.setattr(follow, "EVENTS_PER_LOOK", 7)
+    monkeypatch.setattr(follow, "PAGES_REMEMBERED", 2)
+    monkeypatch.setattr(follow, "EVENTS_PER_READ", 7)
     total = 120
     with holdfast.open(**place) as store:
         root = store.session("root")

@@ -1,6 +1,6 @@
 """Following a feed: each event once and in order, as it comes.
 
-Rings are hints; with polling alone the same events come, later. Followers of one tree in one
+Wake-ups are hints; with polling alone the same events come, later. Followers of one feed in one
 process share what any of them has read, so that a hundred of them cost one reader.
 """
 
@@ -8,113 +8,170 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
-from ..kernel.flow import Give, Stream, Wait, perform
+from ..kernel.flow import Flow, Give, Stream, Wait, perform
 from ..kernel.operation import Handle, Op, PerStore, Runtime, query
+from ..kernel.signals import tree_topic
 from ..records import Event
 from .events import read_events
 
+E = TypeVar("E")
+K = TypeVar("K", bound=Hashable)
+
 POLL_SECONDS = 0.25
 POLL_SECONDS_MAX = 3_600.0
-EVENTS_PER_LOOK = 200
-EVENTS_REMEMBERED = 1_000
-TREES_REMEMBERED = 100
+EVENTS_PER_READ = 200
+PAGES_REMEMBERED = 16
+# What was removed since must not be given for long.
+PAGE_SECONDS_MAX = 5.0
+FEEDS_REMEMBERED = 100
 # Another follower that began to read has this long before it is taken for dead.
 READ_SECONDS_MAX = 1.0
 
 
-def topic_of(root_id: str) -> str:
-    """Return what is rung when something happens in a tree."""
-    return f"feed {root_id}"
+@dataclass(frozen=True, slots=True)
+class Page(Generic[K, E]):
+    """What one read found after a place in a feed, and the place behind it."""
+
+    events: Sequence[E]
+    after: K
+    is_end: bool
+    """Whether there was no more."""
+    read_at: float = field(default_factory=time.monotonic)
 
 
-class Tail:
-    """The newest events of a tree that a follower in this process has read."""
+def page_of(events: Sequence[E], place: Callable[[E], int], after: int) -> Page[int, E]:
+    """Return what a read of at most EVENTS_PER_READ has found after a number."""
+    last = place(events[-1]) if events else after
+    return Page(events, last, is_end=len(events) < EVENTS_PER_READ)
+
+
+class Tail(Generic[K, E]):
+    """The pages of one feed that followers in this process have read last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: deque[Event] = deque(maxlen=EVENTS_REMEMBERED)
+        self._pages: OrderedDict[K, Page[K, E]] = OrderedDict()
+        self._end: K | None = None
         self._ring = -1
-        self._read_at = 0.0
+        self._end_read_at = 0.0
         self._reading_since = 0.0
 
-    def after(self, position: int) -> list[Event] | None:
-        """Return remembered events that follow a position without a hole; None if unknown."""
+    def page(self, after: K) -> Page[K, E] | None:
+        """Return what was read after a place, if that is remembered."""
         with self._lock:
-            if not self._events or self._events[0].position > position + 1:
-                return None
-            return [event for event in self._events if event.position > position]
+            page = self._pages.get(after)
+            is_old = page is not None and time.monotonic() - page.read_at > PAGE_SECONDS_MAX
+            return None if is_old else page
 
-    def is_read(self, ring: int, poll_seconds: float) -> bool:
-        """Whether somebody has read to the end since a ring, and not too long ago."""
+    def is_read(self, after: K, ring: int, poll_seconds: float) -> bool:
+        """Whether nothing was there after a place since a ring, and not too long ago."""
         with self._lock:
-            return self._ring >= ring and time.monotonic() - self._read_at < poll_seconds
+            is_fresh = time.monotonic() - self._end_read_at < poll_seconds
+            return after == self._end and self._ring >= ring and is_fresh
 
-    def may_read(self) -> bool:
-        """Whether nobody else is reading; from now on, this one is."""
+    def may_read(self, after: K) -> bool:
+        """Whether to read now: of those at the end one reads for all, the others for themselves."""
         now = time.monotonic()
         with self._lock:
+            if after != self._end:
+                return True
             is_free = now - self._reading_since > READ_SECONDS_MAX
             if is_free:
                 self._reading_since = now
             return is_free
 
-    def put(self, events: Sequence[Event], ring: int, *, is_end: bool) -> None:
-        """Remember what was read after a ring; with less than was asked for, that is the end."""
+    def put(self, after: K, page: Page[K, E], ring: int) -> None:
+        """Remember what was read after a place, when the feed had been rung so often."""
+        with self._lock:
+            if after == self._end:
+                self._reading_since = 0.0
+            if page.events:
+                self._pages[after] = page
+                if len(self._pages) > PAGES_REMEMBERED:
+                    self._pages.popitem(last=False)
+            if page.is_end:
+                self._end, self._end_read_at = page.after, page.read_at
+                self._ring = max(self._ring, ring)
+
+    def give_up(self) -> None:
+        """Let another one read: who began to has not finished."""
         with self._lock:
             self._reading_since = 0.0
-            if is_end:
-                self._ring, self._read_at = max(self._ring, ring), time.monotonic()
-            last = self._events[-1].position if self._events else None
-            fresh = [event for event in events if last is None or event.position > last]
-            if fresh and last is not None and fresh[0].position != last + 1:
-                self._events.clear()
-            self._events.extend(fresh)
 
 
 class Tails(PerStore):
-    """The tails of the trees that are followed in this process."""
+    """The tails of the feeds that are followed in this process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._lock = threading.Lock()
-        self._tails: dict[str, Tail] = {}
+        self._tails: OrderedDict[str, Tail[Any, Any]] = OrderedDict()
 
-    def of_tree(self, root_id: str) -> Tail:
-        """Return a tree's tail; of many, the one that was asked for first is forgotten."""
+    def tail(self, name: str) -> Tail[Any, Any]:
+        """Return the tail of a feed; of too many, the one that was made first is forgotten."""
         with self._lock:
-            if root_id not in self._tails and len(self._tails) >= TREES_REMEMBERED:
-                del self._tails[next(iter(self._tails))]
-            return self._tails.setdefault(root_id, Tail())
+            if name not in self._tails and len(self._tails) >= FEEDS_REMEMBERED:
+                self._tails.popitem(last=False)
+            return self._tails.setdefault(name, Tail())
 
 
-class FeedReader(Handle):
+def follow(
+    runtime: Runtime,
+    feed: str,
+    topic: str,
+    read: Callable[[K], Flow[Page[K, E]]],
+    after: K,
+    poll_seconds: float,
+) -> Stream[E]:
+    """Give what `read` finds after a place in a feed, page after page, for ever."""
+    tail: Tail[K, E] = Tails.of(runtime).tail(feed)
+    signals, is_read = runtime.signals, f"read {feed}"
+    is_first = True
+    while True:
+        ring, read_ring = signals.count(topic), signals.count(is_read)
+        # Whether the place exists at all, who begins there asks the database.
+        page = None if is_first else tail.page(after)
+        if is_first or (page is None and not tail.is_read(after, ring, poll_seconds)):
+            if not is_first and not tail.may_read(after):
+                yield Wait(READ_SECONDS_MAX / 20, is_read, read_ring)
+                continue
+            is_first = False
+            try:
+                page = yield from read(after)
+            except BaseException:
+                tail.give_up()
+                raise
+            tail.put(after, page, ring)
+            signals.ring_here(is_read)
+        if page is not None:
+            for event in page.events:
+                yield Give(event)
+            after = page.after
+        if page is None or not page.events:
+            yield Wait(poll_seconds, topic, ring)
+
+
+class TreeReader(Handle):
     """Reads the feed of one tree for its followers."""
 
     @query
     def read(self, root_id: str, after: int) -> Op[list[Event]]:
         """Return the next events after a position."""
-        return (yield from read_events(self.runtime.codec, root_id, after, EVENTS_PER_LOOK))
+        return (yield from read_events(self.runtime.codec, root_id, after, EVENTS_PER_READ))
 
 
-def follow(runtime: Runtime, root_id: str, after: int, poll_seconds: float) -> Stream[Event]:
+def follow_tree(runtime: Runtime, root_id: str, after: int, poll_seconds: float) -> Stream[Event]:
     """Give the events of a tree after a position, for ever."""
-    tail, topic, signals = Tails.of(runtime).of_tree(root_id), topic_of(root_id), runtime.signals
-    reader = FeedReader(runtime)
-    while True:
-        ring = signals.count(topic)
-        found = tail.after(after)
-        if found is None or (not found and not tail.is_read(ring, poll_seconds)):
-            # Who is far behind reads for itself; of those at the end one reads for all.
-            if found is not None and not tail.may_read():
-                yield Wait(READ_SECONDS_MAX / 20, f"read {topic}", signals.count(f"read {topic}"))
-                continue
-            found = yield from perform(FeedReader.read, reader, root_id, after)
-            tail.put(found, ring, is_end=len(found) < EVENTS_PER_LOOK)
-            signals.ring_here(f"read {topic}")
-        for event in found:
-            after = event.position
-            yield Give(event)
-        if not found:
-            yield Wait(poll_seconds, topic, ring)
+    reader = TreeReader(runtime)
+
+    def read(after: int) -> Flow[Page[int, Event]]:
+        found = yield from perform(TreeReader.read, reader, root_id, after)
+        return page_of(found, attrgetter("position"), after)
+
+    topic = tree_topic(root_id)
+    yield from follow(runtime, topic, topic, read, after, poll_seconds)

@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import (
@@ -44,7 +45,7 @@ from .operation import (
     Query,
     Row,
 )
-from .signals import Signals
+from .signals import Signals, tree_topic
 
 if TYPE_CHECKING:
     from .nouns import Noun
@@ -269,8 +270,13 @@ class Execution(Generic[R]):
         self.statements += len(queries)
         return queries
 
-    def run_hooks(self) -> None:
-        """Call the after-commit hooks. The change is durable, so a failing hook is only logged."""
+    def finish(self, signals: Signals) -> None:
+        """Call the after-commit hooks, and wake who waits for changes of the trees.
+
+        The change is durable, so what fails is only logged.
+        """
+        for root_id in {event.root_id for event in self.emits}:
+            self.hooks.append(partial(signals.ring, tree_topic(root_id)))
         for hook in self.hooks:
             try:
                 hook()

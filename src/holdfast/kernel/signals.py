@@ -12,6 +12,19 @@ import threading
 from collections.abc import Callable, Iterable
 
 TOPICS_MAX = 1_000
+EVERY_TREE = "trees"
+"""The topic that is rung together with that of any tree."""
+_TREE = "tree "
+
+
+def tree_topic(root_id: str) -> str:
+    """Return the topic that is rung when a session tree has new events."""
+    return _TREE + root_id
+
+
+def is_of_trees(topic: str) -> bool:
+    """Whether a topic is that of one tree, or of all."""
+    return topic == EVERY_TREE or topic.startswith(_TREE)
 
 
 class Signals:
@@ -21,11 +34,11 @@ class Signals:
         self,
         *,
         forward: Callable[[str], None] | None = None,
-        listen: Callable[[], None] | None = None,
+        listen: Callable[[str], None] | None = None,
     ) -> None:
         """`forward` carries rings to other processes, `listen` begins to hear theirs.
 
-        `listen` is called before every wait.
+        `listen` is called before every wait, with its topic.
         """
         # A signal handler may ring while its thread is in here.
         self._lock = threading.RLock()
@@ -54,12 +67,15 @@ class Signals:
                 # Too many to remember them all count as rung: who looks once more loses nothing.
                 self._last_of_all = self._rings
                 self._last = {}
-            if topic is not None:
-                self._last[topic] = self._rings
+            topics = [] if topic is None else [topic]
+            if topic is not None and topic.startswith(_TREE):
+                topics.append(EVERY_TREE)
+            for each in topics:
+                self._last[each] = self._rings
             wakes = [
                 wake
                 for wanted, wake in list(self._waiters.values())
-                if wanted is not None and topic in {None, wanted}
+                if wanted is not None and (topic is None or wanted in topics)
             ]
         for wake in wakes:
             wake()
@@ -97,8 +113,9 @@ class Signals:
     def watch(self, topics: Iterable[str], wake: Callable[[], object]) -> Callable[[], None]:
         """Call `wake` at every ring of these topics, until what is returned is called."""
         waiters = {object(): (topic, wake) for topic in topics}
-        if self._listen is not None:
-            self._listen()
+        for topic, _ in waiters.values():
+            if self._listen is not None:
+                self._listen(topic)
         with self._lock:
             self._waiters.update(waiters)
 
@@ -113,7 +130,7 @@ class Signals:
     ) -> bool:
         """Add a waiter, and say whether its topic was rung already."""
         if topic is not None and self._listen is not None:
-            self._listen()
+            self._listen(topic)
         with self._lock:
             self._waiters[waiter] = (topic, wake)
             return topic is not None and self.count(topic) > seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ..arguments import (
@@ -14,9 +15,10 @@ from ..arguments import (
     require_whole,
 )
 from ..errors import InvalidArgument, LimitExceeded, VersionConflict
-from ..feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, topic_of
-from ..kernel.flow import Flow, Give, Stream, Wait, flow, invoke, perform, stream
+from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
+from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, stream
 from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
+from ..kernel.signals import tree_topic
 from ..sessions import SessionHandle
 from . import read
 from .conflicts import list_conflicts, note, recorded
@@ -322,15 +324,13 @@ class State(Handle[C]):
         """
         require_whole("after", after, 0, VERSION_MAX)
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
-        topic, signals = topic_of(self.root_id), self.runtime.signals
-        while True:
-            ring = signals.count(topic)
-            found = yield from perform(State.events, self, after=after)
-            for event in found:
-                after = event.sequence
-                yield Give(event)
-            if not found:
-                yield Wait(poll_seconds, topic, ring)
+
+        def next_page(after: int) -> Flow[Page[int, StateEvent]]:
+            found = yield from perform(State.events, self, after=after, limit=EVENTS_PER_READ)
+            return page_of(found, attrgetter("sequence"), after)
+
+        feed, topic = f"state {self.root_id}", tree_topic(self.root_id)
+        yield from follow(self.runtime, feed, topic, next_page, after, poll_seconds)
 
     @flow
     def update(

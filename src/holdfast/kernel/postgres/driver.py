@@ -22,7 +22,7 @@ from .connections import Connections, connect_error
 from .copy import copy_rows, vacuum
 from .notify import Notifier
 from .pipeline import Connect, Queue, Send, Sleep, Slot, Step
-from .transactions import Transactions
+from .transactions import Transactions, answer_seconds
 
 R = TypeVar("R")
 
@@ -35,8 +35,8 @@ class PostgresDriver(SyncDriver):
     def __init__(self, target: PostgresTarget, settings: Settings) -> None:
         """Connect once, so that a wrong address is told at once; raises our own errors."""
         self.connections = Connections(target)
-        self.transactions = Transactions(target.schema, settings, self.connections)
-        self._notifier = Notifier(target, self.transactions.answer_seconds)
+        self._notifier = Notifier(target, answer_seconds(settings))
+        self.transactions = Transactions(target.schema, settings, self.connections, self._notifier)
         super().__init__(settings, self._notifier.signals, "the PostgreSQL store")
         self._target = target
         slot = self.connections.take()

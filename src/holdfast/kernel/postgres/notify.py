@@ -1,7 +1,8 @@
 """Wake-ups between processes on PostgreSQL: LISTEN and NOTIFY on a connection of their own.
 
 A ring is sent at once, those that follow shortly after it together, outside every transaction:
-NOTIFY inside each commit made writers queue behind one another. A lost ring costs latency only.
+NOTIFY inside each commit made writers queue behind one another. That a tree has changed is sent
+only where somebody is known to listen for it. A lost ring costs latency only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import time
 import psycopg
 from psycopg import sql
 
-from ..signals import Signals
+from ..signals import Signals, is_of_trees
 from ..threads import Flag, Thread
 from ..url import PostgresTarget
 from .connections import connect
+from .followers import Followers
 from .pipeline import Link, Message, Slot
 
 COALESCE_SECONDS = 0.01
@@ -33,10 +35,13 @@ class Notifier:
     """A thread that forwards rings to other processes and theirs to us; started when needed."""
 
     def __init__(self, target: PostgresTarget, limit_seconds: float) -> None:
-        self.signals = Signals(forward=self.ring, listen=self.start)
+        self.signals = Signals(forward=self.ring, listen=self.listen)
         self._dsn = target.listen_dsn or ""
         self._limit_seconds = limit_seconds
         self._channel = f"holdfast_{target.schema}"
+        self._tree_channel = f"holdfast_trees_{target.schema}"
+        self.followers = Followers(target.schema, is_awaited=bool(self._dsn))
+        self._follows = False
         # A signal handler may ring while its thread is in here.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -45,8 +50,15 @@ class Notifier:
         self._topics_lock = threading.RLock()
         self._read_end, self._write_end = -1, -1
 
+    def listen(self, topic: str) -> None:
+        """Begin to listen for a topic, unless we are to poll."""
+        self.start()
+        if not self._follows and is_of_trees(topic):
+            self._follows = True
+            self._nudge()
+
     def start(self) -> None:
-        """Begin to listen; further calls do nothing, nor does the first if we are to poll."""
+        """Start the thread; further calls do nothing, nor does the first if we are to poll."""
         if not self._dsn or (self._thread is not None and self._thread.ident is not None):
             return
         with self._starting:
@@ -63,7 +75,7 @@ class Notifier:
 
     def ring(self, topic: str) -> None:
         """Tell the other processes: at once, or together with others while rings come fast."""
-        if not self._dsn:
+        if not self._dsn or (is_of_trees(topic) and not self.followers.are_there):
             return
         with self._topics_lock:
             self._topics.add(topic[:TOPIC_BYTES_MAX])
@@ -109,17 +121,26 @@ class Notifier:
         link.listen(self.signals.ring_here)
         # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
         settings = Message("SET synchronous_commit = off")
-        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))
-        link.run([settings, Message(listen.as_string())], self._limit_seconds)
+        link.run([settings, _listening_to(self._channel)], self._limit_seconds)
         return link
+
+    def _announce(self, link: Link) -> None:
+        """Listen for changes of trees, and let those who make them know."""
+        announcement = Message(self.followers.announcement)
+        link.run([_listening_to(self._tree_channel), announcement], self._limit_seconds)
+        self.signals.ring_here(None)
 
     def _forward(self, link: Link) -> None:
         quiet_at = 0.0
+        is_announced = False
         arrivals, either = select.poll(), select.poll()
         arrivals.register(link.descriptor, select.POLLIN)
         either.register(link.descriptor, select.POLLIN)
         either.register(self._read_end, select.POLLIN)
         while True:
+            if self._follows and not is_announced:
+                self._announce(link)
+                is_announced = True
             if self._read_end in dict(either.poll()):
                 while (early := quiet_at - time.monotonic()) > 0 and not self._stopping.is_set:
                     arrivals.poll(early * 1000)
@@ -135,7 +156,13 @@ class Notifier:
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
-        notify = [Message("SELECT pg_notify($1, $2)", [self._channel, each]) for each in topics]
+        notify = [
+            Message(
+                "SELECT pg_notify($1, $2)",
+                [self._tree_channel if is_of_trees(each) else self._channel, each],
+            )
+            for each in topics
+        ]
         try:
             if notify:
                 link.run(notify, self._limit_seconds)
@@ -144,3 +171,7 @@ class Notifier:
                 self._topics.update(topics)
             self._nudge()
             raise
+
+
+def _listening_to(channel: str) -> Message:
+    return Message(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string())

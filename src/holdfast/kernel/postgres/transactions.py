@@ -35,6 +35,7 @@ from ..sql import Dialect
 from . import one_trip
 from .connections import CONNECTIONS_MAX, Connections
 from .errors import is_connection_lost, is_read_only, translate
+from .notify import Notifier
 from .one_trip import RowsOps
 from .pipeline import Connect, Link, Message, Queue, Reply, Send, Sleep, Slot, Step
 
@@ -48,6 +49,11 @@ SERIALIZATION_RETRIES_MAX = 50
 ANSWER_GRACE_SECONDS = 2.0
 SETTLE_SECONDS_MIN = 2.0
 QUEUE_LOOK_SECONDS = 0.2
+
+
+def answer_seconds(settings: Settings) -> float:
+    """Return how long the server may be silent before it is taken for lost."""
+    return settings.busy_timeout_seconds + ANSWER_GRACE_SECONDS
 
 
 class CommitLost(Exception):
@@ -64,13 +70,18 @@ class Transactions:
     """Runs calls as generators of steps."""
 
     def __init__(
-        self, schema: str, settings: Settings, connections: Connections | None = None
+        self,
+        schema: str,
+        settings: Settings,
+        connections: Connections | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
+        """Without connections and a notifier, calls can only join other transactions."""
         self.dialect = Dialect(schema)
         self.settings = settings
         self._lending = connections
-        self.answer_seconds = settings.busy_timeout_seconds + ANSWER_GRACE_SECONDS
-        """How long the server may be silent before it is taken for lost."""
+        self._notifier = notifier
+        self.answer_seconds = answer_seconds(settings)
         timeout = f"{round(settings.busy_timeout_seconds * 1000)}ms"
         self._write_settings = {
             "lock_timeout": timeout,
@@ -124,7 +135,8 @@ class Transactions:
                 raise
             tries += 1
         self.settings.hooks.tell(execution, tries, None)
-        execution.run_hooks()
+        if self._notifier is not None:
+            execution.finish(self._notifier.signals)
         return execution.result
 
     def join(self, connection: Any, call: Call[R]) -> Run[R]:
@@ -252,19 +264,17 @@ class Transactions:
         connection.batch += 1
         mark = (connection.writer_id, connection.batch)
         queries = one_trip.statements(execution, self.settings.services, *mark)
-        messages = [
-            Message("BEGIN", boundary="begin"),
-            *self._local({}),
-            Message(self._settling, is_unread=True),
-            *map(self.message, queries),
-            Message("COMMIT", boundary="commit"),
-        ]
+        begin = Message("BEGIN", boundary="begin")
+        opening = [begin, *self._local({}), self._looking(Message(self._settling))]
+        commit = Message("COMMIT", boundary="commit")
+        messages = [*opening, *map(self.message, queries), commit]
         try:
             replies = yield from self._commit(connection, messages, execution)
         except one_trip.NothingFound:
             yield from self._send(connection, [Message("ROLLBACK")], execution)
             return False
-        answers = [reply.rows for reply in replies[-1 - len(queries) : -1]]
+        self._note_followers(replies[len(opening) - 1])
+        answers = [reply.rows for reply in replies[len(opening) : -1]]
         if not answers[-1]:
             return False
         one_trip.conclude(execution, answers)
@@ -332,6 +342,8 @@ class Transactions:
         """Send what the execution asks, behind what opens the transaction; return its answers."""
         messages = [self.message(query) for query in execution.queries]
         replies = yield from self._send(connection, [*opening, *messages], execution)
+        if opening:
+            self._note_followers(replies[len(opening) - 1])
         return replies[len(opening) :]
 
     def _send(
@@ -385,8 +397,19 @@ class Transactions:
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
         mark = self.message(Query(self._opening, parameters))
-        mark.is_unread = True
-        return [*self._local({}), mark]
+        return [*self._local({}), self._looking(mark)]
+
+    def _looking(self, message: Message) -> Message:
+        """Let what returns the settings also return whether anybody follows, now and then."""
+        followers = None if self._notifier is None else self._notifier.followers
+        message.is_unread = followers is None or not followers.is_look_due()
+        if followers is not None and not message.is_unread:
+            message.text = f"{message.text}, {followers.look}"
+        return message
+
+    def _note_followers(self, reply: Reply) -> None:
+        if reply.rows and self._notifier is not None:
+            self._notifier.followers.note(reply.rows)
 
     def _local(self, settings: Mapping[str, str]) -> list[Message]:
         """Return the statement that makes settings for this transaction; a pooler allows it."""

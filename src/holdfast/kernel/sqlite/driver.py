@@ -101,8 +101,8 @@ class SqliteDriver(open_file.OpenFile):
 
     def _finish(self, job: Job) -> None:
         """Run what follows a durable commit, before its result is delivered."""
-        if job.error is None and job.execution.hooks:
-            job.execution.run_hooks()
+        if job.error is None and (job.execution.hooks or job.execution.emits):
+            job.execution.finish(self.signals)
         if self.settings.hooks.trace is not None:
             self.settings.hooks.tell(job.execution, job.attempts, job.error)
 

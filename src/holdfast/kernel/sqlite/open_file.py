@@ -66,7 +66,7 @@ class OpenFile(SyncDriver):
         """Return what changes when another connection commits."""
         raise NotImplementedError
 
-    def _start_watch(self) -> None:
+    def _start_watch(self, _topic: str) -> None:
         """Ring all topics when another connection has committed, from the first wait on."""
         if self._watch is None:
             self.run(lambda: self.signals.ring_here(None), self._watch_with)

@@ -1,0 +1,264 @@
+"""Fills a new store with very many rows in a short time, straight into its tables.
+
+What is written is what the operations would have written, sealed by the store's own codec, so that
+`doctor` finds nothing and every operation works on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+
+import holdfast
+from holdfast.checkpoints.lines import SHIFT, Ref, checkpoint_context, write_items, write_manifest
+from holdfast.codec import Codec
+from holdfast.effects.requests import scope_of
+
+BIG = "big"
+"""The session with many versions, many events in its tree, many effects and much spend."""
+AGENTS = ("writer", "editor", "reader", "checker")
+RARE = "rare"
+RARE_ROWS = 5
+QUEUES_MAX = 1_000
+MODELS = ("small", "large")
+NANO_USD = 1_000
+
+Rows: TypeAlias = Iterator[Sequence[Any]]
+Part: TypeAlias = tuple[str, Sequence[str], Rows]
+"""A table, its columns, and rows for it."""
+
+
+def session_id(number: int) -> str:
+    """Return the id of the n-th session; the first eight characters differ in all of them."""
+    return f"{number * 2_654_435_761 % 2**32:08x}-{number}"
+
+
+def is_rare(number: int, size: int) -> bool:
+    """Whether a row is one of the few of its kind, spread over the table."""
+    return number % (size // RARE_ROWS) == 0
+
+
+def queues(size: int) -> int:
+    """Return how many queues have items that are ready."""
+    return min(QUEUES_MAX, size // 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What a store of one size holds: so many sessions, events, effects, items, and versions."""
+
+    codec: Codec
+    size: int
+    now_ms: int
+
+    @property
+    def big_number(self) -> int:
+        """The number of the big session, which is the last one."""
+        return self.size + 1
+
+    def parts(self) -> Iterator[Part]:
+        """Return the rows of every table, in an order that its references allow."""
+        yield "hf_trees", ("root_id", "position"), self._trees()
+        yield "hf_sessions", SESSION_COLUMNS, self._sessions()
+        yield "hf_events", EVENT_COLUMNS, self._events()
+        yield "hf_lines", ("base",), iter([(0,)])
+        yield "hf_uses", ("line_id", "session_number"), iter([(1, self.big_number)])
+        yield "hf_items", ("key", "count", "data"), self._items()
+        yield "hf_checkpoints", CHECKPOINT_COLUMNS, self._checkpoints()
+        yield "hf_effects", EFFECT_COLUMNS, self._effects()
+        yield "hf_spend", SPEND_COLUMNS, self._spend()
+        yield "hf_spend_totals", TOTAL_COLUMNS, self._totals()
+        yield "hf_work", WORK_COLUMNS, self._work()
+        yield "hf_writers", ("id", "batch", "updated_at"), self._writers()
+
+    def _pack(self, value: Any, *context: str) -> bytes:
+        return self.codec.pack(value, context=context)
+
+    def _trees(self) -> Rows:
+        for number in range(1, self.size + 1):
+            yield session_id(number), 1
+        yield BIG, self.size + 1
+
+    def _sessions(self) -> Rows:
+        times = (self.now_ms,) * 3
+        for number in range(1, self.size + 1):
+            id = session_id(number)
+            agent, status = AGENTS[number % len(AGENTS)], "completed" if number % 3 else "active"
+            if is_rare(number, self.size):
+                agent, status = RARE, "failed"
+            empty = self._pack({}, "hf_sessions", id)
+            yield id, id, agent, status, 0, number, empty, *times
+        empty = self._pack({}, "hf_sessions", BIG)
+        yield BIG, BIG, "writer", "active", self.size, self.big_number, empty, *times
+
+    def _events(self) -> Rows:
+        for id in (*map(session_id, range(1, self.size + 1)), BIG):
+            created = {"name": None, "parent_id": None, "agent": None}
+            data = self._pack(created, "hf_events", id)
+            yield id, 1, id, "session_created", data, self.now_ms
+        for version in range(1, self.size + 1):
+            data = self._pack({"version": version, "kind": "turn"}, "hf_events", BIG)
+            yield BIG, version + 1, BIG, "checkpoint_saved", data, self.now_ms
+
+    def _items(self) -> Rows:
+        bodies = [self.codec.encode(f"message {number}") for number in range(self.size)]
+        yield from write_items(self.codec, 1, 0, [], bodies).rows
+
+    def _checkpoints(self) -> Rows:
+        for version in range(1, self.size + 1):
+            key = self.big_number * SHIFT + version
+            kind = "manual_checkpoint" if is_rare(version, self.size) else "turn"
+            body = write_manifest(self.codec, {"messages": Ref(1, version)})
+            sealed = self.codec.seal(body, context=checkpoint_context(key, "manifest"))
+            yield key, 1, kind, 0, sealed, self.now_ms - self.size + version
+
+    def _effects(self) -> Rows:
+        for number in range(1, self.size + 1):
+            id = f"{number * 2_654_435_761 % 2**32:08x}-effect"
+            # Half of them belong to the big session, at the version of that number.
+            owner = (self.big_number, BIG) if number % 2 else (number, session_id(number))
+            is_few = is_rare(number, self.size)
+            rare = number * RARE_ROWS // self.size
+            status = ("failed", "unknown", "issued")[rare % 3] if is_few else "completed"
+            result = self._pack(number, "hf_effects", id, "result")
+            is_open = status == "issued"
+            yield (
+                id,
+                scope_of(owner[1]),
+                f"key {number}",
+                f"call {number}",
+                *owner,
+                number if number % 2 else 0,
+                RARE if is_few else "search",
+                f"digest {number}",
+                f"idempotency {number}",
+                self._pack({}, "hf_effects", id, "arguments"),
+                status,
+                {"failed": "raised", "unknown": "owner_died"}.get(status),
+                result if status == "completed" else None,
+                self.now_ms + 3_600_000 if is_open else None,
+                self.now_ms,
+                None if is_open else self.now_ms,
+                *EFFECT_DEFAULTS,
+            )
+
+    def _spend(self) -> Rows:
+        for number in range(1, self.size + 1):
+            state = "uncertain" if is_rare(number, self.size) else "settled"
+            model = MODELS[number % len(MODELS)]
+            owner = (self.big_number, BIG, BIG)
+            yield f"spend {number}", *owner, model, "agent", state, 10, 5, NANO_USD, *self._times
+
+    @property
+    def _times(self) -> tuple[int, int]:
+        return self.now_ms, self.now_ms
+
+    def _totals(self) -> Rows:
+        counts: dict[tuple[str, str], int] = {}
+        for row in self._spend():
+            counts[row[4], row[6]] = counts.get((row[4], row[6]), 0) + 1
+        for scope in (f"session {self.big_number}", f"tree {BIG}"):
+            for (model, state), count in counts.items():
+                figures = (count, count * 10, count * 5, count * NANO_USD, 0)
+                yield scope, model, "agent", state, *figures
+
+    def _work(self) -> Rows:
+        """Nine of ten items are finished; the others wait, run, or have to be looked at."""
+        states = ("pending", "scheduled", "in_progress", "in_progress", "review")
+        for number in range(1, self.size + 1):
+            id = f"{number * 2_654_435_761 % 2**32:08x}-item"
+            state = "cancelled" if number % 30 == 1 else "completed"
+            if number % 10 == 0:
+                state = states[number // 10 % len(states)]
+            is_few = is_rare(number, self.size)
+            if is_few:
+                state = "failed"
+            queue = f"queue {number // 50 % queues(self.size)}"
+            is_held = state == "in_progress"
+            is_final = state in {"completed", "failed", "cancelled"}
+            yield (
+                id,
+                RARE if is_few else "send",
+                RARE if is_few else queue,
+                state,
+                "retry",
+                f"worker {number % 50}" if is_held else None,
+                self.now_ms + 3_600_000 if is_held else None,
+                self.now_ms if is_held else None,
+                self.now_ms if is_held else None,
+                3,
+                self._pack(None, "hf_work", id, "input"),
+                self.now_ms + 86_400_000 if state == "scheduled" else self.now_ms,
+                self.now_ms,
+                self.now_ms if is_final else None,
+                self.now_ms,
+                0,
+                int(is_held or is_final),
+            )
+
+    def _writers(self) -> Rows:
+        for number in range(1, self.size + 1):
+            yield f"writer {number}", number, self.now_ms - number
+
+
+SESSION_COLUMNS = (
+    "id", "root_id", "agent", "status", "version", "head", "metadata", "created_at", "updated_at",
+    "last_resumed_at",
+)  # fmt: skip
+EVENT_COLUMNS = ("root_id", "position", "session_id", "kind", "data", "created_at")
+CHECKPOINT_COLUMNS = ("key", "epoch", "kind", "state_sequence", "manifest", "created_at")
+EFFECT_COLUMNS = (
+    "id", "scope", "key", "call_id", "session_number", "session_id", "issued_version", "tool",
+    "request_digest", "idempotency_key", "arguments", "status", "reason", "result",
+    "lease_expires_at", "issued_at", "ended_at",
+    "generation", "effect", "is_irreversible", "attempt", "timeout_ms", "settle_ms",
+)  # fmt: skip
+EFFECT_DEFAULTS = (1, "mutate", 0, 1, 10_000, 0)
+SPEND_COLUMNS = (
+    "id", "session_number", "session_id", "root_id", "model", "source", "state", "input_tokens",
+    "output_tokens", "nano_usd", "created_at", "updated_at",
+)  # fmt: skip
+TOTAL_COLUMNS = (
+    "scope", "model", "source", "state", "attempts", "input_tokens", "output_tokens", "nano_usd",
+    "unpriced",
+)  # fmt: skip
+WORK_COLUMNS = (
+    "id", "type", "queue", "state", "on_crash", "holder", "lease_expires_at", "lease_acquired_at",
+    "heartbeat_at", "max_retries", "input", "available_at", "created_at", "completed_at",
+    "updated_at", "priority", "fence",
+)  # fmt: skip
+
+
+def fill(store: holdfast.Store, size: int) -> None:
+    """Fill a store that has no rows yet."""
+    filling = Filling(store.runtime.codec, size, store.now_ms())
+    target: Any = store.runtime.target
+    if store.runtime.driver.dialect == "sqlite":
+        _insert(store, filling)
+    else:
+        _copy(target.dsn, target.schema, filling)
+
+
+def _insert(store: holdfast.Store, filling: Filling) -> None:
+    driver: Any = store.runtime.driver
+    for table, columns, rows in filling.parts():
+        marks = ", ".join("?" * len(columns))
+        text = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+        with driver.twin().bulk() as connection:
+            connection.executemany(text, rows)
+
+
+def _copy(dsn: str, schema: str, filling: Filling) -> None:
+    with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+        for table, columns, rows in filling.parts():
+            text = f'COPY "{schema}".{table} ({", ".join(columns)}) FROM STDIN'
+            with cursor.copy(text.encode()) as copy:
+                for row in rows:
+                    copy.write_row(row)
+    with contextlib.closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        for table in {table for table, _, _ in filling.parts()}:
+            connection.execute(f'VACUUM ANALYZE "{schema}".{table}'.encode())

@@ -1,0 +1,155 @@
+"""Followers are woken by every commit, in any process, and need no wake-up to miss nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.kernel.driver import Hooks, Trace
+from holdfast.kernel.postgres.followers import Followers
+from tests.crash.children import Child
+
+# Longer than any test: who is not woken does not pass.
+NEVER = 3_600.0
+SECONDS_MAX = 120
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(60) as pool:
+        yield pool
+
+
+def without_notifications(place: dict[str, Any]) -> dict[str, Any]:
+    if "namespace" not in place:
+        return place
+    return {**place, "url": f"{place['url']}{'&' if '?' in place['url'] else '?'}listen=off"}
+
+
+def next_of(threads: ThreadPoolExecutor, events: Iterator[Any], count: int = 1) -> Future[Any]:
+    return threads.submit(lambda: list(islice(events, count)))
+
+
+def test_a_commit_wakes_the_followers_of_the_same_store(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    with holdfast.open(**place) as store:
+        # Nothing is heard from other processes.
+        store.runtime.signals._listen = None
+        state = store.session("root").state
+        events = store.follow("root", after=1, poll_seconds=NEVER)
+        changes = state.watch(poll_seconds=NEVER)
+        for number in range(1, 4):
+            event, change = next_of(threads, events), next_of(threads, changes)
+            store.session(f"other-{number}")
+            state.increment("n")
+            assert event.result(SECONDS_MAX)[0].position == number + 1
+            assert change.result(SECONDS_MAX)[0].sequence == number
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_a_commit_of_another_process_wakes_followers(
+    place: dict[str, Any], threads: ThreadPoolExecutor, mode: Any
+) -> None:
+    with holdfast.open(**place) as store:
+        store.session("root")
+    writes = threading.Event()
+
+    def write(tell: Callable[[str], None]) -> None:
+        with holdfast.open(**place) as store:
+            while True:
+                store.find_session("root").state.increment("n")
+                writes.wait(0.05)
+
+    child = Child(write)
+    try:
+        with holdfast.open(**place, mode=mode) as reader:
+            found = next_of(threads, reader.follow("root", after=1, poll_seconds=NEVER), 30)
+            positions = [event.position for event in found.result(SECONDS_MAX)]
+            assert positions == list(range(2, 32))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_with_polling_alone_nothing_is_missed(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    place = without_notifications(place)
+    with holdfast.open(**place) as store, holdfast.open(**place) as other:
+        store.runtime.signals._listen = None
+        state = other.session("root").state
+        found = [
+            next_of(threads, store.follow("root", poll_seconds=0.01), 61),
+            next_of(threads, store.find_session("root").state.watch(poll_seconds=0.01), 60),
+        ]
+        for _ in range(60):
+            state.increment("n")
+        events, changes = (each.result(SECONDS_MAX) for each in found)
+        assert [event.position for event in events] == list(range(1, 62))
+        assert [change.sequence for change in changes] == list(range(1, 61))
+
+
+def test_followers_of_one_tree_share_one_reader(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    followers, writes = 50, 20
+    reads: list[str] = []
+
+    def trace(call: Trace) -> None:
+        if call.call == "TreeReader.read":
+            reads.append(call.call)
+
+    with holdfast.open(**place, hooks=Hooks(trace=trace)) as store:
+        state = store.session("root").state
+        feeds = [store.follow("root", after=1, poll_seconds=NEVER) for _ in range(followers)]
+        for number in range(writes):
+            waiting = [next_of(threads, events) for events in feeds]
+            state.increment("n")
+            assert {each.result(SECONDS_MAX)[0].position for each in waiting} == {number + 2}
+    assert len(reads) < followers * writes / 2
+
+
+def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    with holdfast.open(**place) as store:
+        state = store.session("root").state
+        state.set("k", 1)
+        state.set("k", 2)
+        assert [each.sequence for each in islice(state.watch(), 2)] == [1, 2]
+        state.compact(2)
+        with pytest.raises(holdfast.Compacted):
+            next(state.watch(after=0, poll_seconds=NEVER))
+        waiting = next_of(threads, state.watch(after=2, poll_seconds=NEVER))
+        state.set("k", 3)
+        assert waiting.result(SECONDS_MAX)[0].sequence == 3
+
+
+def test_nobody_is_notified_of_changes_that_nobody_follows(
+    postgres_dsn: str, namespace: str
+) -> None:
+    """NOTIFY takes a lock of the whole server."""
+
+    def heard(listener: psycopg.Connection[Any]) -> list[str]:
+        with holdfast.open(postgres_dsn, namespace=namespace) as store:
+            state = store.session("root").state
+            for _ in range(20):
+                state.increment("n")
+        # Closing has sent what was waiting.
+        return [note.payload for note in listener.notifies(timeout=0)]
+
+    with psycopg.connect(postgres_dsn, autocommit=True) as listener:
+        listener.execute(f'LISTEN "holdfast_trees_{namespace}"'.encode())
+        assert heard(listener) == []
+        followers = Followers(namespace, is_awaited=True)
+        listener.execute(followers.announcement.encode())
+        assert set(heard(listener)) == {"tree root"}
+        assert not Followers(namespace, is_awaited=False).is_look_due()
