@@ -37,6 +37,16 @@ def session_id(number: int) -> str:
     return f"{number * 2_654_435_761 % 2**32:08x}-{number}"
 
 
+def effect_id(number: int) -> str:
+    """Return the id of the n-th effect."""
+    return f"{session_id(number)}-effect"
+
+
+def item_id(number: int) -> str:
+    """Return the id of the n-th work item."""
+    return f"{session_id(number)}-item"
+
+
 def is_rare(number: int, size: int) -> bool:
     """Whether a row is one of the few of its kind, spread over the table."""
     return number % (size // RARE_ROWS) == 0
@@ -118,7 +128,7 @@ class Filling:
 
     def _effects(self) -> Rows:
         for number in range(1, self.size + 1):
-            id = f"{number * 2_654_435_761 % 2**32:08x}-effect"
+            id = effect_id(number)
             # Half of them belong to the big session, at the version of that number.
             owner = (self.big_number, BIG) if number % 2 else (number, session_id(number))
             is_few = is_rare(number, self.size)
@@ -170,7 +180,7 @@ class Filling:
         """Nine of ten items are finished; the others wait, run, or have to be looked at."""
         states = ("pending", "scheduled", "in_progress", "in_progress", "review")
         for number in range(1, self.size + 1):
-            id = f"{number * 2_654_435_761 % 2**32:08x}-item"
+            id = item_id(number)
             state = "cancelled" if number % 30 == 1 else "completed"
             if number % 10 == 0:
                 state = states[number // 10 % len(states)]

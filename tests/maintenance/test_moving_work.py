@@ -239,7 +239,8 @@ def test_a_move_cancels_the_items_of_sessions_that_have_ended_too(place: Any, fi
 
 def test_the_attempts_of_one_session_are_found_by_an_index(tmp_path: Path) -> None:
     with open_at({"url": f"sqlite:///{tmp_path}/store.db"}) as store:
-        listed = f"{LIST_SPENDS} AND session_id = :session_id ORDER BY number LIMIT :limit"
+        listed = LIST_SPENDS.format(along="")
+        listed += " AND session_id = :session_id ORDER BY number LIMIT :limit"
         asked = {"session_id": "s", "after": 0, "limit": 5}
         (step,) = Look(store).rows(f"EXPLAIN QUERY PLAN {listed}", **asked)
         assert "USING INDEX ix_spend_session_id" in step["detail"]

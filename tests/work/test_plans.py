@@ -41,27 +41,35 @@ CLAIMED = {
     "queue1": "b",
 }
 PAGE = {"before": 2**62, "limit": 5}
-HOT = {"claim", "claim of two queues", "heartbeat", "finish", "guard", "promote"}
+HOT = {
+    "claim",
+    "claim of two queues",
+    "claim of all queues",
+    "heartbeat",
+    "finish",
+    "guard",
+    "promote",
+}
 # Statement, its parameters, and the indexes that it may use.
 STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "claim": (claims._claim_of(1), CLAIMED, {"ix_work_ready"}),
     "claim of two queues": (claims._claim_of(2), CLAIMED, {"ix_work_ready"}),
-    "ready queues": (claims.READY_QUEUES, {"limit": 5}, {"ix_work_ready"}),
+    "claim of all queues": (claims._claim_of(0), CLAIMED, {"ix_work_ready_all"}),
     "heartbeat": (claims.HEARTBEAT, {"held": json.dumps({1: 1}), "lease_ms": 1}, set()),
     "finish": (transitions.FINISH_HELD, ENDED, set()),
     "finish expired": (transitions.FINISH_EXPIRED, ENDED, set()),
     "guard": (items.LOCK_HELD, HELD, set()),
-    "expired": (noun.FIND_EXPIRED, {"limit": 5}, {"ix_work_running"}),
+    "expired": (noun.FIND_EXPIRED, {"limit": 5}, {"ix_work_state"}),
     "promote": (noun.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
     "next due": (noun.NEXT_DUE, {}, {"ix_work_scheduled"}),
     "old": (noun.FIND_OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
     "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
-    "waiting for an effect": (noun.WAITING_FOR_EFFECT, {"effect_id": "e"}, {"ix_work_review"}),
+    "waiting for an effect": (noun.WAITING_FOR_EFFECT, {"effect_id": "e"}, {"ix_work_waits"}),
     "key": (submission.LIVE_WITH_KEY, {"queue": "a", "key": "k"}, {"ux_work_key"}),
-    "dead": (reports.LIST_DEAD, PAGE, {"ix_work_dead", "ux_work_redriven"}),
-    "failed": (reports.page_of({}, ["failed"]), PAGE, {"ix_work_dead"}),
-    "waiting for review": (reports.page_of({}, ["pending"]), PAGE, {"ix_work_review"}),
-    "held by": (reports.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_running"}),
+    "dead": (reports.LIST_DEAD, PAGE, {"ix_work_state", "ux_work_redriven"}),
+    "failed": (reports.page_of({}, ["failed"]), PAGE, {"ix_work_state"}),
+    "waiting for review": (reports.page_of({}, ["pending"]), PAGE, {"ix_work_state"}),
+    "held by": (reports.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_held"}),
     "of a type": (reports.page_of({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotF
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.nouns import find_row
 from ..kernel.operation import C, Handle, Lock, Op, Row, operation, query, rows
+from ..kernel.sql import merged
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
@@ -59,22 +61,40 @@ EFFECTS_PER_PAGE_MAX = 1_000
 LEDGER_KEY_CHARACTERS_MAX = 1_000
 
 # Those of an earlier session of the same id too, which its calls find.
-OF_SESSION = """(session_number = :number
-    OR (session_id = :session_id AND unlinked_at IS NOT NULL))"""
+OF_SESSION = (
+    "session_number = :number",
+    "session_id = :session_id AND unlinked_at IS NOT NULL AND session_number <> :number",
+)
 LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
 EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
-UNRESOLVED_EFFECTS = f"""{SELECT_EFFECTS} WHERE {OF_SESSION}
-    AND (status = 'unknown' OR {IS_ABANDONED})
-ORDER BY number"""
-PENDING_EFFECTS = f"{SELECT_EFFECTS} WHERE {OF_SESSION} AND status = 'issued' ORDER BY number"
+UNSETTLED_EFFECTS = " UNION ALL ".join(
+    f"{SELECT_EFFECTS} WHERE {each} AND status IN ('issued', 'unknown') AND {{which}}"
+    for each in OF_SESSION
+)
+UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(which=f"(status = 'unknown' OR {IS_ABANDONED})")
+PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
 RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high
 ORDER BY number DESC LIMIT :limit"""
-# What callers of `effects` may ask for by another condition than equality.
-FILTERS = {
-    "session_id": OF_SESSION,
-    "key": "(key IN (:key, 'once:' || :key) OR idempotency_key = :key)",
-}
+# What an attempt's replays have of it is its idempotency key.
+OF_KEY = """idempotency_key IN (
+    SELECT k.idempotency_key FROM hf_effects k
+    WHERE k.key IN (CAST(:key AS TEXT), 'once:' || :key) AND k.generation > 0
+    UNION ALL SELECT CAST(:key AS TEXT)
+) AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"""
+
+
+@functools.cache
+def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
+    """Return the query of a listing, each part of it along the index of what is rarest."""
+    conditions = {name: f"{name} = :{name}" for name in columns}
+    if status is not None:
+        # By name, as the partial indexes have it.
+        conditions["status"] = f"status = '{status}'"
+    if "key" in columns:
+        conditions["key"] = OF_KEY
+    parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]
+    return merged([" AND ".join([LIST_EFFECTS, *part, *conditions.values()]) for part in parts])
 
 
 class SessionEffects(SessionHandle[C]):
@@ -355,8 +375,7 @@ class StoreEffects(Handle[C]):
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_text(name.removesuffix("_id"), value, LEDGER_KEY_CHARACTERS_MAX)
-        conditions = (f" AND {FILTERS.get(name, f'{name} = :{name}')}" for name in given)
-        page = f"{LIST_EFFECTS}{''.join(conditions)} ORDER BY number LIMIT :limit"
+        page = page_of(tuple(given), status)
         if "session_id" in given:
             try:
                 found_session = yield from read_place(given["session_id"])

@@ -87,6 +87,16 @@ CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 
 CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
 
+CREATE INDEX ix_effects_failed ON hf_effects (number) WHERE status = 'failed';
+
+-- What has no outcome, of one session among all that it has done.
+CREATE INDEX ix_effects_unsettled ON hf_effects (session_number, number)
+WHERE status IN ('issued', 'unknown');
+
+CREATE INDEX ix_effects_tool ON hf_effects (tool, number);
+
+CREATE INDEX ix_effects_idempotency ON hf_effects (idempotency_key);
+
 CREATE TABLE hf_effect_salts (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     kind TEXT NOT NULL CHECK (kind IN ('own', 'imported', 'key')),

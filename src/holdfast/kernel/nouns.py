@@ -125,6 +125,7 @@ class Noun:
 
 SHORT_CHARACTERS_MIN = 8
 NUMBER_DIGITS_MAX = 18
+SHOWN_MAX = 3
 
 
 def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
@@ -133,17 +134,16 @@ def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
     The first 8 characters of an id or more are enough if no other id begins with them.
     """
     by_id, by_number = f"{select} WHERE id = :id", f"{select} WHERE number = :number"
-    # SQLite compares without regard to case here, so what it finds is looked at again.
-    beginning = rf"{select} WHERE id LIKE :pattern ESCAPE '\' ORDER BY number LIMIT 20"
+    # Ids are in the order of their bytes: those with a beginning stand together, from it on.
+    beginning = f"{select} WHERE id >= :id ORDER BY id LIMIT {SHOWN_MAX}"
     row = yield from one(by_id, id=given)
     if row is None and given.isascii() and given.isdigit() and len(given) <= NUMBER_DIGITS_MAX:
         row = yield from one(by_number, number=int(given))
     if row is None and len(given) >= SHORT_CHARACTERS_MIN:
-        escaped = given.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
-        found = yield from rows(beginning, pattern=f"{escaped}%")
+        found = yield from rows(beginning, id=given)
         found = [each for each in found if each["id"].startswith(given)]
         if len(found) > 1:
-            ids = ", ".join(each["id"] for each in found[:3])
+            ids = ", ".join(each["id"] for each in found)
             raise InvalidArgument(f"more than one {noun}'s id begins with {shown(given)}: {ids} …")
         row = found[0] if found else None
     return row

@@ -1,15 +1,16 @@
 """One SQL text for both databases: valid SQLite as written, rewritten once for PostgreSQL.
 
 On PostgreSQL `/*pg … */` becomes live, `:name` becomes a numbered parameter, `:now` the schema's
-clock function, `hf_…` is qualified with the schema, and four words of DDL are exchanged for
-PostgreSQL's.
+clock function, `hf_…` is qualified with the schema, `INDEXED BY …` is left out, because there are
+statistics, and five words of DDL are exchanged for PostgreSQL's. Text is compared by its bytes
+there too, whatever the server's language is.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _TOKEN = re.compile(
@@ -22,7 +23,8 @@ _TOKEN = re.compile(
     | (?P<cast>::)
     | :(?P<parameter>[a-z_][a-z0-9_]*)
     | \b(?P<name>hf_[a-z0-9_]+)
-    | \b(?P<type>INTEGER|BLOB|AUTOINCREMENT|WITHOUT\ ROWID)\b
+    | (?P<hint>\bINDEXED\ BY\ \w+)
+    | \b(?P<type>INTEGER|BLOB|AUTOINCREMENT|WITHOUT\ ROWID|(?<!AS\ )TEXT)\b
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -31,6 +33,7 @@ _TYPES = {
     "BLOB": "BYTEA",
     "AUTOINCREMENT": "GENERATED ALWAYS AS IDENTITY",
     "WITHOUT ROWID": "",
+    "TEXT": 'TEXT COLLATE "C"',
 }
 _CHANGES = re.compile(r"\s*(INSERT|UPDATE|DELETE)\b", re.IGNORECASE)
 _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
@@ -95,7 +98,7 @@ class _Rewriter:
         match token.lastgroup:
             case "postgres":
                 return self.rewrite(token["postgres"])
-            case "line_comment" | "comment":
+            case "line_comment" | "comment" | "hint":
                 return " "
             case "parameter" if token["parameter"] == "now":
                 return f'"{self.schema}".hf_now()'
@@ -117,3 +120,12 @@ class _Rewriter:
 def _parameters(sql: str) -> tuple[str, ...]:
     found = (token["parameter"] for token in _TOKEN.finditer(sql) if token["parameter"])
     return tuple(dict.fromkeys(found))
+
+
+def merged(branches: Sequence[str], order: str = "number") -> str:
+    """Return a page of the rows of several statements; each is read along its own index."""
+    page = f"ORDER BY {order} LIMIT :limit"
+    if len(branches) == 1:
+        return f"{branches[0]} {page}"
+    parts = (f"SELECT * FROM ({each} {page}) AS part{n}" for n, each in enumerate(branches))  # noqa: S608
+    return f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS found {page}"  # noqa: S608

@@ -6,6 +6,7 @@ names the table.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from ..codec import Codec
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, one, rows
+from ..kernel.sql import merged
 from ..leases import EARLIER_BOOT, LeasedTable
-from ..records import SessionInfo, SessionRef
+from ..records import STATUSES, SessionInfo, SessionRef
 
 # Fragments: one session, one at the head that a checkpoint was just moved to, and any.
 ONE_SESSION = "hf_sessions s WHERE s.number = :number"
@@ -34,7 +36,7 @@ LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE number > :afte
 LIST_CHILDREN = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
 LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
-    SELECT CAST(:id AS TEXT)
+    SELECT CAST(:id AS TEXT) /*pg COLLATE "C" */
     UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
 )
 SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
@@ -153,7 +155,17 @@ def find_place(id: str) -> Op[Row | None]:
 
 def list_rows(given: Mapping[str, Any], after: int, limit: int) -> Op[Sequence[Row]]:
     """Return a page of sessions in the order of their creation."""
-    # Only what is given stands in the text: then each has its index.
-    conditions = "".join(f" AND {column} = :{column}" for column in given)
-    page = f"{LIST_SESSIONS}{conditions} ORDER BY number LIMIT :limit"
-    return (yield from rows(page, **given, after=after, limit=limit))
+    return (yield from rows(page_of(tuple(given)), **given, after=after, limit=limit))
+
+
+@functools.cache
+def page_of(columns: Sequence[str]) -> str:
+    """Return the query of a listing with these conditions, along the index of the narrowest."""
+    if "root_id" in columns:
+        # Of a tree all are looked at; written this way nothing leads away from it.
+        others = (f"coalesce({each}, '') = :{each}" for each in columns if each != "root_id")
+        return merged([" AND ".join([LIST_SESSIONS, "root_id = :root_id", *others])])
+    branches = [" AND ".join([LIST_SESSIONS, *(f"{each} = :{each}" for each in columns)])]
+    if "agent" in columns and "status" not in columns:
+        branches = [f"{branches[0]} AND status = '{status}'" for status in STATUSES]
+    return merged(branches)

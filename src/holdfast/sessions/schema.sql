@@ -34,7 +34,7 @@ CREATE TABLE hf_sessions (
 
 CREATE INDEX ix_sessions_status ON hf_sessions (status, number);
 
-CREATE INDEX ix_sessions_agent ON hf_sessions (agent, number);
+CREATE INDEX ix_sessions_agent ON hf_sessions (agent, status, number);
 
 CREATE INDEX ix_sessions_root ON hf_sessions (root_id, number);
 

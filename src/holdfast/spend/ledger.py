@@ -72,7 +72,7 @@ CLOSE_SPENDS = f"""
 UPDATE hf_spend SET state = 'uncertain', updated_at = :now
 WHERE session_number = :number AND {SPEND_IN_DOUBT} AND state = 'open' RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
-LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend WHERE number > :after"  # noqa: S608
+LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend {{along}} WHERE number > :after"  # noqa: S608
 FIGURES = ("attempts", "input_tokens", "output_tokens", "nano_usd", "unpriced")
 ADD_TO_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
@@ -422,8 +422,12 @@ def _listed(
     given = {**where, **({} if state is None else {"state": state})}
     # Only the given conditions are in the text, so that each can use its index.
     conditions = [f"{column} = :{column}" for column in given]
-    conditions += [SPEND_IN_DOUBT] if state in {"open", "uncertain"} else []
-    text = " AND ".join([LIST_SPENDS, *conditions]) + " ORDER BY number LIMIT :limit"
+    along = ""
+    if state in {"open", "uncertain"}:
+        conditions.append(SPEND_IN_DOUBT)
+        along = "" if "session_id" in given else "INDEXED BY ix_spend_doubt"
+    text = " AND ".join([LIST_SPENDS.format(along=along), *conditions])
+    text = f"{text} ORDER BY number LIMIT :limit"
     found = yield from rows(text, **given, after=after, limit=limit)
     return [_spend(codec, row) for row in found]
 

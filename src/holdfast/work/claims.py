@@ -44,32 +44,16 @@ RETURNING {ITEM_COLUMNS}
 """  # noqa: S608
 READ_CLAIMED = f"{SELECT_ITEMS} WHERE state = 'in_progress' AND claim_id = :claim_id"
 READY = """
-SELECT number, priority FROM hf_work WHERE state = 'pending' AND queue = :queue{index}
+SELECT number, priority FROM hf_work {of_queue}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """
-# One look into the index per queue, however many items it has.
-READY_QUEUES = """
-WITH RECURSIVE queues (queue) AS (
-    SELECT min(queue) FROM hf_work WHERE state = 'pending'
-    UNION ALL
-    SELECT (SELECT min(w.queue) FROM hf_work w WHERE w.state = 'pending' AND w.queue > q.queue)
-    FROM queues q WHERE q.queue IS NOT NULL
-)
-SELECT first.queue FROM (
-    SELECT q.queue, (
-        SELECT max(w.priority) FROM hf_work w WHERE w.state = 'pending' AND w.queue = q.queue
-    ) AS priority, (
-        SELECT w.number FROM hf_work w WHERE w.state = 'pending' AND w.queue = q.queue
-        ORDER BY w.priority DESC, w.number LIMIT 1
-    ) AS number
-    FROM queues q WHERE q.queue IS NOT NULL
-) AS first
-ORDER BY first.priority DESC, first.number LIMIT :limit
-"""
+OF_QUEUE = "WHERE state = 'pending' AND queue = :queue{index}"
+OF_ALL_QUEUES = "INDEXED BY ix_work_ready_all WHERE state = 'pending'"
 IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
 LOOK_FOR_READY = """
 SELECT {ready} AS is_ready, :now AS now,
-    (SELECT min(available_at) FROM hf_work WHERE state = 'scheduled') AS due_at
+    (SELECT min(available_at) FROM hf_work INDEXED BY ix_work_scheduled
+        WHERE state = 'scheduled') AS due_at
 """
 NOT_ENDED = """
 SELECT number FROM hf_work
@@ -144,13 +128,8 @@ def claim(
     require_text("holder", holder)
     require_limit(limit, CLAIM_MAX)
     lease_ms = lease_milliseconds(lease_seconds)
-    if queues is None:
-        # A queue whose best item is not among the best of `limit` queues cannot be served now.
-        found = yield from rows(READY_QUEUES, limit=min(limit, QUEUES_MAX))
-        names = [row["queue"] for row in found]
-    else:
-        names = require_queues(queues)
-    return (yield from Claim(holder, limit, names, lease_ms).take()) if names else []
+    names = [] if queues is None else require_queues(queues)
+    return (yield from Claim(holder, limit, names, lease_ms).take())
 
 
 def in_order(taken: Sequence[Row]) -> list[Row]:
@@ -168,10 +147,11 @@ def require_queues(queues: Sequence[str] | str) -> list[str]:
 
 @functools.cache
 def _claim_of(count: int) -> str:
-    """Return the statement that claims from this many queues at once."""
-    ready = READY.format(index=0)
+    """Return the statement that claims from this many queues at once; from all if there are 0."""
+    names = [OF_QUEUE.format(index=index) for index in range(count)] or [OF_ALL_QUEUES]
+    [ready, *_] = queues = [READY.format(of_queue=name) for name in names]
     if count > 1:
-        parts = (f"SELECT * FROM ({READY.format(index=i)}) AS q{i}" for i in range(count))  # noqa: S608
+        parts = (f"SELECT * FROM ({each}) AS q{index}" for index, each in enumerate(queues))  # noqa: S608
         ready = f"""
         SELECT number FROM ({" UNION ALL ".join(parts)}) AS ready
         ORDER BY priority DESC, number LIMIT :limit

@@ -31,16 +31,17 @@ OF_SESSIONS = """session_number IN (
         SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
     )"""
 LIVE_OF_SESSIONS = f"""
-{SELECT_ITEMS} WHERE {OF_SESSIONS}
+{SELECT_ITEMS} INDEXED BY ix_work_session WHERE {OF_SESSIONS}
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
 ORDER BY number /*pg FOR NO KEY UPDATE */
 """
 RUNNING_OF_SESSIONS = f"""
-SELECT session_number FROM hf_work
+SELECT session_number FROM hf_work INDEXED BY ix_work_session
 WHERE {OF_SESSIONS} AND state = 'in_progress' AND lease_expires_at > :now
 """  # noqa: S608
 WAITING_FOR_EFFECT = f"""
-{SELECT_ITEMS} WHERE state = 'review' AND waits_for_effect = :effect_id
+{SELECT_ITEMS} WHERE waits_for_effect = :effect_id AND waits_for_effect IS NOT NULL
+    AND coalesce(state, '') = 'review'
 ORDER BY number
 """
 FENCE_ITEMS = f"""
@@ -57,7 +58,8 @@ UPDATE hf_work SET state = 'pending', updated_at = :now
 WHERE number IN (
     /*pg SELECT unnest(ARRAY( */
     WITH due AS MATERIALIZED (
-        SELECT number FROM hf_work WHERE state = 'scheduled' AND available_at <= :now
+        SELECT number FROM hf_work INDEXED BY ix_work_scheduled
+        WHERE state = 'scheduled' AND available_at <= :now
         ORDER BY available_at, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
     )
     SELECT number FROM due
@@ -66,8 +68,8 @@ WHERE number IN (
 RETURNING queue
 """
 NEXT_DUE = """
-SELECT available_at, :now AS now FROM hf_work WHERE state = 'scheduled'
-ORDER BY available_at, number LIMIT 1
+SELECT available_at, :now AS now FROM hf_work INDEXED BY ix_work_scheduled
+WHERE state = 'scheduled' ORDER BY available_at, number LIMIT 1
 """
 FIND_OLD = """
 SELECT number, root_id, session_id FROM hf_work

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_one_of, require_whole
 from ..clock import iso
 from ..codec import Codec
-from ..kernel.operation import Op, Row, one, rows
+from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..kernel.sql import merged
 from ..sessions.rows import ALL_SESSIONS
 from .items import (
     ITEM_COLUMNS,
@@ -23,9 +24,20 @@ from .items import (
 )
 
 STALE_SECONDS = 120
-AHEAD_MAX = 1_000
+COUNTED_MAX = 1_000
+NEWEST = "number DESC"
 
 LIST_ITEMS = f"{SELECT_ITEMS} WHERE number < :before"
+# What a listing can ask for, by the index that it is read along; the first that is given leads.
+LEADING = {
+    # The index is by number, and a session's id is never given twice.
+    "session_id": f"""session_number = (
+        SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id
+    )""",  # noqa: S608
+    "holder": "holder = :holder AND holder IS NOT NULL",
+    "queue": "queue = :queue",
+    "type": "type = :type",
+}
 LIST_DEAD = f"""
 {SELECT_ITEMS} d WHERE state = 'failed' AND number < :before
     AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
@@ -51,19 +63,19 @@ SELECT count(*) AS active,
 FROM hf_work WHERE state = 'in_progress'
 """
 READ_ITEM_NOW = f"SELECT {ITEM_COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
-COUNT_AHEAD = """
+COUNT_BEFORE = """
 SELECT count(*) AS items FROM (
-    SELECT number FROM hf_work WHERE state = 'pending' AND queue = :queue
-        AND (priority > :priority OR (priority = :priority AND number < :number))
-    LIMIT :limit
-) AS ahead
+    SELECT number FROM hf_work WHERE state = '{state}' AND queue = :queue {before} LIMIT :limit
+) AS counted
 """
+COUNT_ABOVE = COUNT_BEFORE.format(state="pending", before="AND priority > :priority")
+COUNT_OLDER = COUNT_BEFORE.format(
+    state="pending", before="AND priority = :priority AND number < :number"
+)
+COUNT_RUNNING = COUNT_BEFORE.format(state="in_progress", before="")
 LIST_ERRORS = """
 SELECT attempt, holder, fence, reason, error, ended_at FROM hf_attempts
 WHERE work_number = :number ORDER BY attempt DESC
-"""
-COUNT_RUNNING = """
-SELECT count(*) AS items FROM hf_work WHERE state = 'in_progress' AND queue = :queue
 """
 
 
@@ -110,25 +122,20 @@ def statuses_of(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, 
     return given
 
 
-def page_of(given: Mapping[str, Any], statuses: Sequence[WorkStatus]) -> str:
-    """Return the query of a listing: only the given conditions, so that each uses its index."""
-    conditions = "".join(f" AND {name} = :{name}" for name in given)
-    if "session_id" in given:
-        # The index is by number, and a session's id is never given twice.
-        found = f"(SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id)"  # noqa: S608
-        conditions += f" AND session_number = {found}"
+def page_of(given: Collection[str], statuses: Collection[WorkStatus]) -> str:
+    """Return the query of a listing, along the index of the first condition that has one."""
     states = [state for state, status in STATUS_OF.items() if status in statuses]
-    if "holder" in given and not states:
-        states = ["in_progress"]
-    if not states:
-        return f"{LIST_ITEMS}{conditions} ORDER BY number DESC LIMIT :limit"
-    # One branch per state, so that each is read along its own index.
-    branches = " UNION ALL ".join(
-        f"SELECT * FROM ({LIST_ITEMS}{conditions} AND state = '{state}' "  # noqa: S608
-        f"ORDER BY number DESC LIMIT :limit) AS {state}_items"
-        for state in states
-    )
-    return f"SELECT * FROM ({branches}) AS found ORDER BY number DESC LIMIT :limit"  # noqa: S608
+    leading, *others = [name for name in LEADING if name in given] or [""]
+    # Written this way, a further condition does not lead away from that index.
+    further = [f"coalesce({name}, '') = :{name}" for name in others]
+    base = [LIST_ITEMS, *([LEADING[leading]] if leading else [])]
+    if leading in {"session_id", "holder"} or not (leading or states):
+        listed = ", ".join(f"'{state}'" for state in states)
+        further += [f"coalesce(state, '') IN ({listed})"] if states else []
+        return merged([" AND ".join([*base, *further])], NEWEST)
+    # The others have one part for each state in their index.
+    parts = [[*base, f"state = '{state}'", *further] for state in states or STATUS_OF]
+    return merged([" AND ".join(part) for part in parts], NEWEST)
 
 
 def before_of(before: int | None) -> int:
@@ -215,15 +222,15 @@ def why(item: Item[Any], now: int) -> Op[str]:
 
 def _ready(item: Item[Any]) -> Op[str]:
     place = {"queue": item.queue, "priority": item.priority, "number": item.number}
-    ahead = yield from one(COUNT_AHEAD, **place, limit=AHEAD_MAX)
-    running = yield from one(COUNT_RUNNING, queue=item.queue)
-    assert ahead is not None
-    assert running is not None
-    count = ahead["items"]
-    before = f"{count} items" if count < AHEAD_MAX else f"{AHEAD_MAX} items or more"
+    looks = (COUNT_ABOVE, COUNT_OLDER, COUNT_RUNNING)
+    given = {**place, "limit": COUNTED_MAX}
+    found = yield from batch(*(Query(look, given) for look in looks))
+    above, older, running = (row["items"] for [row] in found)
+    count = above + older
+    before = f"{count} items" if count < COUNTED_MAX else f"{COUNTED_MAX} items or more"
     before = {0: "nothing", 1: "1 item"}.get(count, before)
-    hint = f"{running['items']} of the queue run now."
-    if not running["items"]:
+    hint = f"{running}{'' if running < COUNTED_MAX else ' or more'} of the queue run now."
+    if not running:
         hint = "none of the queue runs now: is a worker there that serves it?"
     return f"It is ready, with {before} before it in queue {item.queue!r}; {hint}"
 

@@ -75,19 +75,25 @@ CREATE TABLE hf_attempts (
     PRIMARY KEY (work_number, attempt)
 ) WITHOUT ROWID;
 
+-- What is ready, in the order of claims: of one queue, and of all.
 CREATE INDEX ix_work_ready ON hf_work (queue, priority DESC, number) WHERE state = 'pending';
+
+CREATE INDEX ix_work_ready_all ON hf_work (priority DESC, number) WHERE state = 'pending';
 
 CREATE INDEX ix_work_scheduled ON hf_work (available_at, number) WHERE state = 'scheduled';
 
-CREATE INDEX ix_work_running ON hf_work (number) WHERE state = 'in_progress';
+CREATE INDEX ix_work_held ON hf_work (holder, number) WHERE holder IS NOT NULL;
 
-CREATE INDEX ix_work_review ON hf_work (number) WHERE state = 'review';
-
-CREATE INDEX ix_work_dead ON hf_work (number) WHERE state = 'failed';
+CREATE INDEX ix_work_waits ON hf_work (waits_for_effect) WHERE waits_for_effect IS NOT NULL;
 
 CREATE INDEX ix_work_finished ON hf_work (completed_at, number) WHERE completed_at IS NOT NULL;
 
-CREATE INDEX ix_work_type ON hf_work (type, number);
+-- Lists are the newest first within each state.
+CREATE INDEX ix_work_state ON hf_work (state, number);
+
+CREATE INDEX ix_work_type ON hf_work (type, state, number);
+
+CREATE INDEX ix_work_queue ON hf_work (queue, state, number);
 
 CREATE INDEX ix_work_session ON hf_work (session_number, number) WHERE session_number IS NOT NULL;
 

@@ -1,0 +1,169 @@
+"""Every documented filter is answered along an index: ten times the rows are no more work.
+
+The work is counted, not timed: steps of SQLite's machine, and rows that PostgreSQL has read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apsw
+import pytest
+
+import holdfast
+from benchmarks import bulk
+from benchmarks.bulk import BIG, RARE, session_id
+from holdfast.kernel.operation import Op, one
+
+SIZES = (1_000, 10_000)
+TIMES_MAX = 4
+# Where a few in a hundred fit, PostgreSQL may look through the newest rows for them.
+ROWS_MAX = 300
+SCHEMA = f"t_listings_{uuid.uuid4().hex[:12]}"
+ROWS_READ = """
+SELECT sum(seq_tup_read) + sum(coalesce(idx_tup_fetch, 0)) AS rows
+FROM pg_stat_xact_user_tables WHERE schemaname = :schema
+"""
+
+Listing = Callable[[Any, int], Op[Any]]
+"""What is asked in a transaction of a store of a size."""
+
+
+def listed(given: dict[str, Any], tx: Any, _: int) -> Op[Any]:
+    return (yield from tx.work.list(**given, limit=10))
+
+
+LISTINGS: dict[str, Listing] = {
+    "find_session(8 characters)": lambda tx, _: tx.find_session(session_id(77)[:8]),
+    "find_effect(8 characters)": lambda tx, _: tx.find_effect(bulk.effect_id(77)[:8]),
+    "work.find(8 characters)": lambda tx, _: tx.work.find(bulk.item_id(77)[:8]),
+    "sessions()": lambda tx, size: tx.sessions(after=size - 100),
+    "sessions(status=)": lambda tx, _: tx.sessions(status="failed"),
+    "sessions(agent=)": lambda tx, _: tx.sessions(agent=RARE),
+    "sessions(agent=, status=)": lambda tx, _: tx.sessions(agent="writer", status="failed"),
+    "sessions(root=, status=)": lambda tx, _: tx.sessions(root=BIG, status="active"),
+    "effects(status=failed)": lambda tx, _: tx.effects(status="failed"),
+    "effects(status=unknown)": lambda tx, _: tx.effects(status="unknown"),
+    "effects(status=issued)": lambda tx, _: tx.effects(status="issued"),
+    "effects(status=completed)": lambda tx, _: tx.effects(status="completed"),
+    "effects(tool=)": lambda tx, _: tx.effects(tool=RARE),
+    "effects(tool=, status=)": lambda tx, _: tx.effects(tool=RARE, status="failed"),
+    "effects(session=)": lambda tx, _: tx.effects(session=BIG),
+    "effects(key=)": lambda tx, _: tx.effects(key="key 77"),
+    "effects(key=), an idempotency key": lambda tx, _: tx.effects(key="idempotency 77"),
+    "unresolved()": lambda tx, _: in_big(tx, "unresolved"),
+    "pending()": lambda tx, _: in_big(tx, "pending"),
+    "spent(tree=True)": lambda tx, _: in_big(tx, "spent", tree=True),
+    "spends(state=)": lambda tx, _: tx.spends(state="uncertain"),
+    "history()": lambda tx, _: in_big(tx, "history"),
+    "checkpoints(kind=)": lambda tx, _: tx.checkpoints(kind="manual_checkpoint", limit=5),
+    "events()": lambda tx, size: tx.events(BIG, after=size - 100),
+    "work.list()": lambda tx, _: tx.work.list(),
+    "work.list(queue=)": lambda tx, _: tx.work.list(queue="queue 7"),
+    "work.list(queue=), rare": lambda tx, _: tx.work.list(queue=RARE),
+    "work.list(type=)": lambda tx, _: tx.work.list(type=RARE),
+    "work.list(queue=, type=)": lambda tx, _: tx.work.list(queue="queue 7", type="send"),
+    "work.list(holder=)": lambda tx, _: tx.work.list(holder="nobody"),
+    "work.list(session=)": lambda tx, _: tx.work.list(session=BIG),
+    **{
+        f"work.list({', '.join(f'{name}={value}' for name, value in given.items())})": (
+            functools.partial(listed, given)
+        )
+        for status in ("pending", "in_progress", "completed", "failed", "cancelled")
+        for given in (
+            {"status": status},
+            {"status": status, "queue": RARE},
+            {"status": status, "type": RARE},
+        )
+    },
+    "work.dead()": lambda tx, _: tx.work.dead(),
+    "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
+    "work.claim()": lambda tx, _: tx.work.claim("w"),
+    "work.claim(queues=)": lambda tx, _: tx.work.claim("w", queues=["queue 0", "queue 2"]),
+}
+
+
+def in_big(tx: holdfast.Transaction, method: str, **given: Any) -> Op[Any]:
+    session = yield from tx.find_session(BIG)
+    return (yield from getattr(session, method)(**given))
+
+
+class Counted:
+    """Stores of two sizes, and what is done in them."""
+
+    def __init__(self, stores: dict[int, holdfast.Store], schemas: dict[int, str]) -> None:
+        self.stores = stores
+        self._schemas = schemas
+        self.steps = 0
+
+    def count(self) -> bool:
+        """Count ten steps of SQLite's machine."""
+        self.steps += 1
+        return False
+
+    def work(self, size: int, listing: Listing) -> int:
+        """Return how much a listing does."""
+        self.steps = 0
+        rows: int = self.stores[size].run(self._run, size, listing)
+        return rows or self.steps
+
+    def _run(self, tx: holdfast.Transaction, size: int, listing: Listing) -> Op[int]:
+        before = yield from self._rows_read(size)
+        yield from listing(tx, size)
+        return (yield from self._rows_read(size)) - before
+
+    def _rows_read(self, size: int) -> Op[int]:
+        """Return how many rows this connection has read and not reported yet."""
+        if not self._schemas:
+            return 0
+        row = yield from one(ROWS_READ, schema=self._schemas[size])
+        assert row is not None
+        return int(row["rows"])
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def counted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_dsn: str
+) -> Iterator[Counted]:
+    directory = tmp_path_factory.mktemp("listings")
+    stores: dict[int, holdfast.Store] = {}
+    schemas: dict[int, str] = {}
+    counted = Counted(stores, schemas)
+
+    def watch(connection: apsw.Connection) -> None:
+        connection.set_progress_handler(counted.count, 10)
+
+    for size in SIZES:
+        place: dict[str, Any] = {"url": f"sqlite:///{directory}/{size}.db"}
+        if request.param == "postgres":
+            schemas[size] = f"{SCHEMA}_{size}"
+            place = {"url": postgres_dsn, "namespace": schemas[size]}
+        with holdfast.open(**place, durability="normal") as store:
+            bulk.fill(store, size)
+        apsw.connection_hooks.append(watch)
+        stores[size] = holdfast.open(**place, durability="normal")
+        stores[size].session("first")
+    yield counted
+    for store in stores.values():
+        store.close()
+    while watch in apsw.connection_hooks:
+        apsw.connection_hooks.remove(watch)
+    drop(schemas.values())
+
+
+def drop(schemas: Any) -> None:
+    import psycopg
+
+    with psycopg.connect(os.environ["HOLDFAST_TEST_POSTGRES"], autocommit=True) as connection:
+        for schema in schemas:
+            connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_a_filter_does_not_read_more_where_there_is_more(counted: Counted, name: str) -> None:
+    few, many = (counted.work(size, LISTINGS[name]) for size in SIZES)
+    assert many <= few * TIMES_MAX + ROWS_MAX, f"{few} of {SIZES[0]:,}, {many} of {SIZES[1]:,}"
