@@ -7,8 +7,6 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES = $(wildcard src tests benchmarks examples)
 # Tests wait for processes and servers: with one worker for each core, much of the time is idle.
 PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2) --dist worksteal
-# Without bytecode, each of the many processes that tests start compiles all modules again.
-unexport PYTHONDONTWRITEBYTECODE
 QUICK = $(addprefix tests/,test_project.py docs/test_reference.py docs/test_links.py \
 	unit/test_codec.py unit/test_diffing.py unit/test_flow.py unit/test_operation.py \
 	unit/test_redaction.py unit/test_sql.py unit/test_tools.py checkpoints/test_rules.py \

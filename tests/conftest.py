@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell lets what it starts in the background ignore SIGINT, and children inherit that; a
     # handler is not inherited, so that those of the tests can be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Without bytecode, each of the many processes that tests start compiles all modules again.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if hasattr(config, "workerinput"):
         return
     # Most of the time would be spent waiting for the disk. TMPDIR=/tmp keeps the files there.

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ import holdfast
 from holdfast.cli import app as app_module
 from holdfast.cli.output import with_place, wrapped
 from holdfast.formatting import ago, plural
+from tests.faces.forked import shown
 
-COMMAND = [sys.executable, "-m", "holdfast"]
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONG = "ConnectionError: the other side did not answer within the time that it was given"
 
@@ -56,25 +53,13 @@ def look(filled: dict[str, str], tmp_path: Path) -> Look:
     """Runs a command in a terminal of 80 columns and returns the lines that it shows."""
     options = [f"--{name}={text}" for name, text in filled.items()]
 
+    kept = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
+    environment = {**kept, "TERM": "xterm-256color", "COLUMNS": "80"}
+
     def look(*arguments: str) -> list[str]:
-        controller, terminal = pty.openpty()
-        kept = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
-        with subprocess.Popen(
-            [*COMMAND, *arguments, *options],
-            cwd=tmp_path,
-            env={**kept, "TERM": "xterm-256color", "COLUMNS": "80"},
-            stdout=terminal,
-            stderr=terminal,
-        ):
-            os.close(terminal)
-            shown = b""
-            try:
-                while piece := os.read(controller, 65536):
-                    shown += piece
-            except OSError:
-                pass  # Linux reports the end of a terminal as an error.
-            os.close(controller)
-        return STYLES.sub("", shown.decode()).splitlines()
+        words = [*arguments, *options]
+        text = shown(words, directory=tmp_path, environment=environment, is_terminal=True)
+        return STYLES.sub("", text).splitlines()
 
     return look
 
@@ -283,15 +268,9 @@ def test_the_shell_completes_ids_and_statuses(
     def complete(line: str) -> set[str]:
         words = f"holdfast {line}"
         variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-        done = subprocess.run(
-            COMMAND,
-            cwd=tmp_path,
-            env={**os.environ, **variables, "_HOLDFAST_COMPLETE": "complete_bash"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return set(done.stdout.split())
+        environment = {**os.environ, **variables, "_HOLDFAST_COMPLETE": "complete_bash"}
+        text = shown([], directory=tmp_path, environment=environment, is_terminal=False)
+        return set(text.split())
 
     place = " ".join(f"--{name} {text}" for name, text in filled.items())
     with holdfast.open(**filled) as store:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import NotFound, SchemaMismatch, StoreError
 from .append_only import with_triggers
 from .nouns import Noun
-from .operation import Op, Row, one, operation, query, rows, unmarked
+from .operation import Op, Query, Row, batch, one, operation, query, rows, unmarked
 
 # Written into every SQLite file, so that a foreign database is never taken for a store.
 APPLICATION_ID = 0x486F6C64
@@ -156,9 +156,9 @@ class SchemaOps:
             yield from rows(f'CREATE SCHEMA IF NOT EXISTS "{self.schema}"')
         for migration in migrations(nouns):
             if migration.version > current:
-                for statement in migration.statements(self.dialect):
-                    yield from rows(statement)
-                yield from rows(RECORD_MIGRATION, version=migration.version, name=migration.name)
+                named = {"version": migration.version, "name": migration.name}
+                statements = [Query(text, {}) for text in migration.statements(self.dialect)]
+                yield from batch(*statements, Query(RECORD_MIGRATION, named))
         if current == 0:
             yield from rows(ADD_META, name="store_id", value=store_id)
         if self.dialect == "sqlite":
