@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,6 +21,18 @@ class Event:
     kind: str
     data: Any
     created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedEvent(Event):
+    """An event of any tree, and where `follow_all` goes on after it."""
+
+    _cursor: Callable[[], str] = field(repr=False, compare=False)
+
+    @property
+    def cursor(self) -> str:
+        """What to begin with to get what comes after this event."""
+        return self._cursor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
+from .feed.follow_all import follow_all
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
@@ -58,7 +59,7 @@ from .kernel.url import Target, parse
 from .leases import Keeper
 from .maintenance import MaintenanceOps, RecoveryOps
 from .portable import PortableOps
-from .records import Event, Finding, StoreInfo
+from .records import Event, Finding, FollowedEvent, StoreInfo
 from .redaction import Redaction, Redactor, require_key
 from .session import Session
 from .sessions import Identity, IdentityOps, SessionsNoun
@@ -137,6 +138,22 @@ class StoreHandle(
         require_whole("after", after, 0)
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
         yield from follow_tree(self.runtime, root_id, after, poll_seconds)
+
+    @stream
+    def follow_all(
+        self,
+        *,
+        after: str | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        wait: bool = True,
+    ) -> Stream[FollowedEvent]:
+        """Give the events of all trees as they come: each once, and each tree's in order.
+
+        `after` is the `cursor` of the last event that was seen. With `wait=False` it ends where
+        nothing more was committed. What retention has removed is not given.
+        """
+        require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
+        yield from follow_all(self.runtime, after, poll_seconds, wait=wait)
 
     @operation
     def settle(self, id: str) -> Op[bool]:

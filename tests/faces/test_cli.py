@@ -421,7 +421,7 @@ def test_doctor_finds_files_that_others_can_read(suffix: str, quick: Run, file: 
 def test_doctor_finds_a_damaged_page(quick: Run, file: Path) -> None:
     connection = apsw.Connection(str(file))
     found: Any = connection.execute(
-        "SELECT rootpage FROM sqlite_master WHERE name = 'hf_events'"
+        "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_hf_events_1'"
     ).fetchall()
     connection.close()
     with file.open("r+b") as opened:

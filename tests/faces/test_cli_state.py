@@ -114,13 +114,24 @@ def test_conflicts_and_bad_input_are_told(filled: dict[str, Any], quick: Run) ->
 
 
 def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_path: Path) -> None:
-    told = quick("feed", "export", "report-one", tmp_path / "feed.jsonl")
+    told = quick("feed", "export", tmp_path / "feed.jsonl", "report-one")
     assert told.stdout == f"Wrote 3 events to {tmp_path / 'feed.jsonl'}.\n"
     found = [json.loads(line) for line in (tmp_path / "feed.jsonl").read_text().splitlines()]
     assert [event["position"] for event in found] == [1, 2, 3]
     options = ("--since", "2", "--kind", "state_changed")
-    [line] = quick("feed", "export", "report-one", "-", *options).stdout.splitlines()
+    [line] = quick("feed", "export", "-", "report-one", *options).stdout.splitlines()
     assert json.loads(line) == found[2]
+    everything = [
+        json.loads(each) for each in quick("feed", "export", "-", "--all").stdout.splitlines()
+    ]
+    assert [{**each, "cursor": None} for each in everything if each["root_id"] == "report-one"] == [
+        {**each, "cursor": None} for each in found
+    ]
+    rest = quick("feed", "export", "-", "--all", "--since", everything[0]["cursor"])
+    assert [json.loads(each) for each in rest.stdout.splitlines()] == everything[1:]
+    for wrong in (("-",), ("-", "report-one", "--all"), ("-", "--all", "--since", "x")):
+        assert quick("feed", "export", *wrong).returncode == 2
+    assert quick("feed", "export", "-", "report-one", "--since", "x").returncode == 2
 
 
 @pytest.mark.parametrize("command", [("feed", "follow"), ("state", "watch")])

@@ -1,44 +1,82 @@
-"""`holdfast feed`: everything that happens in a tree of sessions, as lines of JSON."""
+"""`holdfast feed`: everything that happens in trees of sessions, as lines of JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+from ..arguments import require_whole
+from ..errors import InvalidArgument
 from ..kernel.files import new_file
-from ..records import Event
+from ..records import Event, FollowedEvent
 from ..store import Store
 from . import output
-from .command import Answer, Commands, SessionId, argument, option
+from .command import Answer, Commands, argument, flag, option, session_ids
 
 EVENTS_PER_PAGE = 1_000
 
-app = Commands("Follow or export everything that happens in a tree of sessions.")
+app = Commands("Follow or export everything that happens in trees of sessions.")
 
-Since = Annotated[int, option("POSITION", "Only events after this position.")]
+Session = Annotated[
+    str | None,
+    argument("[SESSION]", "A session of the tree: its id, or its first characters.", session_ids),
+]
+AllTrees = Annotated[bool, flag("--all", "The events of all trees.")]
+Since = Annotated[
+    str | None,
+    option("POSITION", "Only what comes after this position; with --all, after this cursor."),
+]
 Kinds = Annotated[list[str] | None, option("KIND", "Only those of this kind; repeatable.")]
+EVENT_FIELDS = [field.name for field in dataclasses.fields(Event)]
 
 
 def _lines(events: Iterable[Event], kinds: list[str] | None) -> Iterator[str]:
     wanted = set(kinds or ())
     for event in events:
         if not wanted or event.kind in wanted:
-            yield output.json_line(output.data(event))
+            fields = {name: getattr(event, name) for name in EVENT_FIELDS}
+            if isinstance(event, FollowedEvent):
+                fields["cursor"] = event.cursor
+            yield output.json_line(output.with_iso_times(fields))
 
 
-def _all(store: Store, root_id: str, after: int) -> Iterator[Event]:
+def _events(
+    store: Store, session: str | None, all_trees: bool, since: str | None, *, wait: bool
+) -> Iterator[Event]:
+    """Return the events that a command was asked for."""
+    if all_trees != (session is None):
+        raise InvalidArgument("name a SESSION, or give --all for the events of all trees")
+    if session is None:
+        return store.follow_all(after=since, wait=wait)
+    root_id = store.find_session(session).root_id
+    after = _position(since)
+    return store.follow(root_id, after=after) if wait else _until_now(store, root_id, after)
+
+
+def _position(since: str | None) -> int:
+    is_number = since is not None and since.isascii() and since.isdigit()
+    return require_whole("since", int(since) if since and is_number else since or 0, 0)
+
+
+def _until_now(store: Store, root_id: str, after: int) -> Iterator[Event]:
     while found := store.events(root_id, after=after, limit=EVENTS_PER_PAGE):
         yield from found
         after = found[-1].position
 
 
 @app.command(mode="read")
-def follow(store: Store, session: SessionId, since: Since = 0, kind: Kinds = None) -> Answer:
-    """Print the events of a session's tree as they come, one a line. Ctrl-C ends it."""
-    root_id = store.find_session(session).root_id
-    for line in _lines(store.follow(root_id, after=since), kind):
+def follow(
+    store: Store,
+    session: Session = None,
+    all_trees: AllTrees = False,
+    since: Since = None,
+    kind: Kinds = None,
+) -> Answer:
+    """Print the events of a session's tree, or of all, as they come, one a line. Ctrl-C ends it."""
+    for line in _lines(_events(store, session, all_trees, since, wait=True), kind):
         print(line, flush=True)
     return Answer(None, "")
 
@@ -46,14 +84,14 @@ def follow(store: Store, session: SessionId, since: Since = 0, kind: Kinds = Non
 @app.command(mode="read")
 def export(
     store: Store,
-    session: SessionId,
     file: Annotated[Path, argument("FILE", "The new file, or - for stdout.")],
-    since: Since = 0,
+    session: Session = None,
+    all_trees: AllTrees = False,
+    since: Since = None,
     kind: Kinds = None,
 ) -> Answer:
-    """Write the events of a session's tree to a file, one a line."""
-    root_id = store.find_session(session).root_id
-    lines = _lines(_all(store, root_id, since), kind)
+    """Write the events of a session's tree, or of all, to a file, one a line."""
+    lines = _lines(_events(store, session, all_trees, since, wait=False), kind)
     if str(file) == "-":
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return Answer(None, lambda: ())

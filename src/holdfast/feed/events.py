@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
@@ -59,6 +61,9 @@ UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
 )
 """
 EVENTS_PER_READ_MAX = 10_000
+
+E = TypeVar("E", bound=Event)
+_EVENT_FIELDS = [field.name for field in fields(Event)]
 
 
 def plant_tree(root_id: str) -> Op[None]:
@@ -131,10 +136,14 @@ def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[E
     require_limit(limit, EVENTS_PER_READ_MAX)
     require_whole("after", after, 0)
     found = yield from rows(READ_EVENTS, root_id=root_id, after=after, limit=limit)
-    return [
-        Event(**{**row, "data": codec.unpack(row["data"], context=("hf_events", root_id))})
-        for row in found
-    ]
+    return [event_of(codec, row, Event) for row in found]
+
+
+def event_of(codec: Codec, row: Row, record: type[E], **more: object) -> E:
+    """Return a row of the feed as a record."""
+    given = {name: row[name] for name in _EVENT_FIELDS}
+    data = codec.unpack(row["data"], context=("hf_events", row["root_id"]))
+    return record(**{**given, "data": data, **more})
 
 
 def by_tree(found: Sequence[Row]) -> list[list[Row]]:

@@ -127,20 +127,22 @@ def follow(
     read: Callable[[K], Flow[Page[K, E]]],
     after: K,
     poll_seconds: float,
+    *,
+    wait: bool = True,
 ) -> Stream[E]:
-    """Give what `read` finds after a place in a feed, page after page, for ever."""
+    """Give what `read` finds after a place in a feed, page after page: for ever, or to its end."""
     tail: Tail[K, E] = Tails.of(runtime).tail(feed)
     signals, is_read = runtime.signals, f"read {feed}"
-    is_first = True
+    # Whether its place exists, and where the end is now, a reader asks the database itself.
+    is_alone = True
     while True:
         ring, read_ring = signals.count(topic), signals.count(is_read)
-        # Whether the place exists at all, who begins there asks the database.
-        page = None if is_first else tail.page(after)
-        if is_first or (page is None and not tail.is_read(after, ring, poll_seconds)):
-            if not is_first and not tail.may_read(after):
+        page = None if is_alone else tail.page(after)
+        if is_alone or (page is None and not tail.is_read(after, ring, poll_seconds)):
+            if not is_alone and not tail.may_read(after):
                 yield Wait(READ_SECONDS_MAX / 20, is_read, read_ring)
                 continue
-            is_first = False
+            is_alone = not wait
             try:
                 page = yield from read(after)
             except BaseException:
@@ -152,8 +154,11 @@ def follow(
             for event in page.events:
                 yield Give(event)
             after = page.after
-        if page is None or not page.events:
-            yield Wait(poll_seconds, topic, ring)
+        if page is None or page.is_end:
+            if not wait:
+                return
+            if page is None or not page.events:
+                yield Wait(poll_seconds, topic, ring)
 
 
 class TreeReader(Handle):

@@ -3,6 +3,8 @@
 --            operations cannot deadlock. It also counts the tree's positions and sequences.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
+--            For readers of all trees SQLite numbers them in commit order; PostgreSQL, where no such
+--            number can be had, notes the transaction of each (places.py tells how they are read).
 --            Events of a deleted session stay, with empty data.
 --
 -- Lock order: trees by id, before anything else.
@@ -14,6 +16,19 @@ CREATE TABLE hf_trees (
     sequence INTEGER NOT NULL DEFAULT 0 CHECK (sequence >= 0)
 );
 
+--[sqlite]
+CREATE TABLE hf_events (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    root_id TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    data BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    UNIQUE (root_id, position)
+);
+
+--[postgres]
 CREATE TABLE hf_events (
     root_id TEXT NOT NULL,
     position INTEGER NOT NULL,
@@ -21,8 +36,11 @@ CREATE TABLE hf_events (
     kind TEXT NOT NULL,
     data BLOB NOT NULL,
     created_at INTEGER NOT NULL,
+    transaction_id xid8 NOT NULL DEFAULT pg_current_xact_id(),
     PRIMARY KEY (root_id, position)
-) WITHOUT ROWID;
+);
+
+CREATE INDEX ix_events_transaction ON hf_events (transaction_id);
 
 --[append-only but for updates through a door] hf_events (root_id, position)
 

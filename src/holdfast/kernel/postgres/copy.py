@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import apsw
 import psycopg
 from psycopg import sql
 
@@ -20,6 +21,9 @@ SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename,
 """
 
 
+LIST_COLUMNS = """
+SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s
+"""
 LIST_SQLITE_TABLES = """
 SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid
 """
@@ -51,12 +55,18 @@ class Snapshot:
         row = self._connection.execute(statement).fetchone()
         return int(row[0]) if row is not None else 0
 
+    def columns(self, table: str) -> set[str]:
+        """Return the names of a table's columns."""
+        found = self._connection.execute(LIST_COLUMNS, [self._schema, table]).fetchall()
+        return {str(row[0]) for row in found}
+
     def read(
-        self, table: str, columns: Sequence[str], rows_per_fetch: int
+        self, table: str, columns: Sequence[str], order: Sequence[str], rows_per_fetch: int
     ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield a table's rows, a bounded number at a time."""
-        names = sql.SQL(", ").join(map(sql.Identifier, columns))
-        statement = sql.SQL("SELECT {} FROM {}").format(names, self._name(table))
+        statement = sql.SQL("SELECT {} FROM {}").format(_listed(columns), self._name(table))
+        if order:
+            statement += sql.SQL(" ORDER BY {}").format(_listed(order))
         with self._connection.cursor(f"copy_{table}", binary=True) as cursor:
             cursor.execute(statement)
             while found := cursor.fetchmany(rows_per_fetch):
@@ -79,17 +89,33 @@ def copy_rows(
             total, done = sum(map(snapshot.count, tables)), 0
             for table in tables:
                 connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - a name from our schema
-                names = [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")')]
+                names, order = _copied(connection, table, snapshot.columns(table))
                 columns = ", ".join(f'"{name}"' for name in names)
                 places = ", ".join("?" * len(names))
                 insert = f'INSERT INTO "{table}" ({columns}) VALUES ({places})'  # noqa: S608
-                for rows in snapshot.read(table, names, ROWS_PER_FETCH):
+                for rows in snapshot.read(table, names, order, ROWS_PER_FETCH):
                     connection.executemany(insert, rows)
                     done += len(rows)
                     if progress is not None:
                         progress(done, total)
     finally:
         store.close()
+
+
+def _copied(
+    connection: apsw.Connection, table: str, there: set[str]
+) -> tuple[list[str], list[str]]:
+    """Return the columns to copy, and the order to copy in where SQLite numbers the rows itself."""
+    names = [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")')]
+    if set(names) <= there:
+        return names, []
+    [unique] = [row[1] for row in connection.execute(f'PRAGMA index_list("{table}")') if row[2]]
+    order = [str(row[2]) for row in connection.execute(f'PRAGMA index_info("{unique}")')]
+    return [name for name in names if name in there], order
+
+
+def _listed(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
 def vacuum(dsn: str, schema: str) -> None:

@@ -1,0 +1,94 @@
+"""Following the feeds of all trees: each event once and each tree in order.
+
+Between trees there is no order. A cursor is a place in the feeds of one store on one server.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from ..arguments import require_text, shown
+from ..errors import InvalidArgument
+from ..kernel.flow import Flow, Stream, perform
+from ..kernel.operation import Handle, Op, Runtime, one, query
+from ..kernel.schema import read_store_id
+from ..kernel.signals import EVERY_TREE
+from ..kernel.url import PostgresTarget
+from ..records import FollowedEvent
+from .events import event_of
+from .follow import EVENTS_PER_READ, Page, follow
+from .places import READ_SERVER, Found, HorizonPlace, Place, RowPlace
+
+CURSOR_CHARACTERS_MAX = 10_000_000
+_ROW_CURSOR = msgspec.json.Decoder(tuple[str, RowPlace]).decode
+_HORIZON_CURSOR = msgspec.json.Decoder(tuple[str, HorizonPlace]).decode
+
+
+class AllTreesReader(Handle):
+    """Reads the feeds of all trees."""
+
+    @query
+    def begin(self, after: str | None) -> Op[tuple[str, Place]]:
+        """Return what tells this store on its server from others, and the place of a cursor."""
+        target = self.runtime.target
+        origin = yield from read_store_id()
+        is_postgres = isinstance(target, PostgresTarget)
+        if isinstance(target, PostgresTarget):
+            server = yield from one(READ_SERVER, schema=target.schema)
+            assert server is not None
+            origin = f"{origin} {server['server']} {server['events']}"
+        if after is None:
+            return origin, HorizonPlace() if is_postgres else RowPlace()
+        place = _place(after, origin, _HORIZON_CURSOR if is_postgres else _ROW_CURSOR)
+        yield from place.require_reached()
+        return origin, place
+
+    @query
+    def read(self, place: Place) -> Op[Found]:
+        """Return what comes after a place."""
+        return (yield from place.read(EVENTS_PER_READ))
+
+
+def follow_all(
+    runtime: Runtime, after: str | None, poll_seconds: float, *, wait: bool
+) -> Stream[FollowedEvent]:
+    """Give the events of all trees after a cursor, for ever or to the end."""
+    if after is not None:
+        require_text("after", after, CURSOR_CHARACTERS_MAX)
+    reader = AllTreesReader(runtime)
+    origin, begin = yield from perform(AllTreesReader.begin, reader, after)
+
+    def read(place: Place) -> Flow[Page[Place, FollowedEvent]]:
+        found = yield from perform(AllTreesReader.read, reader, place)
+        events = [
+            event_of(
+                runtime.codec, row, FollowedEvent, _cursor=partial(_cursor, origin, found, number)
+            )
+            for number, row in enumerate(found.rows, 1)
+        ]
+        return Page(events, found.after, is_end=found.is_end)
+
+    yield from follow(runtime, EVERY_TREE, EVERY_TREE, read, begin, poll_seconds, wait=wait)
+
+
+def _cursor(origin: str, found: Found, count: int) -> str:
+    """Return the cursor behind so many of the events that were read."""
+    place = found.after if count == len(found.rows) else found.start.behind(found.rows[:count])
+    return base64.urlsafe_b64encode(msgspec.json.encode((origin, place))).decode()
+
+
+def _place(cursor: str, origin: str, decode: Callable[[bytes], tuple[str, Place]]) -> Place:
+    try:
+        known, place = decode(base64.urlsafe_b64decode(cursor))
+    except (ValueError, msgspec.MsgspecError):
+        message = f"after must be a cursor of follow_all, not {shown(cursor)}"
+        raise InvalidArgument(message) from None
+    if known != origin:
+        raise InvalidArgument(
+            "after is a cursor of another store, or of this one on another server: begin without it"
+        )
+    return place

@@ -1,0 +1,170 @@
+"""Places in the feeds of all trees together, and what comes after one.
+
+SQLite numbers events in the order of their commits, because there is one writer. PostgreSQL has no
+such order: transactions commit side by side, and one that began early may commit late. There a
+place is a horizon, a transaction id below which everything was given, and how far the trees with
+later events were given. This works because a tree's events become visible in the order of their
+positions: what any reader sees of a tree is a prefix of it. Transaction ids alone would not do:
+of two events of one tree the later one may have the smaller id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from ..errors import InvalidArgument
+from ..kernel.operation import Op, Query, Row, batch, one, rows
+
+READ_ROWS = """
+SELECT number, root_id, position, session_id, kind, data, created_at FROM hf_events
+WHERE number > :number ORDER BY number LIMIT :limit
+"""
+READ_LAST_NUMBER = "SELECT seq AS number FROM sqlite_sequence WHERE name = 'hf_events'"
+
+# From here on, for PostgreSQL alone.
+READ_SERVER = """
+SELECT (SELECT system_identifier FROM pg_control_system()) AS server, c.oid::bigint AS events
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relname = 'hf_events'
+"""
+READ_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS horizon"
+# The transaction with which a window of about so many events ends.
+READ_EDGE = """
+SELECT transaction_id::text::bigint AS edge FROM hf_events
+WHERE transaction_id >= CAST(:horizon AS text)::xid8
+ORDER BY transaction_id OFFSET :limit LIMIT 1
+"""
+# Of each tree that changed in a window of transactions, all that was not given up to its last
+# event in the window. What was given before the horizon ends with the last event below it.
+READ_WINDOW = """
+SELECT e.root_id, e.position, e.session_id, e.kind, e.data, e.created_at,
+    e.transaction_id::text::bigint AS transaction_id
+FROM (
+    SELECT root_id, min(position) AS first, max(position) AS last FROM hf_events
+    WHERE transaction_id >= CAST(:horizon AS text)::xid8
+        AND transaction_id < CAST(:below AS text)::xid8
+    GROUP BY root_id
+) AS changed
+LEFT JOIN json_each_text(CAST(:given AS text)::json) AS given (root_id, position)
+    ON given.root_id = changed.root_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(before.position), 0) AS position FROM (
+        SELECT position FROM hf_events
+        WHERE root_id = changed.root_id AND position < changed.first
+            AND transaction_id < CAST(:horizon AS text)::xid8
+        ORDER BY position DESC LIMIT 1
+    ) AS before
+) AS known
+JOIN hf_events AS e ON e.root_id = changed.root_id AND e.position <= changed.last
+    AND e.position > greatest(known.position, coalesce(given.position::bigint, 0))
+WHERE (e.root_id, e.position) > (CAST(:last_root_id AS text), CAST(:last_position AS bigint))
+ORDER BY e.root_id, e.position LIMIT :limit
+"""
+TRANSACTION_MAX = 2**64 - 1
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Given: TypeAlias = tuple[tuple[str, Number, Number], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was read after a place: events, and the place behind them all."""
+
+    start: Place
+    rows: list[Row]
+    after: Place
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """A place on SQLite: the number of the last event that was given."""
+
+    number: Number = 0
+
+    def require_reached(self) -> Op[None]:
+        """Refuse a place that the store has not come to."""
+        row = yield from one(READ_LAST_NUMBER)
+        if self.number > (0 if row is None else row["number"]):
+            raise InvalidArgument(
+                "after is a cursor that is ahead of this store, which is an older copy: begin "
+                "without one"
+            )
+
+    def read(self, limit: int) -> Op[Found]:
+        """Return the events after this place."""
+        found = yield from rows(READ_ROWS, number=self.number, limit=limit)
+        return Found(self, found, self.behind(found), is_end=len(found) < limit)
+
+    def behind(self, given: Sequence[Row]) -> RowPlace:
+        """Return the place behind some of the events that were read here."""
+        return RowPlace(given[-1]["number"]) if given else self
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonPlace:
+    """A place on PostgreSQL."""
+
+    horizon: Number = 0
+    given: Given = ()
+    """Of each tree with events at or above the horizon that were given: how far, and the highest
+    transaction among them."""
+    below: Number | None = None
+    """The end of a window of ended transactions of which a part was given."""
+    last: tuple[str, Number] = ("", 0)
+    """The tree and position that were given last in that window."""
+
+    def require_reached(self) -> Op[None]:
+        """Do nothing: a server that lags behind another will come to this place."""
+        yield from ()
+
+    def read(self, limit: int) -> Op[Found]:
+        """Return events after this place: those of a window, or all that can be seen."""
+        asked = {"horizon": str(self.horizon), "limit": limit}
+        [snapshot], edge = yield from batch(Query(READ_HORIZON, {}), Query(READ_EDGE, asked))
+        below = self.below
+        # A window below the oldest transaction that is under way can get no further events.
+        if below is None and edge and edge[0]["edge"] <= snapshot["horizon"]:
+            below = max(edge[0]["edge"], self.horizon + 1)
+        found = yield from rows(
+            READ_WINDOW,
+            **asked,
+            below=str(TRANSACTION_MAX if below is None else below),
+            given=json.dumps({root_id: position for root_id, position, _ in self.given}),
+            last_root_id=self.last[0],
+            last_position=self.last[1],
+        )
+        start = replace(self, below=below)
+        after = start.behind(found)
+        if len(found) < limit:
+            after = after.at(snapshot["horizon"] if below is None else below)
+        is_end = below is None and len(found) < limit
+        # Who has found nothing at the end stays, so that all who wait there wait together.
+        return Found(start, found, after if found or not is_end else self, is_end)
+
+    def behind(self, given: Sequence[Row]) -> HorizonPlace:
+        """Return the place behind some of the events that were read here."""
+        known = {root_id: (position, last) for root_id, position, last in self.given}
+        for row in given:
+            root_id, transaction = row["root_id"], row["transaction_id"]
+            if root_id in known or self.below is None or transaction >= self.below:
+                latest = max(transaction, known.get(root_id, (0, 0))[1])
+                known[root_id] = (row["position"], latest)
+        last = self.last
+        if given and self.below is not None:
+            last = (given[-1]["root_id"], given[-1]["position"])
+        everything = tuple(sorted((root_id, *reached) for root_id, reached in known.items()))
+        return HorizonPlace(self.horizon, everything, self.below, last)
+
+    def at(self, horizon: int) -> HorizonPlace:
+        """Return the place where everything below a transaction was given."""
+        later = tuple(each for each in self.given if each[2] >= horizon)
+        return HorizonPlace(horizon, later)
+
+
+Place: TypeAlias = RowPlace | HorizonPlace
