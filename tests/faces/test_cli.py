@@ -31,6 +31,7 @@ from holdfast.kernel.schema import formats, newest
 from holdfast.kernel.sqlite import health as sqlite
 from holdfast.records import Finding
 from holdfast.testing.nouns import Counter, Setup
+from tests.faces import forked
 from tests.faces.writer import SESSION_ID
 from tests.schemas import next_format
 
@@ -68,18 +69,11 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(here: Path) -> Run:
-    """Runs the command line in a process of its own."""
+    """Runs the command line in a process of its own, forked from this one."""
 
     def run(*arguments: str | Path, **variables: str) -> Result:
-        return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            cwd=here,
-            env=environment(variables),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
+        words = list(map(str, arguments))
+        return forked.run(words, directory=here, environment=environment(variables))
 
     return run
 

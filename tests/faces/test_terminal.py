@@ -16,7 +16,7 @@ import holdfast
 from holdfast.cli import app as app_module
 from holdfast.cli.output import with_place, wrapped
 from holdfast.formatting import ago, plural
-from tests.faces.forked import shown
+from tests.faces import forked
 
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONG = "ConnectionError: the other side did not answer within the time that it was given"
@@ -58,7 +58,7 @@ def look(filled: dict[str, str], tmp_path: Path) -> Look:
 
     def look(*arguments: str) -> list[str]:
         words = [*arguments, *options]
-        text = shown(words, directory=tmp_path, environment=environment, is_terminal=True)
+        text = forked.show(words, directory=tmp_path, environment=environment)
         return STYLES.sub("", text).splitlines()
 
     return look
@@ -269,8 +269,7 @@ def test_the_shell_completes_ids_and_statuses(
         words = f"holdfast {line}"
         variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
         environment = {**os.environ, **variables, "_HOLDFAST_COMPLETE": "complete_bash"}
-        text = shown([], directory=tmp_path, environment=environment, is_terminal=False)
-        return set(text.split())
+        return set(forked.run([], directory=tmp_path, environment=environment).stdout.split())
 
     place = " ".join(f"--{name} {text}" for name, text in filled.items())
     with holdfast.open(**filled) as store:
