@@ -82,7 +82,7 @@ class StoreInfo:
     migrations: tuple[MigrationState, ...]
 
 
-Status = Literal["active", "waiting", "completed", "failed", "cancelled"]
+Status = Literal["active", "waiting", "completed", "failed", "cancelled", "cancelling", "deleting"]
 Kind = Literal[
     "turn",
     "iteration_start",
@@ -94,7 +94,9 @@ Kind = Literal[
     "manual_checkpoint",
     "error_boundary",
 ]
-Activity = Literal["running", "idle", "waiting", "completed", "failed", "cancelled"]
+Activity = Literal[
+    "running", "idle", "waiting", "completed", "failed", "cancelled", "cancelling", "deleting"
+]
 STATUSES: tuple[Status, ...] = get_args(Status)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

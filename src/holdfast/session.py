@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
+from . import trees
 from .arguments import require_one_of, require_text, require_text_or_none, shown
 from .checkpoints.handle import CheckpointOps, require_version
 from .checkpoints.lines import SHIFT
@@ -20,7 +21,7 @@ from .effects import SessionEffects
 from .effects.history import inherit
 from .effects.tools import by_name
 from .effects.undo import Compensation, Rewound, leave_behind, undo_after
-from .errors import InvalidArgument, SessionBusy, SessionNotFound
+from .errors import InvalidArgument
 from .feed import emit, plant_tree
 from .kernel.flow import Flow, finish, flow, in_thread, perform
 from .kernel.opening import Opening
@@ -40,7 +41,14 @@ from .kernel.operation import (
 )
 from .leases import Guard, Held, Keeper, default_holder
 from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
-from .sessions.access import LOCK_SESSION, Place, lock_and_look, require_writable
+from .sessions.access import (
+    CLOSING,
+    LOCK_SESSION,
+    Place,
+    ended,
+    lock_and_look,
+    require_writable,
+)
 from .sessions.rows import (
     BOOT_MARK,
     COPY_SESSION,
@@ -53,11 +61,11 @@ from .sessions.rows import (
     SET_SESSION_STATUS,
     info,
     place_of_number,
-    ref_of,
 )
 from .spend import SpendOps
 from .state import State
 from .state.copy import StateCopy, read_copy, write_copy
+from .trees import Progress
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
@@ -107,61 +115,26 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         yield from record_status(self.runtime, place, row["status"], status)
         yield from rows(SET_SESSION_STATUS, number=self.number, status=status, raised=0)
 
-    @operation
-    def cancel(self) -> Op[list[str]]:
+    @flow
+    def cancel(self, *, progress: Progress | None = None) -> Flow[list[str]]:
         """Cancel the session and everything below it; drivers are fenced. Returns their ids.
 
-        Work items are cancelled too, those of sessions that have ended already included.
+        Work items are cancelled too, those of sessions that have ended already included. A large
+        tree takes several transactions, and `progress` is told how many of its sessions are done:
+        until the last, this one is `cancelling`; after a crash, cancel it again.
         """
-        yield from self._lock()
-        yield from self._row()
-        found = yield from rows(LIST_DESCENDANTS, id=self.id)
-        doomed = [row for row in found if row["status"] in {"active", "waiting"}]
-        for noun in reversed(self.runtime.nouns):
-            yield from noun.cancel(self.runtime, [ref_of(row) for row in found])
-        for row in doomed:
-            # The lease is taken away first: the record is then nobody's to refuse.
-            yield from rows(SET_SESSION_STATUS, number=row["number"], status="active", raised=1)
-            place = Place(row["id"], row["number"], self.root_id, None)
-            yield from record_status(self.runtime, place, row["status"], "cancelled")
-            yield from rows(SET_SESSION_STATUS, number=row["number"], status="cancelled", raised=0)
-        return [row["id"] for row in doomed]
+        return (yield from trees.cancel(self, progress))
 
-    @operation
-    def delete(self, *, force: bool = False) -> Op[list[str]]:
+    @flow
+    def delete(self, *, force: bool = False, progress: Progress | None = None) -> Flow[list[str]]:
         """Delete the session and everything below it, with their checkpoints. Returns their ids.
 
         Events stay, empty; of settled effects what a late retry needs, of spend the sums.
-        Refused while one of them is leased, or active below this one, unless forced.
+        Refused while one of them is leased, or active below this one, unless forced. A large tree
+        takes several transactions, and `progress` is told how many of its sessions are gone: until
+        the last they are `deleting` and refuse everything else; after a crash, delete it again.
         """
-        yield from self._lock()
-        yield from self._row()
-        below = yield from rows(LIST_DESCENDANTS, id=self.id)
-        doomed = [ref_of(row) for row in reversed(below)]
-        if not force:
-            yield from self._require_free(below)
-        for noun in reversed(self.runtime.nouns):
-            yield from noun.remove(self.runtime, doomed)
-        ids = [row["id"] for row in below]
-        told = {"sessions": ids}
-        yield from emit(self.runtime.codec, self.root_id, self.id, "session_deleted", told)
-        return ids
-
-    def _require_free(self, below: Sequence[Row]) -> Op[None]:
-        """Refuse to delete sessions that something runs for, or that are active below this one."""
-        held: dict[int, str] = {}
-        for noun in self.runtime.nouns:
-            found = yield from noun.holds(self.runtime, [ref_of(row) for row in below])
-            held = {**found, **held}
-        for row in below:
-            if row["status"] in {"active", "waiting"} and row["id"] != self.id:
-                held.setdefault(row["number"], f"is {row['status']}")
-            if row["number"] in held:
-                raise SessionBusy(
-                    f"session {row['id']} {held[row['number']]}; end it first, or delete with "
-                    "force=True",
-                    session_id=row["id"],
-                )
+        return (yield from trees.delete(self, force=force, progress=progress))
 
     @operation
     def fork(
@@ -202,6 +175,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             owner=row["key"] // SHIFT,
         )
         if created is None:
+            yield from self._require_staying(origin)
             raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
         yield from inherit(self.number, self.id, version, created["number"])
         with naming(self.id, version):
@@ -212,6 +186,14 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             place = Place(new_id, created["number"], root_id, None)
             yield from write_copy(self.runtime, copied, place)
         return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
+
+    def _require_staying(self, origin: Row) -> Op[None]:
+        """Refuse to fork what is deleted now, or stands below what is cancelled or deleted now."""
+        if origin["status"] == "deleting":
+            raise ended(self.id, origin["status"])
+        parent = yield from one(READ_SESSION, id=origin["parent_id"])
+        if parent is not None and parent["status"] in CLOSING:
+            raise ended(parent["id"], parent["status"])
 
     def _copied_state(
         self, state: Literal["copy"] | None, origin: Row, checkpoint: Row
@@ -363,12 +345,6 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             "AGENT_ROOT_SESSION_ID": self.root_id,
             "AGENT_ROOT_SESSION_NAME": "" if root is None else root["name"] or "",
         }
-
-    def _row(self) -> Op[Row]:
-        row = yield from one(READ_SESSION, id=self.id)
-        if row is None or row["number"] != self.number:
-            raise SessionNotFound(f"there is no session {self.id!r}", id=self.id)
-        return row
 
 
 class DrivenSession(Session[C]):

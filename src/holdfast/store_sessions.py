@@ -17,7 +17,7 @@ from .checkpoints.handle import require_kind
 from .checkpoints.read import newest_of_all
 from .checkpoints.write import record_status
 from .clock import random_id
-from .errors import InvalidArgument, SessionEnded, SessionNotFound
+from .errors import InvalidArgument, SessionNotFound
 from .feed import emit, plant_tree
 from .kernel.operation import (
     C,
@@ -32,7 +32,7 @@ from .kernel.operation import (
 )
 from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
-from .sessions.access import Place
+from .sessions.access import CLOSING, Place, ended
 from .sessions.rows import CREATE_SESSION, READ_SESSION, RESUME_SESSION, find_place, info, list_rows
 
 SESSIONS_PER_PAGE_MAX = 1_000
@@ -87,8 +87,12 @@ class StoreSessions(Handle[C]):
                 raise SessionNotFound(f"there is no parent session {parent_id!r}", id=parent_id)
             root_id = parent["root_id"]
         yield Lock(root_id)
-        if parent_id is not None and (yield from one(READ_SESSION, id=parent_id)) is None:
-            raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
+        if parent_id is not None:
+            parent = yield from one(READ_SESSION, id=parent_id)
+            if parent is None:
+                raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
+            if parent["status"] in CLOSING:
+                raise ended(parent_id, parent["status"])
         head = random_id((yield from fresh_id()))
         place = {"parent_id": parent_id, "root_id": root_id, "head": head}
         empty = self.runtime.codec.pack({}, context=("hf_sessions", given["id"]))
@@ -109,12 +113,8 @@ class StoreSessions(Handle[C]):
         if before is None:
             raise SessionNotFound(f"session {given['id']!r} was deleted", id=given["id"])
         has_ended = before["status"] not in {"active", "waiting"}
-        if has_ended and not reopen:
-            raise SessionEnded(
-                f"session {given['id']} is {before['status']}; open it with reopen=True to go on",
-                session_id=given["id"],
-                status=before["status"],
-            )
+        if has_ended and (not reopen or before["status"] in CLOSING):
+            raise ended(given["id"], before["status"])
         row = yield from one(RESUME_SESSION, **given)
         assert row is not None
         yield from emit(self.runtime.codec, root_id, given["id"], "session_resumed", {})

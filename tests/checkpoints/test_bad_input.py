@@ -162,7 +162,8 @@ SESSIONS: list[Case] = [
         (
             lambda here, status=status: here.store.sessions(status=status),
             InvalidArgument,
-            f"status must be one of active, waiting, completed, failed, cancelled, not {status!r}",
+            "status must be one of active, waiting, completed, failed, cancelled, cancelling, "
+            f"deleting, not {status!r}",
         )
         for status in ("", "running", "ACTIVE", 7, ["active"])
     ],

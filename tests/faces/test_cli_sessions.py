@@ -383,8 +383,7 @@ def test_what_destroys_asks_first(filled: Any, quick: Run) -> None:
     questions = {
         "sessions cancel root-session": "Cancel session root-session and everything below it?",
         "sessions delete root-session":
-            "Delete session root-session and 2 below it, with all checkpoints?",
-        "sessions delete long-session": "Delete session long-session, with all checkpoints?",
+            "Delete session root-session and everything below it, with all checkpoints?",
         "checkpoints rewind long-session 2": "Rewind session long-session to version 2?",
         "prune --keep 1":
             "Remove all but 1 checkpoint of each session? They cannot be brought back.",
@@ -419,7 +418,7 @@ def test_a_person_is_asked_at_a_terminal(filled: Any, answer: str, code: int) ->
             is_answered = True
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == code
-    assert "Delete session long-session, with all checkpoints? [y/N]" in shown
+    assert "Delete session long-session and everything below it" in shown
     assert ("Nothing was changed." in shown) == (code == 1)
     with holdfast.open(**filled) as store:
         assert ("long-session" in [info.id for info in store.sessions()]) == (code != 0)

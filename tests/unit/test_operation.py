@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from holdfast.kernel.driver import Execution, Services
 from holdfast.kernel.operation import (
+    Batch,
     Call,
     Emit,
     Lock,
@@ -20,6 +21,8 @@ from holdfast.kernel.operation import (
     fresh_id,
     one,
     operation,
+    rows,
+    together,
 )
 from holdfast.testing.nouns import Counter
 
@@ -199,3 +202,40 @@ def test_the_operations_own_line_is_in_the_traceback_of_a_failed_statement() -> 
     with holdfast.open("sqlite://") as store, pytest.raises(holdfast.StoreError) as caught:
         store.runtime.driver.run(Call(Broken.ask, Broken()))
     assert 'yield Query("SELECT nonsense FROM nowhere", {})' in str(caught.getrepr())
+
+
+def test_parts_run_together_ask_in_one_batch_and_get_their_own_answers() -> None:
+    def part(name: str, rounds: int) -> Op[list[str]]:
+        found = []
+        for number in range(rounds):
+            [row] = yield from rows(f"{name} {number}")
+            found.append(row["sql"])
+        yield Emit("root", name, "ended", b"")
+        if rounds == 2:
+            answers = yield from decide(Query("no", {}), Query("yes", {}), emits=[TOLD])
+            found.append(answers[1][0]["sql"])
+        return found
+
+    batches: list[list[str]] = []
+    told: list[Any] = []
+    result: list[list[str]] = []
+    running = together([part("a", 1), part("b", 2), part("c", 0)])
+    answer: Any = None
+    while True:
+        try:
+            command = running.send(answer)
+        except StopIteration as stop:
+            result = stop.value
+            break
+        answer = None
+        if isinstance(command, Batch):
+            batches.append([each.sql for each in command.commands if isinstance(each, Query)])
+            answer = [[{"sql": sql}] for sql in batches[-1]]
+        else:
+            told.append(command)
+    assert result == [["a 0"], ["b 0", "b 1", "yes"], []]
+    assert batches == [["a 0", "b 0"], ["b 1"], ["no", "yes"]]
+    assert [each.session_id for each in told] == ["c", "a", "b", "told"]
+
+
+TOLD = Emit("root", "told", "told", b"")

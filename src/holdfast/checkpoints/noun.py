@@ -9,8 +9,9 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import AfterCommit, Op, Runtime
 from ..records import Pruned, SessionRef
 from .changes import Heads
+from .deletion import remove_sessions
 from .portable import CheckpointsPortable
-from .removal import prune, remove_session
+from .removal import prune
 
 
 class CheckpointsNoun(Noun):
@@ -18,12 +19,11 @@ class CheckpointsNoun(Noun):
 
     portable = CheckpointsPortable()
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the versions of sessions, and the lines that nothing else needs."""
-        for session in sessions:
-            yield from remove_session(runtime.codec, session.number)
         heads, numbers = Heads.of(runtime), [each.number for each in sessions]
         yield AfterCommit(lambda: heads.forget(*numbers))
+        return (yield from remove_sessions(runtime.codec, numbers, limit))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove all but the newest versions of each session, except those that are needed."""

@@ -1,8 +1,8 @@
-"""Removal of history, and of the lines that nothing needs any more.
+"""Pruning of history, and of the lines that nothing needs any more.
 
-Two operations may remove checkpoints: pruning and deleting a session. They open a door that the
-append-only triggers look for, and close it before COMMIT. A line goes when its last use goes; of
-one that stays, the items beyond the longest reference go.
+Two operations may remove checkpoints: pruning, and deleting a session (`deletion.py`). They open a
+door that the append-only triggers look for, and close it before COMMIT. A line goes when its last
+use goes; of one that stays, the items beyond the longest reference go.
 
 Each session is pruned in transactions of its own, so that others can write in between and a
 process that is killed loses nothing: the next prune does the rest.
@@ -57,12 +57,6 @@ LINES_PER_PASS = 1_000
 LINES_PER_BATCH = 100
 MANIFESTS_PER_PAGE = 500
 
-REMOVE_SESSION = (
-    "DELETE FROM hf_checkpoints WHERE key >= :low AND key < :high",
-    "DELETE FROM hf_pins WHERE key >= :low AND key < :high",
-    "DELETE FROM hf_attestations WHERE key >= :low AND key < :high",
-    "DELETE FROM hf_epochs WHERE session_number = :number",
-)
 REMOVE_VERSION = "DELETE FROM hf_checkpoints WHERE key = :key"
 LIST_USES = "SELECT line_id FROM hf_uses WHERE session_number = :number ORDER BY line_id"
 # The line is locked first, so that of two sessions that release it the second sees the first.
@@ -160,15 +154,6 @@ def bounds_of(number: int) -> dict[str, int]:
     return {"number": number, "low": number * SHIFT, "high": (number + 1) * SHIFT}
 
 
-def remove_session(codec: Codec, number: int) -> Op[None]:
-    """Remove every checkpoint of a session, its pins and attestations, and the lines it used."""
-    removals = (Query(statement, bounds_of(number)) for statement in REMOVE_SESSION)
-    yield from through_door(f"delete {number}", *removals)
-    line_ids = [row["line_id"] for row in (yield from rows(LIST_USES, number=number))]
-    yield from release_lines(number, line_ids)
-    yield from _cut_tails(codec, line_ids)
-
-
 def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
     """Remove some checkpoints of a session, and the lines that only they used."""
     removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
@@ -181,7 +166,7 @@ def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
         low, run = line_id * SHIFT, end // RUN_ITEMS * RUN_ITEMS
         tails.append({"run": low + run, "low": low + end, "high": low + SHIFT})
     found = yield from _each(FIND_TAIL, tails)
-    yield from _cut_tails(codec, [row["key"] // SHIFT for row in found])
+    yield from cut_tails(codec, [row["key"] // SHIFT for row in found])
 
 
 def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
@@ -195,7 +180,7 @@ def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
         yield from through_door(f"release {number}", *removals)
 
 
-def _cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
+def cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
     """Remove the items beyond the longest reference of any checkpoint to these lines."""
     users: dict[int, str] = {}
     while True:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 app = Commands("Look at sessions, and end, cancel or delete them.")
+LISTED_MAX = 100
 ENDS = ("completed", "failed", "cancelled")
 
 
@@ -130,7 +131,8 @@ def cancel(store: Store, session: SessionId, yes: Yes = False) -> Answer:
     """Cancel a session and everything below it. Whoever drives one of them can write no more."""
     found = store.find_session(session)
     confirm(f"Cancel session {found.id} and everything below it?", yes=yes)
-    return _listed("cancelled", found.cancel())
+    with output.progress("Cancelling") as progress:
+        return _listed("cancelled", found.cancel(progress=progress))
 
 
 @app.command(mode="write")
@@ -142,12 +144,13 @@ def delete(
 ) -> Answer:
     """Delete a session and everything below it."""
     found = store.find_session(session)
-    count = len(found.tree())
-    below = f" and {count - 1} below it" if count > 1 else ""
-    confirm(f"Delete session {found.id}{below}, with all checkpoints?", yes=yes)
-    return _listed("deleted", found.delete(force=force))
+    confirm(f"Delete session {found.id} and everything below it, with all checkpoints?", yes=yes)
+    with output.progress("Deleting") as progress:
+        return _listed("deleted", found.delete(force=force, progress=progress))
 
 
 def _listed(what: str, ids: list[str]) -> Answer:
-    text = "\n".join(f"{what} {id}" for id in ids)
+    text = "\n".join(f"{what} {id}" for id in ids[:LISTED_MAX])
+    if len(ids) > LISTED_MAX:
+        text += f"\n{what} {len(ids) - LISTED_MAX:,} more"
     return Answer({what: ids}, text or f"Nothing was {what}: the sessions had ended.")

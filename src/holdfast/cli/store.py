@@ -114,12 +114,9 @@ def backup(
 ) -> Answer:
     """Copy a live store. The copy is a consistent snapshot and a store itself."""
     from rich.filesize import decimal
-    from rich.progress import Progress
 
-    errors = output.console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("Copying", total=None)
-        store.backup(path, lambda done, total: progress.update(task, completed=done, total=total))
+    with output.progress("Copying") as progress:
+        store.backup(path, progress)
     target = path.resolve()
     count = target.stat().st_size
     return Answer(

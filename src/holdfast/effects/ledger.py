@@ -38,6 +38,7 @@ from .statements import (
     ISSUED,
     LOCK_EFFECT,
     TAKE_OVER_EFFECT,
+    UNLINK_EFFECTS_OF_SESSION,
     EffectOutcome,
     Statements,
     Ticket,
@@ -45,7 +46,6 @@ from .statements import (
     locks,
     ticket_of,
     topic,
-    unlink,
 )
 from .tools import Tool, Unknown
 from .verification import settle
@@ -287,7 +287,7 @@ class Ledger(PerStore):
         # forks, find it there.
         issued = yield from self._issue(request, ISSUED, row, row, owner=row)
         if row["session_number"] is not None and row["unlinked_at"] is not None:
-            yield from unlink(row["session_number"])
+            yield from rows(UNLINK_EFFECTS_OF_SESSION, number=row["session_number"])
         return issued.ticket if isinstance(issued, Owned) else None
 
     @operation

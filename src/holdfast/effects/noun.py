@@ -11,11 +11,12 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, batch, rows
 from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
+from ..sessions.rows import GIVEN_NUMBERS, numbers_of
 from .ledger import Ledger
 from .portable import EffectsPortable
 from .recovery import recover
 from .retention import forget_effects
-from .statements import IS_ABANDONED, RENEW_EFFECT, unlink
+from .statements import IS_ABANDONED, RENEW_EFFECT, UNLINK_EFFECTS
 
 # Its lease expires now; its request may still be under way, so a takeover waits as always.
 FENCE_EFFECTS = f"""
@@ -29,8 +30,8 @@ SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
     (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned
 """  # noqa: S608
-FORGET_ORIGINS = "DELETE FROM hf_effect_origins WHERE session_number = :number"
-FORGET_SESSION_SALT = "DELETE FROM hf_effect_sessions WHERE session_number = :number"
+FORGET_ORIGINS = f"DELETE FROM hf_effect_origins WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
+FORGET_SESSION_SALTS = f"DELETE FROM hf_effect_sessions WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
 
 
 class EffectsNoun(Noun):
@@ -42,12 +43,15 @@ class EffectsNoun(Noun):
     fencing = FENCE_EFFECTS
     any_record = "SELECT 1 AS found FROM hf_effects LIMIT 1"
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Unlink sessions' effects; what a late retry needs stays."""
-        for session in sessions:
-            given = {"number": session.number}
-            yield from unlink(session.number)
-            yield from batch(Query(FORGET_ORIGINS, given), Query(FORGET_SESSION_SALT, given))
+        given = {"numbers": numbers_of(sessions), "limit": limit}
+        unlinked, *_ = yield from batch(
+            Query(UNLINK_EFFECTS, given),
+            Query(FORGET_ORIGINS, given),
+            Query(FORGET_SESSION_SALTS, given),
+        )
+        return len(unlinked)
 
     def recover(
         self, runtime: Runtime, holder: str, tools: Mapping[str, Any]

@@ -9,12 +9,12 @@ from ..arguments import require_text
 from ..codec import Codec
 from ..errors import InvalidValue, LeaseLost, LimitExceeded, NotFound
 from ..feed import event
-from ..kernel.operation import Emit, Lock, Op, Query, Row, batch, one
+from ..kernel.operation import Emit, Lock, Op, Query, Row, one
 from ..leases import Guard
 from ..records import Effect, EffectStatus
 from ..redaction import Redaction
 from ..sessions.access import MAY_WRITE_SESSION, Place
-from ..sessions.rows import ALL_SESSIONS, place_of_number
+from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, place_of_number
 from .requests import EffectRequest, derive_key
 
 ERROR_CHARACTERS_MAX = 10_000
@@ -126,12 +126,20 @@ RENEW_EFFECT = """
 UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
 WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
 """
-UNLINK_EFFECTS = "UPDATE hf_effects SET unlinked_at = :now WHERE session_number = :number"
 # A late retry needs the key, the digest, the status and the result; a person in doubt needs all.
-EMPTY_EFFECTS = """
-UPDATE hf_effects SET arguments = NULL, error = NULL, note = NULL, late = NULL, decided_by = NULL
-WHERE session_number = :number AND status IN ('completed', 'failed')
-"""
+UNLINKED = ", ".join(
+    f"{name} = CASE WHEN status NOT IN ('completed', 'failed') THEN {name} END"
+    for name in ("arguments", "error", "note", "late", "decided_by")
+)
+UNLINK_EFFECTS_OF_SESSION = f"""
+UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE session_number = :number
+"""  # noqa: S608
+UNLINK_EFFECTS = f"""
+UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE number IN (
+    SELECT number FROM hf_effects WHERE session_number IN {GIVEN_NUMBERS} AND unlinked_at IS NULL
+    LIMIT :limit
+) RETURNING number
+"""  # noqa: S608
 
 
 @dataclass(slots=True)
@@ -402,12 +410,6 @@ def locks(place: Place | None) -> list[Lock]:
 def topic(id: str) -> str:
     """Return what is rung when an effect is settled."""
     return f"effect:{id}"
-
-
-def unlink(session_number: int) -> Op[None]:
-    """Note that the session of effects is gone, and forget what no late retry needs of them."""
-    given = {"number": session_number}
-    yield from batch(Query(UNLINK_EFFECTS, given), Query(EMPTY_EFFECTS, given))
 
 
 def read_effect(id: object, sql: str = EFFECT_BY_ID) -> Op[Row]:

@@ -3,6 +3,7 @@
 from .events import (
     by_tree,
     emit,
+    empty_events,
     event,
     event_statements,
     events_if_done,
@@ -10,6 +11,8 @@ from .events import (
     lock_tree,
     plant_tree,
     read_events,
+    read_position,
+    sessions_told_of,
 )
 from .noun import FeedNoun
 
@@ -17,6 +20,7 @@ __all__ = [
     "FeedNoun",
     "by_tree",
     "emit",
+    "empty_events",
     "event",
     "event_statements",
     "events_if_done",
@@ -24,4 +28,6 @@ __all__ = [
     "lock_tree",
     "plant_tree",
     "read_events",
+    "read_position",
+    "sessions_told_of",
 ]

@@ -7,7 +7,8 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 from operator import attrgetter
@@ -16,7 +17,8 @@ from typing import TypeVar
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
 from ..errors import NotFound
-from ..kernel.operation import Emit, Lock, Op, Query, Row, rows
+from ..kernel.append_only import through_door
+from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
 from ..records import Event
 
 PLANT_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
@@ -55,8 +57,14 @@ WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 # Where a tree's shared state stands, as a fragment, and how it advances.
 ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
+READ_POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
+LIST_TOLD = """
+SELECT DISTINCT session_id FROM hf_events
+WHERE root_id = :root_id AND position > :after AND position <= :last
+"""
 EMPTY_EVENTS = """
-UPDATE hf_events SET data = :data WHERE root_id = :root_id AND session_id IN (
+UPDATE hf_events SET data = :data
+WHERE root_id = :root_id AND position > :after AND position <= :last AND session_id IN (
     SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
 )
 """
@@ -144,6 +152,32 @@ def event_of(codec: Codec, row: Row, record: type[E], **more: object) -> E:
     given = {name: row[name] for name in _EVENT_FIELDS}
     data = codec.unpack(row["data"], context=("hf_events", row["root_id"]))
     return record(**{**given, "data": data, **more})
+
+
+def read_position(root_id: str) -> Op[int]:
+    """Return how many events a tree has had."""
+    row = yield from one(READ_POSITION, root_id=root_id)
+    return 0 if row is None else int(row["position"])
+
+
+def sessions_told_of(root_id: str, after: int, last: int) -> Op[list[str]]:
+    """Return the ids of the sessions that some events of a tree are about."""
+    found = yield from rows(LIST_TOLD, root_id=root_id, after=after, last=last)
+    return [row["session_id"] for row in found]
+
+
+def empty_events(
+    codec: Codec, root_id: str, after: int, last: int, session_ids: Iterable[str]
+) -> Op[None]:
+    """Take out what some events of sessions say; they keep positions and kinds."""
+    empty = {
+        "root_id": root_id,
+        "after": after,
+        "last": last,
+        "session_ids": json.dumps(dict.fromkeys(session_ids)),
+        "data": codec.pack({}, context=("hf_events", root_id)),
+    }
+    yield from through_door(f"empty {root_id}", Query(EMPTY_EVENTS, empty))
 
 
 def by_tree(found: Sequence[Row]) -> list[list[Row]]:

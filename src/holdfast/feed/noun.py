@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..formatting import plural
-from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, Runtime, rows
-from ..records import Finding, SessionRef
-from .events import EMPTY_EVENTS
+from ..kernel.operation import Op, rows
+from ..records import Finding
 from .portable import FeedPortable
 
 # Positions are whole numbers and each is there once, so these three tell of every hole.
@@ -36,16 +33,6 @@ class FeedNoun(Noun):
 
     portable = FeedPortable()
     any_record = "SELECT 1 AS found FROM hf_trees LIMIT 1"
-
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Take out what the events of deleted sessions say; they keep positions and kinds."""
-        root_id = sessions[0].root_id
-        empty = {
-            "root_id": root_id,
-            "session_ids": json.dumps(dict.fromkeys(each.id for each in sessions)),
-            "data": runtime.codec.pack({}, context=("hf_events", root_id)),
-        }
-        yield from through_door(f"empty {root_id}", Query(EMPTY_EVENTS, empty))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Look for holes."""

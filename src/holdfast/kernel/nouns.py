@@ -85,13 +85,22 @@ class Noun:
         yield from ()
         return {}
 
-    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Cancel what belongs to sessions that are about to be cancelled."""
-        yield from ()
+    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Cancel up to `limit` rows of sessions that are about to be cancelled.
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Remove what belongs to sessions that are deleted, children before their parents."""
+        Return how many; less than the limit means that nothing is left.
+        """
         yield from ()
+        return 0
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove up to `limit` rows of sessions that are deleted, all of one tree.
+
+        Return how many; less than the limit means that nothing is left. Nobody else changes
+        them: the sessions are `deleting`, or this transaction removes all of them.
+        """
+        yield from ()
+        return 0
 
     def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
         """Fence what runs for a session that is rewound, except the item that rewinds it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import (
@@ -235,6 +235,57 @@ def decide(
     """Run a batch whose last statement decides the call, and return the rows of each."""
     found: list[list[Row]] = yield Decide(commands, emits, again)
     return found
+
+
+def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
+    """Run parts of one operation that need nothing of each other, side by side.
+
+    What they ask next is one batch. None may ask for what must be found.
+    """
+    running = dict(enumerate(ops))
+    answers: dict[int, Any] = dict.fromkeys(running)
+    results: dict[int, R] = {}
+    while running:
+        asked: dict[int, Query | Lock | Batch | Decide] = {}
+        for place, op in list(running.items()):
+            try:
+                asked[place] = yield from _next_question(op, answers[place])
+            except _Ended as ended:
+                results[place] = ended.result
+                del running[place]
+        if not asked:
+            break
+        commands = {place: _commands(question) for place, question in asked.items()}
+        found = iter((yield from batch(*(each for some in commands.values() for each in some))))
+        for place, question in asked.items():
+            answer = [next(found) for _ in commands[place]]
+            if isinstance(question, Decide) and answer[-1]:
+                yield from question.emits
+            answers[place] = answer[0] if isinstance(question, Query | Lock) else answer
+    return [results[place] for place in sorted(results)]
+
+
+class _Ended(Exception):
+    """An operation has come to its end."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+def _next_question(op: Op[Any], answer: Any) -> Op[Query | Lock | Batch | Decide]:
+    """Pass on what an operation yields until it asks for rows. Raises _Ended at its end."""
+    while True:
+        try:
+            command = op.send(answer)
+        except StopIteration as stop:
+            raise _Ended(stop.value) from None
+        if isinstance(command, Query | Lock | Batch | Decide):
+            return command
+        answer = yield command
+
+
+def _commands(question: Query | Lock | Batch | Decide) -> Sequence[Query | Lock]:
+    return [question] if isinstance(question, Query | Lock) else question.commands
 
 
 def fresh_id() -> Op[str]:

@@ -17,6 +17,7 @@ from ..kernel.operation import C, Call, Handle, Lock, Op, Runtime, operation
 from ..records import Exported, Imported
 from ..session import Session
 from ..sessions.portable import find_number
+from ..trees import Tree
 from .file import ExportFile, ExportWriter, Format, Source
 from .legacy import LegacyDatabase
 from .transfer import Exporter, Importer, check
@@ -58,7 +59,7 @@ class PortableOps(Handle[C]):
             number = yield from find_number(root_id)
             if number is not None:
                 session: Session[C] = Session(self.runtime, root_id, number, root_id)
-                yield from Session.cancel(session)
+                yield from Tree.of(session).cancel_whole()
 
     @flow
     def import_sessions(

@@ -13,6 +13,8 @@ SELECT number, version, epoch, head, origin_number, status, holder, fence, lease
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
+# The statuses of sessions that end in several transactions; nothing opens them again.
+CLOSING = frozenset({"cancelling", "deleting"})
 # The same rule as `require_writable`, for the statements that decide by themselves.
 MAY_WRITE_SESSION = """s.status IN ('active', 'waiting')
     AND CASE WHEN CAST({fence} AS INTEGER) IS NULL
@@ -48,17 +50,23 @@ def lock_and_look(runtime: Runtime, place: Place) -> Op[list[Row]]:
     return keeper.require(place.guard, answers)[0]
 
 
+def ended(id: str, status: str) -> SessionEnded:
+    """Return the error of a session that has ended, or is about to."""
+    advice = "open it with reopen=True to go on"
+    if status == "cancelling":
+        advice = "session.cancel() finishes that"
+    elif status == "deleting":
+        advice = "session.delete(force=True) finishes that"
+    return SessionEnded(f"session {id} is {status}; {advice}", session_id=id, status=status)
+
+
 def require_open(place: Place, found: list[Row]) -> Row:
     """Return the row of a session that exists and has not ended, or raise."""
     if not found:
         raise SessionNotFound(f"there is no session {place.session_id!r}", id=place.session_id)
     row = found[0]
     if row["status"] not in {"active", "waiting"}:
-        raise SessionEnded(
-            f"session {place.session_id} is {row['status']}; open it with reopen=True to go on",
-            session_id=place.session_id,
-            status=row["status"],
-        )
+        raise ended(place.session_id, row["status"])
     return row
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..kernel.operation import C, Handle, Lock, Op, Runtime, rows
+from ..errors import SessionNotFound
+from ..kernel.operation import C, Handle, Lock, Op, Row, Runtime, one, rows
 from ..leases import Guard, Keeper
 from .access import LOCK_SESSION, Place, require_fence
+from .rows import READ_SESSION
 
 
 class SessionHandle(Handle[C]):
@@ -56,3 +58,9 @@ class SessionHandle(Handle[C]):
         if self.fence is not None:
             for row in (yield from rows(LOCK_SESSION, number=self.number)):
                 require_fence(self._place, row)
+
+    def _row(self) -> Op[Row]:
+        row = yield from one(READ_SESSION, id=self.id)
+        if row is None or row["number"] != self.number:
+            raise SessionNotFound(f"there is no session {self.id!r}", id=self.id)
+        return row

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, Runtime, batch, rows
+from ..kernel.operation import Op, Runtime, rows
 from ..leases import EARLIER_BOOT
-from ..records import SessionRef
+from ..records import Finding, SessionRef
 from .portable import SessionsPortable
-from .rows import DELETE_SESSION, LIST_DRIVEN, RENEW_SESSION, numbers_of
+from .rows import LIST_DRIVEN, RENEW_SESSION, numbers_of
+from .subtree import REMOVE_SESSIONS, check_unfinished
 
 FENCE_SESSIONS = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
@@ -34,6 +35,11 @@ class SessionsNoun(Noun):
         found = yield from rows(LIST_DRIVEN, numbers=numbers_of(sessions))
         return {row["number"]: "is driven now" for row in found}
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Remove the rows."""
-        yield from batch(*(Query(DELETE_SESSION, {"number": each.number}) for each in sessions))
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove the rows, all of them: so many fit into one pass."""
+        yield from rows(REMOVE_SESSIONS, numbers=numbers_of(sessions))
+        return 0
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Look for what was begun with large trees and has not ended."""
+        return {"sessions": check_unfinished}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..codec import Codec
@@ -23,6 +23,11 @@ from ..records import STATUSES, SessionInfo, SessionRef
 ONE_SESSION = "hf_sessions s WHERE s.number = :number"
 SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
 ALL_SESSIONS = "hf_sessions s"
+
+# Fragment: the numbers of sessions that `numbers_of` made one parameter of.
+GIVEN_NUMBERS = """(
+    SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
+)"""
 
 SESSION_COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
@@ -68,7 +73,10 @@ INSERT INTO hf_sessions (
 SELECT CAST(:id AS TEXT), CAST(:name AS TEXT), parent_id, CAST(:root_id AS TEXT), agent, user_id,
     'active', CAST(:version AS INTEGER), CAST(:head AS INTEGER), CAST(:owner AS INTEGER),
     CAST(:version AS INTEGER), CAST(:metadata AS BLOB), :now, :now, :now
-FROM hf_sessions WHERE number = :number
+FROM hf_sessions s WHERE number = :number AND status <> 'deleting' AND NOT EXISTS (
+    SELECT 1 FROM hf_sessions p
+    WHERE p.id = s.parent_id AND p.status IN ('cancelling', 'deleting')
+)
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
 SET_SESSION_STATUS = """
@@ -76,14 +84,10 @@ UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
     lease_expires_at = NULL, fence = fence + :raised
 WHERE number = :number
 """
-DELETE_SESSION = "DELETE FROM hf_sessions WHERE number = :number"
-LIST_DRIVEN = """
+LIST_DRIVEN = f"""
 SELECT number FROM hf_sessions
-WHERE number IN (
-        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-    )
-    AND holder IS NOT NULL AND lease_expires_at > :now
-"""
+WHERE number IN {GIVEN_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :now
+"""  # noqa: S608
 
 SESSION_LEASES = LeasedTable("hf_sessions", "session")
 # Its holder could still revive an expired lease, and write into the new epoch.
@@ -114,9 +118,14 @@ WHERE number = :number AND fence = :fence
 """
 
 
+def given(keys: Iterable[int | str]) -> str:
+    """Return numbers, or ids, as one parameter, for `json_each`."""
+    return json.dumps(dict.fromkeys(keys))
+
+
 def numbers_of(sessions: Sequence[SessionRef]) -> str:
     """Return the numbers of sessions as one parameter, for `json_each`."""
-    return json.dumps(dict.fromkeys(each.number for each in sessions))
+    return given(each.number for each in sessions)
 
 
 def ref_of(row: Row) -> SessionRef:

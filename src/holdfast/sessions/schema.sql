@@ -5,7 +5,9 @@
 -- A fork names the session and version it came from.
 --
 -- A session is active or waiting until it ends; one that has ended may be opened again. Deleting it
--- removes the row. Lock order: the tree, then its sessions.
+-- removes the row. A large tree is cancelled and deleted in several transactions: until the last, the
+-- session that was cancelled is cancelling, and those that are deleted are deleting. Lock order: the
+-- tree, then its sessions.
 
 --[both]
 CREATE TABLE hf_sessions (
@@ -17,7 +19,9 @@ CREATE TABLE hf_sessions (
     agent TEXT,
     user_id TEXT,
     status TEXT NOT NULL
-        CHECK (status IN ('active', 'waiting', 'completed', 'failed', 'cancelled')),
+        CHECK (status IN (
+            'active', 'waiting', 'completed', 'failed', 'cancelled', 'cancelling', 'deleting'
+        )),
     version INTEGER NOT NULL DEFAULT 0 CHECK (version >= 0),
     epoch INTEGER NOT NULL DEFAULT 1 CHECK (epoch >= 1),
     head INTEGER NOT NULL,

@@ -34,7 +34,7 @@ from ..kernel.operation import (
     rows,
 )
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import ONE_SESSION
+from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -84,7 +84,12 @@ READ_TOTALS = f"""
 SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
 WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
-FORGET_SPEND_DETAILS = "UPDATE hf_spend SET details = NULL WHERE session_number = :number"
+FORGET_SPEND_DETAILS = f"""
+UPDATE hf_spend SET details = NULL WHERE number IN (
+    SELECT number FROM hf_spend WHERE session_number IN {GIVEN_NUMBERS} AND details IS NOT NULL
+    LIMIT :limit
+) RETURNING number
+"""  # noqa: S608
 FORGET_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
 RECOUNT_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})

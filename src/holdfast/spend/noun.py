@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, Runtime, batch
+from ..kernel.operation import Op, Runtime, rows
 from ..records import SessionRef
+from ..sessions.rows import numbers_of
 from .ledger import FORGET_SPEND_DETAILS
 from .portable import SpendPortable
 
@@ -16,7 +17,7 @@ class SpendNoun(Noun):
 
     portable = SpendPortable()
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Forget the details of what sessions spent."""
-        numbers = (each.number for each in sessions)
-        yield from batch(*(Query(FORGET_SPEND_DETAILS, {"number": number}) for number in numbers))
+        numbers = numbers_of(sessions)
+        return len((yield from rows(FORGET_SPEND_DETAILS, numbers=numbers, limit=limit)))

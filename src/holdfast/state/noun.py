@@ -8,7 +8,7 @@ from ..feed.events import TREE_SEQUENCE
 from ..formatting import plural
 from ..kernel.append_only import through_door
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Query, Runtime, batch, rows
+from ..kernel.operation import Op, Query, Runtime, rows
 from ..records import Finding, SessionRef
 from .portable import StatePortable
 
@@ -24,7 +24,12 @@ UPDATE hf_state SET keys = 0, floor = {TREE_SEQUENCE.format(root_id=":root_id")}
     )
 WHERE root_id = :root_id
 """  # noqa: S608
-REMOVE_EVENTS = "DELETE FROM hf_state_events WHERE root_id = :root_id"
+REMOVE_EVENTS = """
+DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
+    SELECT sequence, key FROM hf_state_events WHERE root_id = :root_id
+    ORDER BY sequence, key LIMIT :limit
+) RETURNING sequence
+"""
 REMOVE_ENTRIES = "DELETE FROM hf_state_entries WHERE root_id = :root_id"
 REMOVE_RULES = "DELETE FROM hf_state_rules WHERE root_id = :root_id"
 REMOVE_CONFLICTS = "DELETE FROM hf_state_conflicts WHERE root_id = :root_id"
@@ -56,15 +61,17 @@ class StateNoun(Noun):
     portable = StatePortable()
     any_record = "SELECT 1 AS found FROM hf_state_events LIMIT 1"
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Remove the state of roots that are deleted."""
-        for each in sessions:
-            if each.id == each.root_id:
-                root = {"root_id": each.root_id}
-                yield from rows(REMEMBER, **root)
-                yield from through_door(f"state of {each.root_id}", Query(REMOVE_EVENTS, root))
-                others = (REMOVE_ENTRIES, REMOVE_RULES, REMOVE_CONFLICTS)
-                yield from batch(*(Query(each, root) for each in others))
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove the state of a root that is deleted; its keys at once, then its history."""
+        root_id = sessions[0].root_id
+        if all(each.id != root_id for each in sessions):
+            return 0
+        root = {"root_id": root_id, "limit": limit}
+        removals = (REMEMBER, REMOVE_ENTRIES, REMOVE_RULES, REMOVE_CONFLICTS, REMOVE_EVENTS)
+        answers = yield from through_door(
+            f"state of {root_id}", *(Query(removal, root) for removal in removals)
+        )
+        return len(answers[-1])
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Compare keys, counts and history."""

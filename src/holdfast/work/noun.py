@@ -15,7 +15,7 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, one, operation, query, rows
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
-from ..sessions.rows import numbers_of
+from ..sessions.rows import GIVEN_NUMBERS, numbers_of
 from . import transitions
 from .claims import heartbeat
 from .items import LOCK_HELD, SELECT_ITEMS, Item
@@ -26,14 +26,14 @@ from .transitions import Transition
 SWEPT_MAX = 1_000
 PROMOTED_PER_PASS = 1_000
 REMOVED_PER_PASS = 500
+# All that a session can have.
+ITEMS_MAX = 2**53
 
-OF_SESSIONS = """session_number IN (
-        SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-    )"""
+OF_SESSIONS = f"session_number IN {GIVEN_NUMBERS}"
 LIVE_OF_SESSIONS = f"""
 {SELECT_ITEMS} INDEXED BY ix_work_session WHERE {OF_SESSIONS}
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
-ORDER BY number /*pg FOR NO KEY UPDATE */
+ORDER BY number LIMIT :limit /*pg FOR NO KEY UPDATE */
 """
 RUNNING_OF_SESSIONS = f"""
 SELECT session_number FROM hf_work INDEXED BY ix_work_session
@@ -79,7 +79,11 @@ ORDER BY completed_at, number LIMIT :limit
 REMOVE_FINISHED = """
 DELETE FROM hf_work WHERE number = :number AND completed_at IS NOT NULL RETURNING number
 """
-REMOVE_OF_SESSION = "DELETE FROM hf_work WHERE session_number = :number"
+REMOVE_OF_SESSIONS = f"""
+DELETE FROM hf_work WHERE number IN (
+    SELECT number FROM hf_work WHERE {OF_SESSIONS} LIMIT :limit
+) RETURNING number
+"""  # noqa: S608
 EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS}
     AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
     AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6))"""  # noqa: S608
@@ -106,23 +110,26 @@ class WorkNoun(Noun):
         found = yield from rows(RUNNING_OF_SESSIONS, numbers=numbers_of(sessions))
         return {row["session_number"]: "has an item that runs now" for row in found}
 
-    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Cancel the items of sessions, and fence their holders."""
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of(sessions))
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of(sessions), limit=limit)
         change = Transition("cancelled", "session cancelled", fences=1)
         yield from _finish(runtime, found, change, transitions.FINISH_LIVE)
+        return len(found)
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the items of sessions."""
-        removals = (Query(REMOVE_OF_SESSION, {"number": each.number}) for each in sessions)
-        yield from through_door(f"work of {sessions[0].number}", *removals)
+        removal = Query(REMOVE_OF_SESSIONS, {"numbers": numbers_of(sessions), "limit": limit})
+        [removed] = yield from through_door(f"work of {sessions[0].number}", removal)
+        return len(removed)
 
     def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
         """Fence the holders of a session's items, and make these ready again; no retry is spent.
 
         The item `keeping`, which rewinds its own session, runs on.
         """
-        found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of([session]))
+        here = numbers_of([session])
+        found = yield from rows(LIVE_OF_SESSIONS, numbers=here, limit=ITEMS_MAX)
         running = [row for row in found if row["state"] == "in_progress" and row["id"] != keeping]
         change = Transition("pending", "session rewound", fences=1, releases=1)
         yield from _finish(runtime, running, change, transitions.FINISH_HELD)

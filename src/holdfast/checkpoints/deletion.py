@@ -1,0 +1,89 @@
+"""Removal of everything that sessions have in checkpoints, a bounded number of rows at a time.
+
+First the versions go, then the items of lines that nothing else uses, then the lines: whoever
+stops in between has taken nothing from a session that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..codec import Codec
+from ..kernel.append_only import through_door
+from ..kernel.operation import Op, Query, batch, rows
+from ..sessions.rows import GIVEN_NUMBERS, given
+from .removal import cut_tails
+
+GIVEN_LINES = GIVEN_NUMBERS.replace(":numbers", ":lines")
+# What lies in the ranges of keys that belong to sessions, or to lines, whose numbers are given.
+IN_RANGES = """(
+    SELECT kept.key FROM (SELECT CAST(key AS INTEGER) AS number
+        FROM json_each(CAST(:{given} AS TEXT) /*pg ::json */)) AS owner
+    JOIN {table} AS kept ON kept.key >= owner.number * 4294967296
+        AND kept.key < (owner.number + 1) * 4294967296
+    LIMIT :limit
+)"""
+REMOVE_RANGES = "DELETE FROM {table} WHERE key IN {ranges} RETURNING key"
+REMOVE_FROM_RANGES = {
+    table: REMOVE_RANGES.format(table=table, ranges=IN_RANGES.format(table=table, given=given))
+    for table, given in {
+        "hf_checkpoints": "numbers",
+        "hf_pins": "numbers",
+        "hf_attestations": "numbers",
+        "hf_items": "lines",
+    }.items()
+}
+REMOVE_EPOCHS = f"DELETE FROM hf_epochs WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
+LIST_LINES = f"""
+SELECT DISTINCT line_id FROM hf_uses WHERE session_number IN {GIVEN_NUMBERS}
+ORDER BY line_id LIMIT :limit
+"""  # noqa: S608
+# The lines are locked first, so that of two sessions that release one the second sees the first.
+LOCK_LINES = f"""
+SELECT id FROM hf_lines WHERE id IN {GIVEN_LINES} ORDER BY id /*pg FOR UPDATE */
+"""  # noqa: S608
+LIST_SHARED = f"""
+SELECT DISTINCT line_id FROM hf_uses
+WHERE line_id IN {GIVEN_LINES} AND session_number NOT IN {GIVEN_NUMBERS}
+"""  # noqa: S608
+REMOVE_USES = f"""
+DELETE FROM hf_uses WHERE line_id IN {GIVEN_LINES} AND session_number IN {GIVEN_NUMBERS}
+"""  # noqa: S608
+REMOVE_LINES = f"DELETE FROM hf_lines WHERE id IN {GIVEN_LINES}"  # noqa: S608
+
+
+def remove_sessions(codec: Codec, numbers: Sequence[int], limit: int) -> Op[int]:
+    """Remove versions of sessions, and then the lines that they alone use; at most `limit` rows.
+
+    Return how many; less than the limit means that nothing is left.
+    """
+    ours: dict[str, object] = {"numbers": given(numbers), "limit": limit}
+    removed = 0
+    for table in ("hf_checkpoints", "hf_pins", "hf_attestations"):
+        query = Query(REMOVE_FROM_RANGES[table], {**ours, "limit": limit - removed})
+        [found] = yield from through_door(f"delete {numbers[0]}", query)
+        removed += len(found)
+        if removed >= limit:
+            return removed
+    yield from rows(REMOVE_EPOCHS, **ours)
+    while removed < limit:
+        found = yield from rows(LIST_LINES, **{**ours, "limit": limit - removed})
+        if not found:
+            break
+        line_ids = [row["line_id"] for row in found]
+        removed += yield from _release(codec, numbers, line_ids, limit - removed)
+    return removed
+
+
+def _release(codec: Codec, numbers: Sequence[int], line_ids: Sequence[int], limit: int) -> Op[int]:
+    """Release lines; those that nobody else uses go, once all of their items have gone."""
+    used = {"numbers": given(numbers), "lines": given(line_ids)}
+    _, found = yield from batch(Query(LOCK_LINES, used), Query(LIST_SHARED, used))
+    shared = [row["line_id"] for row in found]
+    own = {"lines": given(set(line_ids).difference(shared)), "limit": limit}
+    door = f"delete {numbers[0]}"
+    [removed] = yield from through_door(door, Query(REMOVE_FROM_RANGES["hf_items"], own))
+    if len(removed) < limit:
+        yield from through_door(door, Query(REMOVE_USES, used), Query(REMOVE_LINES, own))
+        yield from cut_tails(codec, shared)
+    return len(removed) + len(line_ids)

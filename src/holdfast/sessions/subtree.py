@@ -1,0 +1,87 @@
+"""A session and everything below it, as those see it who cancel or delete all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..formatting import plural
+from ..kernel.operation import Op, Row, rows
+from ..records import Finding, SessionRef
+from .rows import GIVEN_NUMBERS, numbers_of, ref_of
+
+_BELOW = """
+WITH RECURSIVE below (number, id, root_id) AS (
+    SELECT s.number, s.id, s.root_id FROM hf_sessions s WHERE s.id = :id
+    UNION ALL SELECT s.number, s.id, s.root_id
+    FROM hf_sessions s JOIN below ON s.parent_id = below.id
+)
+SELECT number, id, root_id FROM below
+"""
+# Without an order both databases stop looking as soon as they have found enough.
+LIST_SOME_BELOW = f"{_BELOW} LIMIT :limit"
+LIST_BELOW = f"{_BELOW} WHERE number > :after ORDER BY number LIMIT :limit"
+LIST_TREE = """
+SELECT number, id, root_id FROM hf_sessions WHERE root_id = :id AND number > :after
+ORDER BY number LIMIT :limit
+"""
+READ_STATUSES = f"""
+SELECT number, id, root_id, status FROM hf_sessions WHERE number IN {GIVEN_NUMBERS} ORDER BY number
+"""  # noqa: S608
+SET_STATUSES = f"""
+UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
+    lease_expires_at = NULL, fence = fence + :raised
+WHERE number IN {GIVEN_NUMBERS} AND status <> 'deleting'
+"""  # noqa: S608
+LIST_DELETING = """
+SELECT id FROM hf_sessions WHERE status = 'deleting'
+    AND id IN (SELECT key FROM json_each(CAST(:ids AS TEXT) /*pg ::json */))
+"""
+REMOVE_SESSIONS = f"DELETE FROM hf_sessions WHERE number IN {GIVEN_NUMBERS}"  # noqa: S608
+LIST_UNFINISHED = """
+SELECT s.id, s.status FROM hf_sessions s WHERE s.status IN ('cancelling', 'deleting')
+    AND NOT EXISTS (
+        SELECT 1 FROM hf_sessions p WHERE p.id = s.parent_id AND p.status = s.status
+    )
+ORDER BY s.number LIMIT :limit
+"""
+SHOWN_MAX = 10
+
+
+def list_some(session: SessionRef, limit: int) -> Op[list[SessionRef]]:
+    """Return some of a session and those below it, in the order of creation; at most `limit`."""
+    found = yield from rows(LIST_SOME_BELOW, id=session.id, limit=limit)
+    return sorted(map(ref_of, found), key=lambda each: each.number)
+
+
+def list_members(session: SessionRef, after: int, limit: int) -> Op[list[SessionRef]]:
+    """Return a page of a session and those below it, parents before their children."""
+    listing = LIST_TREE if session.id == session.root_id else LIST_BELOW
+    return [
+        ref_of(row) for row in (yield from rows(listing, id=session.id, after=after, limit=limit))
+    ]
+
+
+def read_statuses(sessions: Sequence[SessionRef]) -> Op[list[Row]]:
+    """Return the statuses of sessions that still exist, in the order of creation."""
+    return (yield from rows(READ_STATUSES, numbers=numbers_of(sessions)))
+
+
+def set_statuses(sessions: Sequence[SessionRef], status: str, *, fences: bool) -> Op[None]:
+    """Change the status of sessions, unless they are deleted; with `fences`, drivers are fenced."""
+    numbers, raised = numbers_of(sessions), int(fences)
+    yield from rows(SET_STATUSES, numbers=numbers, status=status, raised=raised)
+
+
+def check_unfinished() -> Op[list[Finding]]:
+    """Look for trees whose cancellation or deletion was begun and has not ended."""
+    found = []
+    for row in (yield from rows(LIST_UNFINISHED, limit=SHOWN_MAX + 1)):
+        verb, force = ("delete", " --force") if row["status"] == "deleting" else ("cancel", "")
+        message = f"Session {row['id']!r} is {row['status']}, with what is below it."
+        command = f"`holdfast sessions {verb} {row['id']}{force}`"
+        advice = f"If nobody is at it any more, {command} finishes that."
+        found.append(Finding("sessions", "warning", message, advice))
+    if len(found) > SHOWN_MAX:
+        message = f"More than {plural(SHOWN_MAX, 'session')} are being cancelled or deleted."
+        found[-1:] = [Finding("sessions", "warning", message)]
+    return found or [Finding("sessions", "ok", "None is half cancelled or half deleted.")]
