@@ -1,0 +1,312 @@
+"""Whether what clients of shared state were told can be explained by one order of their calls.
+
+A history is linearizable if every call can be given a moment between its question and its answer
+so that, one after the other in the order of these moments, the calls would have been answered as
+they were. A call without an answer may have happened at any later moment, or never.
+
+The search goes through the history in time and keeps every configuration that can explain it so
+far: what the keys hold, and which of the calls under way have had their moment. When a call is
+answered, only configurations in which it has had its moment survive (Wing and Gong's search with
+Lowe's just-in-time linearization). Keys that no batch joins are judged apart. Sequences are no
+part of it; they claim an order of their own, which `check` compares with the same history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .history import Recorded, out_of_order
+
+CONFIGURATIONS_MAX = 100_000
+STATES_SHOWN_MAX = 3
+
+Slot: TypeAlias = "tuple[str | None, int]"
+"""A key: its value as JSON, None if it does not exist, and its version, kept when it is deleted."""
+State: TypeAlias = "tuple[Slot, ...]"
+Configuration: TypeAlias = "tuple[State, frozenset[int]]"
+MISSING: Slot = (None, 0)
+
+
+class TooManyOrders(Exception):
+    """The search was given up: too many calls without an answer, or too many at the same time."""
+
+
+def check(calls: Iterable[Recorded]) -> list[str]:
+    """Return a sentence for every violation in a history of `RecordedState`, none if it is sound.
+
+    The keys begin empty: the history has every call from the beginning on.
+    """
+    kept = [call for call in calls if call.outcome != "fail"]
+    return [*unexplained(kept), *out_of_sequence(kept)]
+
+
+def unexplained(calls: Sequence[Recorded]) -> list[str]:
+    """Return the first answer of each group of keys that no order of the calls explains."""
+    violations = []
+    for keys, group in _components(calls):
+        violations += _Search(keys, group).violations()
+    return violations
+
+
+def operations_of(call: Recorded) -> list[dict[str, Any]]:
+    """Return the operations of a call, each as a batch would have it."""
+    if call.name == "batch":
+        found: list[dict[str, Any]] = call.arguments["operations"]
+        return found
+    return [{"op": call.name, **call.arguments}]
+
+
+def _components(calls: Sequence[Recorded]) -> list[tuple[list[str], list[Recorded]]]:
+    """Return the groups of keys that batches join, each with its calls."""
+    leader: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    for call in calls:
+        first, *others = (each["key"] for each in operations_of(call))
+        for key in (first, *others):
+            leader[find(key)] = find(first)
+    groups: dict[str, list[Recorded]] = {}
+    for call in calls:
+        groups.setdefault(find(operations_of(call)[0]["key"]), []).append(call)
+    keys = {root: sorted(key for key in leader if find(key) == root) for root in groups}
+    return [(keys[root], group) for root, group in groups.items()]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call as the search sees it."""
+
+    recorded: Recorded
+    operations: list[tuple[int, dict[str, Any]]]
+    """Its operations, each with the number of its key."""
+    keys: frozenset[int]
+    is_known: bool
+    expected: Any
+    likeness: str
+    """Calls without an answer that ask for the same are alike; the first is taken first."""
+
+    def apply(self, state: State) -> State | None:
+        """Return the state after the call if it would be answered as it was, else None."""
+        answer, after = _answer(self.operations, state)
+        if self.is_known:
+            return after if answer == self.expected else None
+        return after if after != state else None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it is known to have only looked."""
+        return self.is_known and not isinstance(self.expected, list)
+
+
+class _Search:
+    """The search for an order of calls on some keys."""
+
+    def __init__(self, keys: Sequence[str], calls: Sequence[Recorded]) -> None:
+        numbers = {key: number for number, key in enumerate(keys)}
+        self._keys = keys
+        self._calls = [_call(call, numbers) for call in calls]
+        moments = []
+        for number, call in enumerate(calls):
+            moments.append((call.asked_at_ns, 0, number))
+            if call.outcome == "ok" and call.answered_at_ns is not None:
+                moments.append((call.answered_at_ns, 1, number))
+        self._moments = sorted(moments)
+
+    def violations(self) -> list[str]:
+        """Go through the history; return what cannot be explained, if anything."""
+        configurations: set[Configuration] = {((MISSING,) * len(self._keys), frozenset())}
+        pending: set[int] = set()
+        for _, is_answer, number in self._moments:
+            if not is_answer:
+                pending.add(number)
+                continue
+            near = self._near(number, pending)
+            survivors: set[Configuration] = set()
+            for state, done in configurations:
+                if number in done:
+                    survivors.add((state, done - {number}))
+                else:
+                    survivors |= self._expanded(state, done, number, near)
+            if not survivors:
+                return [self._violation(number, configurations)]
+            if len(survivors) > CONFIGURATIONS_MAX:
+                raise TooManyOrders(
+                    f"{len(survivors):,} configurations after {self._shown(number)}"
+                )
+            configurations = survivors
+            pending.discard(number)
+        return []
+
+    def _near(self, number: int, pending: set[int]) -> list[int]:
+        """Return the calls under way that may matter to one: they share keys, or batches do."""
+        keys, rest, near = self._calls[number].keys, pending - {number}, [number]
+        while found := [each for each in rest if self._calls[each].keys & keys]:
+            near += found
+            rest = rest.difference(found)
+            keys = keys.union(*(self._calls[each].keys for each in found))
+        return sorted(near)
+
+    def _expanded(
+        self, state: State, done: frozenset[int], number: int, near: Sequence[int]
+    ) -> set[Configuration]:
+        """Return the configurations in which a call has had its moment, others before it or not."""
+        found: set[Configuration] = set()
+        seen: set[Configuration] = set()
+        stack = [(state, done)]
+        while stack:
+            state, done = self._looked(*stack.pop(), near)
+            if number in done:
+                found.add((state, done - {number}))
+                continue
+            if (state, done) in seen:
+                continue
+            seen.add((state, done))
+            likes: set[str] = set()
+            for each in near:
+                call = self._calls[each]
+                if each in done or (not call.is_known and call.likeness in likes):
+                    continue
+                likes.add(call.likeness)
+                if (after := call.apply(state)) is not None:
+                    stack.append((after, done | {each}))
+        return found
+
+    def _looked(
+        self, state: State, done: frozenset[int], near: Sequence[int]
+    ) -> tuple[State, frozenset[int]]:
+        """Give calls that only look their moment as soon as they see what they saw: it is free."""
+        looks = [
+            each
+            for each in near
+            if each not in done
+            and self._calls[each].changes_nothing
+            and self._calls[each].apply(state) is not None
+        ]
+        return state, done.union(looks)
+
+    def _violation(self, number: int, configurations: Iterable[Configuration]) -> str:
+        states = sorted({self._described(state, number) for state, _ in configurations})
+        before = " or ".join(states[:STATES_SHOWN_MAX])
+        return f"no order explains {self._shown(number)}; before it there was {before}"
+
+    def _described(self, state: State, number: int) -> str:
+        parts = []
+        for key in sorted(self._calls[number].keys):
+            value, version = state[key]
+            stands = "nothing" if value is None else value
+            parts.append(f"{self._keys[key]} = {stands} at version {version}")
+        return ", ".join(parts)
+
+    def _shown(self, number: int) -> str:
+        call = self._calls[number].recorded
+        return f"{call.name}({json.dumps(call.arguments)}) → {json.dumps(call.result)} [{call.id}]"
+
+
+def _call(recorded: Recorded, numbers: Mapping[str, int]) -> _Call:
+    operations = [(numbers[each["key"]], each) for each in operations_of(recorded)]
+    is_known = recorded.outcome == "ok"
+    expected = recorded.result
+    if is_known and isinstance(expected, list):
+        expected = [[entry["value"], entry["version"]] for entry in expected]
+    return _Call(
+        recorded,
+        operations,
+        frozenset(number for number, _ in operations),
+        is_known,
+        expected,
+        json.dumps([each for _, each in operations], sort_keys=True),
+    )
+
+
+def _answer(operations: Sequence[tuple[int, dict[str, Any]]], state: State) -> tuple[Any, State]:
+    """Return what operations that are run in a state are answered, and the state afterwards.
+
+    One that reads: value and version, or None. Those that write: value and version of each, or why
+    all of them were refused.
+    """
+    if operations[0][1]["op"] == "get":
+        text, version = state[operations[0][0]]
+        return None if text is None else {"value": json.loads(text), "version": version}, state
+    slots, answers = list(state), []
+    for number, operation in operations:
+        text, version = slots[number]
+        current = 0 if text is None else version
+        expected = operation.get("if_version")
+        if expected is not None and expected != current:
+            value = None if text is None else json.loads(text)
+            return _refused("VersionConflict", operation, current, value), state
+        value = None if text is None else json.loads(text)
+        if operation["op"] == "delete" and text is None:
+            return _refused("NotFound", operation, 0, None), state
+        try:
+            after = _applied(operation, value)
+        except TypeError:
+            return _refused("TypeConflict", operation, None, None), state
+        is_deleted = operation["op"] == "delete"
+        slots[number] = (None if is_deleted else json.dumps(after, sort_keys=True), version + 1)
+        answers.append([after, version + 1])
+    return answers, tuple(slots)
+
+
+def _refused(why: str, operation: Mapping[str, Any], version: int | None, value: Any) -> Any:
+    """Return the answer of a call that changed nothing."""
+    return {"refused": why, "key": operation["key"], "version": version, "value": value}
+
+
+def _applied(operation: Mapping[str, Any], value: Any) -> Any:
+    """Return what an operation makes of a value, None of one that does not exist; TypeError."""
+    match operation["op"]:
+        case "set":
+            return operation["value"]
+        case "delete":
+            return None
+        case "increment":
+            if value is not None and type(value) not in {int, float}:
+                raise TypeError
+            return (value or 0) + operation["delta"]
+    if value is not None and not isinstance(value, list):
+        raise TypeError
+    items = value or []
+    match operation["op"]:
+        case "append":
+            return [*items, *operation["items"]]
+        case "add":
+            return items if operation["item"] in items else [*items, operation["item"]]
+        case "remove":
+            return [item for item in items if item != operation["item"]]
+    raise ValueError(f"there is no operation {operation['op']!r}")
+
+
+def out_of_sequence(calls: Sequence[Recorded]) -> list[str]:
+    """Compare the order that sequences claim with the history and with the versions of keys."""
+    written = [
+        (call, [entry["sequence"] for entry in call.result])
+        for call in calls
+        if call.outcome == "ok" and isinstance(call.result, list)
+    ]
+    counts = Counter(sequence for _, sequences in written for sequence in sequences)
+    violations = [f"sequence {each} was given {n} times" for each, n in counts.items() if n > 1]
+    for call, sequences in written:
+        if sequences != list(range(sequences[0], sequences[0] + len(sequences))):
+            violations.append(f"the sequences of {call.id} are not one range: {sequences}")
+    missing = max(counts, default=0) - len(counts)
+    unknown = sum(len(operations_of(call)) for call in calls if call.outcome == "info")
+    if missing > unknown:
+        violations.append(f"{missing} sequences are missing; calls without answer had {unknown}")
+    written.sort(key=lambda each: each[1][0])
+    violations += out_of_order([call for call, _ in written], [call.id for call, _ in written])
+    versions: dict[str, int] = {}
+    for call, _ in written:
+        for entry in call.result:
+            if entry["version"] <= versions.get(entry["key"], 0):
+                violations.append(f"{call.id} gave {entry['key']} version {entry['version']} again")
+            versions[entry["key"]] = entry["version"]
+    return violations

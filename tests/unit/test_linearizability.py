@@ -1,0 +1,245 @@
+"""The judge of shared state finds every planted bug, and nothing in what is sound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.history import History, Recorded, read
+from holdfast.testing.linearizability import check, unexplained
+from holdfast.testing.recorded_state import RecordedState
+from tests.state.calls import make_calls
+
+THREADS = 3
+CALLS = 120
+
+
+class Wrapped:
+    """Shared state with a bug; each subclass has another one."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._lock = threading.RLock()
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def is_time(self, every: int = 4) -> bool:
+        """Whether it is time for the bug."""
+        self._count += 1
+        return self._count % every == 0
+
+
+class LostUpdate(Wrapped):
+    def increment(self, key: str, delta: int) -> Any:
+        with self._lock:
+            entry = self._state.entry(key)
+            if entry is None or not self.is_time():
+                return self._state.increment(key, delta)
+            return replace(
+                entry,
+                value=entry.value + delta,
+                version=entry.version + 1,
+                sequence=self._state.version() + 1,
+            )
+
+
+class StaleRead(Wrapped):
+    def entry(self, key: str) -> Any:
+        with self._lock:
+            found = self._state.history(key, limit=2)
+            if len(found) == 2 and self.is_time() and not found[1].is_deleted:
+                return found[1]
+            return self._state.entry(key)
+
+
+class SwapOnOldVersion(Wrapped):
+    def set(self, key: str, value: Any, *, if_version: int | None) -> Any:
+        try:
+            return self._state.set(key, value, if_version=if_version)
+        except holdfast.VersionConflict:
+            return self._state.set(key, value)
+
+
+class IncrementTwice(Wrapped):
+    def increment(self, key: str, delta: int) -> Any:
+        with self._lock:
+            if self.is_time():
+                self._state.increment(key, delta)
+            return self._state.increment(key, delta)
+
+
+class AppendReordered(Wrapped):
+    def append(self, key: str, items: list[Any]) -> Any:
+        entry = self._state.append(key, items[::-1])
+        kept = len(entry.value) - len(items)
+        return replace(entry, value=[*entry.value[:kept], *items])
+
+
+class Resurrected(Wrapped):
+    def delete(self, key: str, *, if_version: int | None) -> Any:
+        with self._lock:
+            before = self._state.entry(key)
+            entry = self._state.delete(key, if_version=if_version)
+            self._state.set(key, before.value)
+            return entry
+
+
+class HalfBatch(Wrapped):
+    def batch(self, operations: Sequence[Any]) -> Any:
+        try:
+            return self._state.batch(operations)
+        except holdfast.VersionConflict:
+            first = [each for each in operations if each.get("if_version") is None][:1]
+            if first:
+                self._state.batch(first)
+            raise
+
+
+class VersionsAgain(Wrapped):
+    def set(self, key: str, value: Any, *, if_version: int | None) -> Any:
+        with self._lock:
+            before = self._state.history(key, limit=1)
+            entry = self._state.set(key, value, if_version=if_version)
+            return replace(entry, version=1) if before and before[0].is_deleted else entry
+
+
+class ReadFromTheFuture(Wrapped):
+    def entry(self, key: str) -> Any:
+        entry = self._state.entry(key)
+        if entry is not None and type(entry.value) is int and self.is_time():
+            return replace(entry, value=entry.value + 1, version=entry.version + 1)
+        return entry
+
+
+class MemberTwice(Wrapped):
+    def add(self, key: str, item: Any) -> Any:
+        entry = self._state.add(key, item)
+        return replace(entry, value=[*entry.value, item])
+
+
+class LateWrite(Wrapped):
+    """What was acknowledged is written by the next call."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self._late: tuple[str, Any] | None = None
+
+    def set(self, key: str, value: Any, *, if_version: int | None) -> Any:
+        with self._lock:
+            if self._late is not None:
+                late, self._late = self._late, None
+                self._state.set(*late)
+            entry = self._state.entry(key)
+            if if_version is not None or entry is None:
+                return self._state.set(key, value, if_version=if_version)
+            self._late = (key, value)
+            sequence = self._state.version() + 1
+            return replace(entry, value=value, version=entry.version + 1, sequence=sequence)
+
+
+class SequenceOfAnother(Wrapped):
+    """Only the order that sequences claim is wrong."""
+
+    def increment(self, key: str, delta: int) -> Any:
+        entry = self._state.increment(key, delta)
+        return replace(entry, sequence=entry.sequence + 3 * self.is_time())
+
+
+BUGS = Wrapped.__subclasses__()
+
+
+def record(system: Any, directory: Path) -> list[Recorded]:
+    """Let threads call a system, and return what was asked and told."""
+
+    def work(seed: int) -> None:
+        make_calls(RecordedState(system, History(directory)), seed, CALLS)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    make_calls(RecordedState(system, History(directory)), THREADS, CALLS)
+    return read(directory)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(bug: type[Wrapped], tmp_path: Path) -> None:
+    with holdfast.open("sqlite://", durability="normal") as store:
+        calls = record(bug(store.session("root").state), tmp_path)
+    assert len(calls) >= (THREADS + 1) * CALLS
+    assert check(calls) != []
+    # Sequences are not needed to find what is wrong with values and versions.
+    assert bool(unexplained(calls)) is (bug is not SequenceOfAnother)
+
+
+def test_what_has_no_bug_is_sound(tmp_path: Path) -> None:
+    with holdfast.open("sqlite://", durability="normal") as store:
+        calls = record(Wrapped(store.session("root").state), tmp_path)
+    assert check(calls) == []
+    assert {call.name for call in calls} == {
+        "get", "set", "delete", "increment", "append", "add", "remove", "batch",
+    }  # fmt: skip
+    refused = [call.result["refused"] for call in calls if "refused" in (call.result or {})]
+    assert {"VersionConflict", "NotFound"} <= set(refused)
+
+
+def incremented(at: int, value: int | None, *, until: int | None = None) -> Recorded:
+    """An increment: from when to when, and what it was told; None if it got no answer."""
+    arguments = {"key": "n", "delta": 1}
+    if value is None:
+        return Recorded(f"i{at}", "increment", arguments, at)
+    entry = {"key": "n", "value": value, "version": value, "sequence": value}
+    return Recorded(f"i{at}", "increment", arguments, at, "ok", [entry], until or at + 1)
+
+
+def seen(at: int, value: int | None, *, until: int | None = None) -> Recorded:
+    found = None if value is None else {"value": value, "version": value}
+    return Recorded(f"g{at}", "get", {"key": "n"}, at, "ok", found, until or at + 1)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [incremented(1, None), seen(3, 1)],
+        [incremented(1, None), seen(3, None), seen(5, 1)],
+        [incremented(1, None), seen(3, None), seen(5, None)],
+        [incremented(1, None), incremented(2, None), incremented(4, 3)],
+        [incremented(1, 1, until=10), seen(2, None), seen(4, 1), incremented(6, 2)],
+        [incremented(1, 2, until=10), incremented(2, 1, until=11)],
+        [seen(1, 1, until=9), seen(2, None, until=3), incremented(5, 1, until=6)],
+    ],
+)
+def test_what_an_order_explains_is_sound(calls: list[Recorded]) -> None:
+    assert check(calls) == []
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [incremented(1, None), seen(3, 2)],
+        [incremented(1, None), seen(3, 1), seen(5, None)],
+        [incremented(1, None), incremented(2, None), incremented(4, 4)],
+        [seen(1, 1), incremented(3, 1)],
+        [incremented(1, 1), seen(3, None)],
+        [incremented(1, 2), incremented(3, 1)],
+        [incremented(1, 1), incremented(3, 3)],
+    ],
+)
+def test_what_no_order_explains_is_found(calls: list[Recorded]) -> None:
+    assert check(calls) != []
+
+
+def test_a_violation_says_which_call_and_what_was_there() -> None:
+    assert check([incremented(1, 1), seen(3, 2)]) == [
+        'no order explains get({"key": "n"}) → {"value": 2, "version": 2} [g3]; '
+        "before it there was n = 1 at version 1"
+    ]
