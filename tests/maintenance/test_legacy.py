@@ -42,41 +42,6 @@ ROOT_COLUMN = """
 ALTER TABLE sessions ADD COLUMN root_session_id TEXT;
 CREATE INDEX idx_sessions_root ON sessions(root_session_id);
 """
-KEYS = """
-CREATE TABLE session_state_kv (
-    root_session_id TEXT NOT NULL,
-    key TEXT NOT NULL,
-    value TEXT NOT NULL,              -- JSON-encoded value
-    version INTEGER NOT NULL DEFAULT 1,
-    created_at TEXT NOT NULL,
-    updated_at TEXT NOT NULL,
-    updated_by_session TEXT,          -- Which session last updated
-    PRIMARY KEY (root_session_id, key),
-    FOREIGN KEY (root_session_id) REFERENCES sessions(session_id)
-);
-
-CREATE INDEX idx_state_kv_root ON session_state_kv(root_session_id);
-CREATE INDEX idx_state_kv_updated ON session_state_kv(root_session_id, updated_at DESC);
-"""
-DOCUMENT = """
-CREATE TABLE session_state (
-    root_session_id TEXT PRIMARY KEY,      -- References sessions.session_id
-    state_data TEXT NOT NULL DEFAULT '{}', -- JSON blob
-    version INTEGER NOT NULL DEFAULT 1,     -- Monotonic version (ETag)
-    created_at TEXT NOT NULL,
-    updated_at TEXT NOT NULL,
-    FOREIGN KEY (root_session_id) REFERENCES sessions(session_id)
-);
-"""
-MATERIALIZED = """
-CREATE TABLE session_state_materialized (
-    root_session_id TEXT PRIMARY KEY,
-    state_data TEXT NOT NULL,           -- Current state (JSON)
-    last_sequence INTEGER NOT NULL,     -- Last applied event
-    materialized_at TEXT NOT NULL,
-    FOREIGN KEY (root_session_id) REFERENCES sessions(session_id)
-);
-"""
 CHECKPOINTER = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY,
@@ -189,55 +154,6 @@ def test_coordinator_sessions_get_parents_and_roots_by_id(place: Any, make: Make
         (event,) = store.events("s1")
         assert (event.kind, event.data["sessions"]) == ("session_imported", 4)
         store.session("s2").save(plan=1)
-
-
-def test_coordinator_state_becomes_a_channel_of_the_root(place: Any, make: Make) -> None:
-    state = [
-        ("session_state_kv", ("s1", "big", str(2**70), 7, NOON, NOON, "s2")),
-        ("session_state_kv", ("s1", "empty", "null", 1, NOON, NOON, None)),
-        ("session_state_kv", ("gone", "lost", "1", 1, NOON, NOON, None)),
-    ]
-    path = make(
-        COORDINATOR + ROOT_COLUMN + KEYS,
-        ("sessions", (*session("s1", "top")[1], "s1")),
-        ("sessions", (*session("s2", "child", "top")[1], None)),
-        *state,
-    )
-    with holdfast.open(**place) as store:
-        result = store.import_legacy(path)
-        assert result.notes == ("the state of 'gone' is left out: there is no such session",)
-        first = store.find_session("s1").at(1)
-        assert first.kind == "manual_checkpoint"
-        assert first.data == {"adopted": "state"}
-        assert first.channels == {
-            "legacy_state": [
-                {"key": "big", "value": 2**70, "version": 7, "updated_at": NOON,
-                 "updated_by": "s2"},
-                {"key": "empty", "value": None, "version": 1, "updated_at": NOON,
-                 "updated_by": None},
-            ]
-        }  # fmt: skip
-        assert store.find_session("s2").latest() is None
-
-
-@pytest.mark.parametrize(
-    ("schema", "row"),
-    [
-        (DOCUMENT, ("session_state", ("s1", '{"a": [1], "b": 2.0}', 6, NOON, NOON))),
-        (MATERIALIZED, ("session_state_materialized", ("s1", '{"a": [1], "b": 2.0}', 6, NOON))),
-    ],
-    ids=["document", "materialized"],
-)
-def test_a_state_in_one_document_is_adopted_key_by_key(
-    schema: str, row: Any, make: Make, tmp_path: Path
-) -> None:
-    path = make(COORDINATOR + schema, session("s1", "top"), row)
-    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
-        store.import_legacy(path)
-        state = store.find_session("s1").at(1)["legacy_state"]
-        assert [(entry["key"], entry["value"], entry["version"]) for entry in state] == [
-            ("a", [1], 6), ("b", 2.0, 6),
-        ]  # fmt: skip
 
 
 def test_what_cannot_be_taken_over_as_it_was_is_said(make: Make, tmp_path: Path) -> None:
@@ -519,17 +435,6 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
         "id must be text of 1 to 256 printable characters, not 'a\\x1b[2J'"),
     "a long name": (COORDINATOR, [session("a", "A" * 257)], InvalidArgument,
         f"name must be text of 1 to 256 printable characters, not {shown('A' * 257)}"),
-    "state that is no JSON": (COORDINATOR + KEYS,
-        [session("a", "A"), ("session_state_kv", ("a", "k", "{", 1, NOON, NOON, None))],
-        InvalidValue, "state key 'k' of 'a' is not JSON text: Expecting property name enclosed in "
-        "double quotes: line 1 column 2 (char 1)."),
-    "state that is no object": (COORDINATOR + DOCUMENT,
-        [session("a", "A"), ("session_state", ("a", "[1]", 1, NOON, NOON))],
-        InvalidArgument, "the state of 'a' is no JSON object"),
-    "NaN in the state": (COORDINATOR + KEYS,
-        [session("a", "A"), ("session_state_kv", ("a", "k", "NaN", 1, NOON, NOON, None))],
-        InvalidValue, "state key 'k' of 'a' is nan: JSON has only finite numbers, no larger than "
-        "a float can be."),
     "a transcript that is no JSON": (CHECKPOINTER, [("checkpoints", ("a", 1, NOON, "[", None, 0))],
         InvalidValue, "the transcript of session 'a' version 1 is not JSON text: Expecting value: "
         "line 1 column 2 (char 1)."),

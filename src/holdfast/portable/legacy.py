@@ -1,7 +1,7 @@
 """Adopting SQLite databases of three older formats.
 
-*coordinator*: sessions that name their parent, and a state of keys per root. The state becomes the
-channel `legacy_state` of the root's first checkpoint, an item per key.
+*coordinator*: sessions that name their parent, and a state per root, which becomes the shared state
+of its tree (`legacy_state.py`).
 
 *checkpointer*: sessions with numbered checkpoints of transcript, plan and spent budget. They become
 the channels `transcript`, `plan` and `budget` of the same versions. The log of tool calls becomes
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import NoneType
@@ -24,11 +23,10 @@ from typing import Any
 
 import msgspec
 
-from ..arguments import require_text, require_text_or_none, require_whole, shown
+from ..arguments import require_text, require_text_or_none, require_whole
 from ..checkpoints.write import ITERATIONS
-from ..codec import Limits, from_json
 from ..effects import Ledger
-from ..errors import InvalidArgument, InvalidValue
+from ..errors import InvalidArgument
 from ..feed.portable import TreeRecord
 from ..kernel.legacy import LegacyFile
 from ..kernel.operation import Row, Runtime
@@ -43,6 +41,8 @@ from .ancestry import Ancestry
 from .builder import SessionBuilder
 from .file import Format
 from .legacy_ledger import LegacyLedger
+from .legacy_state import LegacyState
+from .legacy_values import moment, parsed
 
 COORDINATOR = {
     "sessions": {
@@ -76,8 +76,6 @@ REGISTRY = {
         "created_at", "completed_at", "expires_at",
     },
 }  # fmt: skip
-# A whole transcript may be larger than a value; its items are measured when they are stored.
-WIDE = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
 STATUSES: dict[str, Status] = {
     "active": "active",
     "running": "active",
@@ -94,19 +92,6 @@ STATUSES: dict[str, Status] = {
 }
 
 SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
-KEYS = "SELECT * FROM session_state_kv WHERE root_session_id = :id ORDER BY key"
-DOCUMENTS = {
-    "session_state": "SELECT * FROM session_state WHERE root_session_id = :id",
-    "session_state_materialized": """
-        SELECT *, last_sequence AS version, materialized_at AS updated_at
-        FROM session_state_materialized WHERE root_session_id = :id
-    """,
-}
-STATE_OWNERS = {
-    "session_state_kv": "SELECT DISTINCT root_session_id AS id FROM session_state_kv",
-    "session_state": "SELECT root_session_id AS id FROM session_state",
-    "session_state_materialized": "SELECT root_session_id AS id FROM session_state_materialized",
-}
 UNLISTED = """
 SELECT session_id, min(created_at) AS created_at, max(created_at) AS updated_at,
     'active' AS status
@@ -143,6 +128,7 @@ class LegacyDatabase:
         ledger = Ledger.of(runtime)
         self._path = path
         self._codec = runtime.codec
+        self._runtime = runtime
         self._records = Format(runtime.nouns)
         self._ledger = LegacyLedger(ledger.statements, ledger.salts.key)
         self._numbers = count(1)
@@ -194,57 +180,25 @@ class LegacyDatabase:
         sessions = list(file.rows(SESSIONS))
         ancestry = Ancestry(sessions, lambda row: moment(row, "created_at"))
         self._notes += ancestry.notes
-        for owner in self._stateless(file, ancestry.ids):
-            self._notes.append(f"the state of {owner!r} is left out: there is no such session")
+        states = LegacyState(self._runtime, file, self._tables)
+        roots = {root_id for _, _, root_id in ancestry.ordered()}
+        for owner in sorted(states.owners() - roots):
+            why = "it is no root" if owner in ancestry.ids else "there is no such session"
+            self._notes.append(f"the state of {owner!r} is left out: {why}")
         for row, parent_id, root_id in ancestry.ordered():
+            state: Iterator[Record] = iter(())
             if parent_id is None:
-                yield TreeRecord(require_text("id", root_id), 0, 0)
+                sequence, state = states.of_root(require_text("id", root_id))
+                yield TreeRecord(root_id, 0, sequence)
             builder = SessionBuilder(self._codec, next(self._numbers), new_line_id)
             created_at = moment(row, "created_at")
             resumed_at = max(created_at, moment(row, "last_resumed_at") or 0)
-            state = self._state(file, row["session_id"])
-            if state:
-                data = {"adopted": "state"}
-                channels = {"legacy_state": state}
-                builder.add(1, "manual_checkpoint", resumed_at, channels, data, _where(row))
             metadata = self._metadata(row, "project_dir", "parent_session_name")
             names = {"name": row["session_name"] or None, "agent": row["agent_name"] or None}
             place = {"parent_id": parent_id, "root_id": root_id, **names}
             yield from self._session(row, builder, metadata, created_at, resumed_at, **place)
-
-    def _stateless(self, file: LegacyFile, ids: set[str]) -> list[str]:
-        owners = {
-            str(row["id"])
-            for table, sql in STATE_OWNERS.items()
-            if table in self._tables
-            for row in file.rows(sql)
-        }
-        return sorted(owners - ids)
-
-    def _state(self, file: LegacyFile, id: str) -> list[Any]:
-        """Return the state of a root, an item per key; a document's keys share its version."""
-        if "session_state_kv" in self._tables:
-            return [
-                {
-                    "key": row["key"],
-                    "value": parsed(row, "value", f"state key {row['key']!r} of {id!r}"),
-                    "version": row["version"],
-                    "updated_at": row["updated_at"],
-                    "updated_by": row["updated_by_session"],
-                }
-                for row in file.rows(KEYS, id=id)
-            ]
-        for table, sql in DOCUMENTS.items():
-            for row in file.rows(sql, id=id) if table in self._tables else ():
-                document = parsed(row, "state_data", f"the state of {id!r}")
-                if type(document) is not dict:
-                    raise InvalidArgument(f"the state of {shown(id)} is no JSON object")
-                shared = {"version": row["version"], "updated_at": row["updated_at"]}
-                return [
-                    {"key": key, "value": value, **shared, "updated_by": None}
-                    for key, value in document.items()
-                ]
-        return []
+            yield from state
+        self._notes += states.notes
 
     def _checkpointer(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         unlisted = list(file.rows(UNLISTED))
@@ -481,28 +435,3 @@ def _derived(*names: object) -> str:
 
 def _where(row: Row) -> str:
     return f"session {row['session_id']!r}"
-
-
-def parsed(row: Row, column: str, where: str) -> Any:
-    """Return the value of a column of JSON text."""
-    text = row[column]
-    if not isinstance(text, str):
-        raise InvalidValue(f"{where} is not JSON text", path=where)
-    return from_json(text, WIDE, name=where)
-
-
-def moment(row: Row, column: str) -> int:
-    """Return a time in milliseconds; text is ISO-8601, taken for UTC if it names no zone."""
-    value = row.get(column)
-    if value is None:
-        return 0
-    try:
-        if isinstance(value, str):
-            when = datetime.fromisoformat(value)
-            when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-            return round(when.timestamp() * 1000)
-        return round(float(value) * 1000)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(
-            f"{_where(row)} has a {column} that is no time: {shown(value)}"
-        ) from None

@@ -6,7 +6,7 @@ The tree is locked first, so what was read is still so when it is written, and s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -313,18 +313,25 @@ class StateWrite:
                 actual=self.keys,
             )
         root_id = self.place.root_id
-        changed = [key for key, slot in self._slots.items() if slot.sequence]
         count = len({each["sequence"] for each in self._events})
         statements = [Query(ADVANCE_SEQUENCE, {"root_id": root_id, "count": count})]
         if self.keys != self._keys_before:
             statements.append(Query(COUNT_KEYS, {"root_id": root_id, "keys": self.keys}))
-        statements += [Query(WRITE_ENTRY, self._entry_row(key)) for key in changed]
+        statements += [Query(WRITE_ENTRY, each) for each in self.entry_rows()]
         statements += [Query(ADD_STATE_EVENT, each) for each in self._events]
         yield from batch(*statements)
         parts = {each["sequence"] for each in self._events if not each["key"]}
         for each in self._events:
             if not each["key"] or each["sequence"] not in parts:
                 yield self._feed_event(each)
+
+    def event_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the events so far."""
+        yield from ({**each} for each in self._events)
+
+    def entry_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the keys that were changed."""
+        yield from (self._entry_row(key) for key, slot in self._slots.items() if slot.sequence)
 
     def _entry_row(self, key: str) -> dict[str, Any]:
         slot, root_id = self._slots[key], self.place.root_id

@@ -1,0 +1,38 @@
+"""Values in the columns of older formats: JSON texts and times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from ..arguments import shown
+from ..codec import Limits, from_json
+from ..errors import InvalidArgument, InvalidValue
+from ..kernel.operation import Row
+
+# A whole transcript may be larger than a value; its items are measured when they are stored.
+WIDE = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
+
+
+def parsed(row: Row, column: str, where: str) -> Any:
+    """Return the value of a column of JSON text."""
+    text = row[column]
+    if not isinstance(text, str):
+        raise InvalidValue(f"{where} is not JSON text", path=where)
+    return from_json(text, WIDE, name=where)
+
+
+def moment(row: Row, column: str, where: str = "") -> int:
+    """Return a time in milliseconds; text is ISO-8601, taken for UTC if it names no zone."""
+    value = row.get(column)
+    if value is None:
+        return 0
+    try:
+        if isinstance(value, str):
+            when = datetime.fromisoformat(value)
+            when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            return round(when.timestamp() * 1000)
+        return round(float(value) * 1000)
+    except (TypeError, ValueError, OverflowError):
+        where = where or f"session {row['session_id']!r}"
+        raise InvalidArgument(f"{where} has a {column} that is no time: {shown(value)}") from None
