@@ -265,6 +265,10 @@ class Pruned:
     writers: int = 0
     items: int = 0
     effects: int = 0
+    events: int = 0
+    """Of the feeds of ended trees."""
+    state_changes: int = 0
+    """Of the histories of shared state of ended trees."""
     others: Counter[str] = field(default_factory=Counter)
     """What nouns beside these removed, by their names."""
     is_vacuumed: bool = False

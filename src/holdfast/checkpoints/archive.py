@@ -1,8 +1,8 @@
-"""Archived checkpoints, each a line of JSON in a file that keeps what was removed from a store.
+"""What was removed from a store: a file with a line of JSON for each checkpoint and event.
 
 A checkpoint's channels are whole if `after` is null; otherwise they are what changed since that
 version of the session, which stands on an earlier line. A list that grew says how many items it
-`kept` and which came behind them. In a store with a cipher a line holds its checkpoint sealed.
+`kept` and which came behind them. In a store with a cipher a line holds its record sealed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+from ..arguments import require_one_of
 from ..clock import iso
-from ..codec import Cipher, Codec, Limits, from_json, to_json
+from ..codec import Cipher, Codec, Limits, from_json
 from ..errors import CorruptRecord, InvalidArgument
-from ..kernel.files import require_header
+from ..kernel.files import archived, require_header
 from ..records import Checkpoint
 from .read import Delta
 
+Archived = Literal["checkpoint", "event", "state_change"]
 # A line may hold many values at once, each of which was within the store's own limits.
 LINE_LIMITS = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
 
@@ -38,33 +40,50 @@ def archive_line(
         "channels": channels,
         "removed_channels": removed,
     }
-    text = to_json(record)
-    if not codec.has_cipher:
-        return text
-    sealed = codec.seal(text.encode(), context=("archive",))
-    return to_json({"sealed": base64.b64encode(sealed).decode()})
+    return archived(codec, "checkpoint", record)
 
 
-def read_archive(path: str | Path, *, cipher: Cipher | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the archived checkpoints with all their channels, in the order of their removal."""
+def read_archive(
+    path: str | Path, *, record: Archived = "checkpoint", cipher: Cipher | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield archived records of a kind, in the order of their removal: checkpoints with all their
+    channels, events of feeds, or changes of shared state.
+    """
+    require_one_of("record", record, get_args(Archived))
+    records = _records(path, cipher)
+    wanted = (found for kind, found, _ in records if kind == record)
+    return _checkpoints(records) if record == "checkpoint" else wanted
+
+
+def _checkpoints(records: Iterator[tuple[str, dict[str, Any], str]]) -> Iterator[dict[str, Any]]:
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    for kind, record, where in records:
+        if kind != "checkpoint":
+            continue
+        session_id, after = record["session_id"], record.pop("after")
+        before = known.pop((session_id, after), None) if after is not None else {}
+        if before is None:
+            raise CorruptRecord(f"{where} goes on from version {after}, which is not before it")
+        record["channels"] = _channels(before, record["channels"], record)
+        known[session_id, record["version"]] = record["channels"]
+        yield record
+
+
+def _records(path: str | Path, cipher: Cipher | None) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the kind, the fields and the place of each line."""
     codec = Codec(LINE_LIMITS, cipher=cipher)
     place = Path(path)
-    known: dict[tuple[str, int], dict[str, Any]] = {}
     with place.open("rb") as file:
         require_header(file.readline().rstrip(b"\n"), place)
         for number, line in enumerate(file, 2):
             if not line.endswith(b"\n"):
                 return
-            record = _record(codec, line, f"{place} line {number}")
-            session_id, after = record["session_id"], record.pop("after")
-            before = known.pop((session_id, after), None) if after is not None else {}
-            if before is None:
-                raise CorruptRecord(
-                    f"{place} line {number} goes on from version {after}, which is not before it"
-                )
-            record["channels"] = _channels(before, record["channels"], record)
-            known[session_id, record["version"]] = record["channels"]
-            yield record
+            where = f"{place} line {number}"
+            record = _record(codec, line, where)
+            kind = record.pop("record", None)
+            if kind not in get_args(Archived):
+                raise CorruptRecord(f"{where} is damaged: it holds no record of a known kind")
+            yield kind, record, where
 
 
 def _channels(

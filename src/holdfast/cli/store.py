@@ -129,6 +129,9 @@ def prune(
     session: Annotated[str | None, option("SESSION", "Only those of this session.")] = None,
     keep: Annotated[int, option("N", "How many checkpoints of each session to keep.")] = 100,
     work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    history_days: Annotated[
+        float, option("N", "Remove events and state history this old of trees that have ended.")
+    ] = 30,
     archive: Annotated[
         Path | None, option("FILE", "Keep what is removed here, as JSON lines.")
     ] = None,
@@ -161,6 +164,7 @@ def prune(
             session=only,
             keep=keep,
             work_days=work_days,
+            history_days=history_days,
             archive=archive,
             vacuum=vacuum,
             progress=progress,
@@ -184,6 +188,9 @@ def _pruned(pruned: Pruned, archive: Path | None) -> Iterator[str]:
         yield f"Removed {plural(pruned.items, 'finished work item')}."
     if pruned.effects:
         yield f"Removed {plural(pruned.effects, 'effect')} that no call can ask for again."
+    if pruned.events or pruned.state_changes:
+        changes = plural(pruned.state_changes, "change")
+        yield f"Removed {plural(pruned.events, 'event')} and {changes} of state of ended trees."
     for name, count in pruned.others.items():
         yield f"Removed {plural(count, name)}."
     if pruned.is_vacuumed:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
-from ..errors import NotFound
+from ..errors import Compacted, NotFound
 from ..kernel.append_only import through_door
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
 from ..records import Event
@@ -54,6 +54,7 @@ READ_EVENTS = """
 SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
+READ_FLOOR = "SELECT floor FROM hf_trees WHERE root_id = :root_id"
 # Where a tree's shared state stands, as a fragment, and how it advances.
 ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
@@ -139,12 +140,26 @@ def _if_done(count: int) -> str:
 
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
-    """Return a tree's events after a position, oldest first."""
+    """Return a tree's events after a position, oldest first; Compacted below the floor."""
     require_text("root_id", root_id)
     require_limit(limit, EVENTS_PER_READ_MAX)
     require_whole("after", after, 0)
     found = yield from rows(READ_EVENTS, root_id=root_id, after=after, limit=limit)
+    if not found or found[0]["position"] > after + 1:
+        yield from _require_kept(root_id, after)
     return [event_of(codec, row, Event) for row in found]
+
+
+def _require_kept(root_id: str, after: int) -> Op[None]:
+    """Raise Compacted if events after a position have been pruned."""
+    for row in (yield from rows(READ_FLOOR, root_id=root_id)):
+        if after < row["floor"]:
+            raise Compacted(
+                f"the events of {root_id} up to position {row['floor']} have been pruned; what "
+                "is left begins after it",
+                oldest=row["floor"],
+                oldest_position=row["floor"],
+            )
 
 
 def event_of(codec: Codec, row: Row, record: type[E], **more: object) -> E:

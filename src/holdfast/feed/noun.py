@@ -10,16 +10,16 @@ from ..kernel.operation import Op, rows
 from ..records import Finding
 from .portable import FeedPortable
 
-# Positions are whole numbers and each is there once, so these three tell of every hole.
+# Positions above the floor are whole numbers and each is there once, so these tell of every hole.
 LIST_FEED_HOLES = """
 SELECT hf_trees.root_id, hf_trees.position, count(hf_events.position) AS events,
-    coalesce(min(hf_events.position), 1) AS first,
-    coalesce(max(hf_events.position), 0) AS last
+    coalesce(min(hf_events.position), hf_trees.floor + 1) AS first,
+    coalesce(max(hf_events.position), hf_trees.floor) AS last
 FROM hf_trees LEFT JOIN hf_events ON hf_events.root_id = hf_trees.root_id
-GROUP BY hf_trees.root_id, hf_trees.position
-HAVING count(hf_events.position) <> hf_trees.position
-    OR coalesce(min(hf_events.position), 1) <> 1
-    OR coalesce(max(hf_events.position), 0) <> hf_trees.position
+GROUP BY hf_trees.root_id, hf_trees.position, hf_trees.floor
+HAVING count(hf_events.position) <> hf_trees.position - hf_trees.floor
+    OR coalesce(min(hf_events.position), hf_trees.floor + 1) <> hf_trees.floor + 1
+    OR coalesce(max(hf_events.position), hf_trees.floor) <> hf_trees.position
 ORDER BY hf_trees.root_id
 """
 COUNT_EVENTS = """
@@ -40,7 +40,7 @@ class FeedNoun(Noun):
 
 
 def check_positions() -> Op[list[Finding]]:
-    """Look for trees whose events are not numbered 1, 2, 3 … up to the tree's position."""
+    """Look for trees whose events are not numbered one by one from the floor to the position."""
     holes = yield from rows(LIST_FEED_HOLES)
     advice = "Events were removed or added by hand: restore a backup."
     found = [

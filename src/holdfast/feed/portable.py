@@ -23,18 +23,21 @@ from ..kernel.portable import (
 
 
 class TreeRecord(Record, frozen=True, tag="tree"):
-    """A session tree: how far its feed and its state have counted."""
+    """A session tree: how far its feed and its state have counted, and where its feed begins."""
 
     root_id: Name
     position: Count
     sequence: Count
+    floor: Count = 0
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that it comes once."""
+        """Check that it comes once, and that its feed does not begin behind its end."""
         require_text("id", self.root_id)
         if self.root_id in seen.trees:
             return f"tree {self.root_id!r} comes twice"
-        seen.trees[self.root_id] = 0
+        if self.floor > self.position:
+            return f"the feed of tree {self.root_id!r} begins behind its end"
+        seen.trees[self.root_id] = self.floor
         seen.of(_Feeds).ends[self.root_id] = self.position
         seen.of(_Feeds).sequences[self.root_id] = self.sequence
         return None

@@ -1,6 +1,7 @@
 -- hf_trees   one row per session tree, named by its root. It is the lock of the tree: every write
 --            that touches a session locks this row first, several in id order, so that composed
---            operations cannot deadlock. It also counts the tree's positions and sequences.
+--            operations cannot deadlock. It also counts the tree's positions and sequences. Events
+--            up to the floor have been pruned.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
 --            For readers of all trees SQLite numbers them in commit order; PostgreSQL, where no such
@@ -13,7 +14,8 @@
 CREATE TABLE hf_trees (
     root_id TEXT PRIMARY KEY,
     position INTEGER NOT NULL DEFAULT 0 CHECK (position >= 0),
-    sequence INTEGER NOT NULL DEFAULT 0 CHECK (sequence >= 0)
+    sequence INTEGER NOT NULL DEFAULT 0 CHECK (sequence >= 0),
+    floor INTEGER NOT NULL DEFAULT 0 CHECK (floor >= 0 AND floor <= position)
 );
 
 --[sqlite]

@@ -11,15 +11,16 @@ store is copied row by row from one snapshot.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import require_path
-from ..codec import from_json, to_json
+from ..codec import Codec, from_json, to_json
 from ..errors import HoldfastError, InvalidArgument, SchemaMismatch, StoreBusy, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 VERSION = 1
 MARK = '{"holdfast_archive":'
 READ_BYTES = 65_536
+
+
+def archived(codec: Codec, kind: str, fields: Mapping[str, Any]) -> str:
+    """Return a record as a line of an archive, sealed if the store has a cipher."""
+    text = to_json({"record": kind, **fields})
+    if not codec.has_cipher:
+        return text
+    sealed = codec.seal(text.encode(), context=("archive",))
+    return to_json({"sealed": base64.b64encode(sealed).decode()})
 
 
 class Archive:

@@ -34,6 +34,8 @@ class Retention:
     work_ms: int
     key_ms: int
     effect_ms: int
+    history_ms: int | None = None
+    """How long state history and events of ended trees stay; None for ever."""
     archive: Archive | None = None
     progress: Callable[[int], None] | None = None
     """Told how many checkpoints were removed."""

@@ -20,6 +20,7 @@ KEEP_MAX = 2**32 - 1
 WORK_DAYS = 30
 KEY_DAYS = 7
 EFFECT_DAYS = 90
+HISTORY_DAYS = 30
 DAYS_MAX = 36_525
 
 
@@ -35,6 +36,7 @@ class MaintenanceOps(Handle[C]):
         work_days: float = WORK_DAYS,
         key_days: float = KEY_DAYS,
         effect_days: float = EFFECT_DAYS,
+        history_days: float = HISTORY_DAYS,
         archive: str | Path | None = None,
         vacuum: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -42,12 +44,15 @@ class MaintenanceOps(Handle[C]):
         """Remove all but the newest `keep` checkpoints of each session, and work items that were
         finished longer than `work_days` ago, in small transactions. Effects go too: those whose
         key has expired `key_days` after they ended, those of deleted sessions after `effect_days`,
-        never one that is under way or in doubt. With `session`, only checkpoints of that one go.
+        never one that is under way or in doubt. Of trees whose sessions have all ended, events and
+        the history of shared state go after `history_days`; who reads them gets Compacted. With
+        `session`, only checkpoints of that one go.
 
         The latest, the resume point (of forks too), pinned and attested versions, fork points and
         approval points are never removed, and one written under a key not before it is `key_days`
-        old. With `archive` each is durable in that file before it goes. `vacuum` gives the space
-        back; on SQLite other writers wait meanwhile. `progress` is told how many were removed.
+        old. With `archive` each, and each event, is durable in that file before it goes. `vacuum`
+        gives the space back; on SQLite other writers wait meanwhile. `progress` is told how many
+        checkpoints were removed.
         """
         require_whole("keep", keep, 1, KEEP_MAX)
         if vacuum:
@@ -59,6 +64,7 @@ class MaintenanceOps(Handle[C]):
             work_ms=require_days(work_days),
             key_ms=require_days(key_days, "key_days"),
             effect_ms=require_days(effect_days, "effect_days"),
+            history_ms=require_days(history_days, "history_days"),
             progress=progress,
         )
         book = None

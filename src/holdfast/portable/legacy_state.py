@@ -165,8 +165,8 @@ def _replay(state: AdoptedState, row: Row, where: str) -> None:
             raise InvalidArgument(f"the payload of {kind} is {ARGUMENTS[kind]}, and nothing else")
         argument = details[ARGUMENTS[kind]]
     operation: Any = "merge" if kind == "patch" else kind
-    mutation = checked(Mutation(operation=operation, key=key, argument=argument))
-    state.mutate(mutation, by, at)
+    mutation = Mutation(operation=operation, key=require_key(key), argument=argument)
+    state.mutate(checked(mutation), by, at)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..kernel.nouns import Noun
+from ..feed.retention import forget_feeds
+from ..kernel.flow import Flow
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Runtime, rows
 from ..leases import EARLIER_BOOT
-from ..records import Finding, SessionRef
+from ..records import Finding, Pruned, SessionRef
 from .portable import SessionsPortable
+from .retention import OPEN_TREE
 from .rows import LIST_DRIVEN, RENEW_SESSION, numbers_of
 from .subtree import REMOVE_SESSIONS, check_unfinished
 
@@ -34,6 +37,10 @@ class SessionsNoun(Noun):
         """Whoever drives a session keeps it."""
         found = yield from rows(LIST_DRIVEN, numbers=numbers_of(sessions))
         return {row["number"]: "is driven now" for row in found}
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove old events of trees whose sessions have all ended: only here that is known."""
+        return (yield from forget_feeds(runtime, retention, OPEN_TREE))
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the rows, all of them: so many fit into one pass."""

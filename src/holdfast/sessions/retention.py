@@ -1,6 +1,12 @@
-"""What retention asks of sessions: which are long, and who was forked from whom."""
+"""What retention asks of sessions: which are long, who was forked from whom, which trees ended."""
 
 from __future__ import annotations
+
+# The condition, of a root's id, that somebody may still write to its tree.
+OPEN_TREE = """EXISTS (
+    SELECT 1 FROM hf_sessions o
+    WHERE o.root_id = {root_id} AND o.status IN ('active', 'waiting')
+)"""
 
 # A session has at most as many checkpoints as versions, so most are left out here.
 LIST_LONG_SESSIONS = """

@@ -367,7 +367,7 @@ class State(Handle[C]):
         The state at that sequence is the oldest that can be read afterwards.
         """
         require_whole("before", before, 0, VERSION_MAX)
-        return (yield from compact(self._session, before))
+        return (yield from compact(self.runtime, self.root_id, before))
 
     @operation
     def set_rule(

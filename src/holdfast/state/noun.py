@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from ..feed.events import TREE_SEQUENCE
 from ..formatting import plural
 from ..kernel.append_only import through_door
-from ..kernel.nouns import Noun
+from ..kernel.flow import Flow
+from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, rows
-from ..records import Finding, SessionRef
+from ..records import Finding, Pruned, SessionRef
 from .portable import StatePortable
+from .retention import forget_histories
 
 # A root that is created again under the same id goes on counting where the deleted one was.
 REMEMBER = f"""
@@ -72,6 +74,10 @@ class StateNoun(Noun):
             f"state of {root_id}", *(Query(removal, root) for removal in removals)
         )
         return len(answers[-1])
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove the old history of trees that have ended; their keys stay."""
+        return (yield from forget_histories(runtime, retention))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Compare keys, counts and history."""

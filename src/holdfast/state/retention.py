@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
 
+from ..clock import iso
+from ..errors import Compacted
+from ..feed.events import TREE_SEQUENCE
 from ..kernel.append_only import through_door
-from ..kernel.flow import Flow, perform
-from ..kernel.operation import Lock, Op, Query, Runtime, operation, rows
-from ..sessions import SessionHandle
-from .read import LAST, require_reached
+from ..kernel.files import Archive, archived
+from ..kernel.flow import Flow, invoke, perform
+from ..kernel.nouns import Retention
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, large_query, operation, rows
+from ..records import Pruned
+from ..sessions.retention import OPEN_TREE
+from .read import LAST, events, require_reached
+from .records import StateEvent
 
 ROWS_PER_PASS = 500
+TREES_PER_PAGE = 100
 KEY_MS = 7 * 24 * 3600 * 1000
 
 KEYED = "(e.request_digest IS NOT NULL AND e.created_at > :now - :key_ms)"
+# A tree whose history ends at its floor may still have rows that idempotency keys have kept.
+LIST_ENDED_STATES = f"""
+SELECT s.root_id, s.floor, {TREE_SEQUENCE.format(root_id="s.root_id")} AS sequence FROM hf_state s
+WHERE s.root_id > :after AND NOT {OPEN_TREE.format(root_id="s.root_id")} AND EXISTS (
+    SELECT 1 FROM hf_state_events e WHERE e.root_id = s.root_id AND (
+        (e.sequence > s.floor AND e.created_at <= :now - :history_ms)
+        OR (e.sequence < s.floor AND e.request_digest IS NOT NULL AND NOT {KEYED})
+    )
+)
+ORDER BY s.root_id LIMIT :limit
+"""  # noqa: S608
+FIRST_RECENT = """
+SELECT min(sequence) AS sequence FROM hf_state_events
+WHERE root_id = :root_id AND sequence > :floor AND created_at > :now - :history_ms
+"""
 RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
 # Of each key stays what its value at the floor is made of, and what was asked under an idempotency
 # key in the last week: it must not be done again. A document's own row goes.
@@ -50,15 +73,78 @@ WHERE root_id = :root_id
 """
 
 
-def compact(session: SessionHandle[Any], before: int) -> Flow[int]:
+def compact(runtime: Runtime, root_id: str, before: int) -> Flow[int]:
     """Remove what lies before a sequence, a bounded number of rows in each transaction."""
-    ops = Compaction(session.runtime, session.root_id)
+    ops = Compaction(runtime, root_id)
     removed, count = 0, -1
     yield from perform(Compaction.raise_floor, ops, before)
     while count:
         count = yield from perform(Compaction.forget, ops, before)
         removed += count
     return removed
+
+
+def forget_histories(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+    """Remove the old history of shared state of trees that have ended."""
+    pruned, after = Pruned(), ""
+    if retention.history_ms is None or retention.session is not None:
+        return pruned
+    ended = EndedStates(runtime, retention.history_ms)
+    while page := (yield from perform(EndedStates.page, ended, after)):
+        for row in page:
+            root_id, archived = row["root_id"], 0
+            until = yield from perform(EndedStates.old_until, ended, row)
+            if retention.archive is not None:
+                archived = yield from _archive(ended, retention.archive, row, until)
+            removed = yield from compact(runtime, root_id, until)
+            pruned += Pruned(state_changes=removed, archived=archived)
+        after = page[-1]["root_id"]
+    return pruned
+
+
+def _archive(ended: EndedStates, archive: Archive, row: Row, until: int) -> Flow[int]:
+    count, after = 0, row["floor"]
+    while after < until:
+        try:
+            found = yield from perform(EndedStates.events, ended, row["root_id"], after, until)
+        except Compacted:
+            # Another prune was faster, and has archived them.
+            break
+        yield from invoke(archive.append, [_line(ended.runtime, row, each) for each in found])
+        count, after = count + len(found), found[-1].sequence
+    return count
+
+
+def _line(runtime: Runtime, row: Row, event: StateEvent) -> str:
+    fields = {**asdict(event), "deleted": list(event.deleted), "created_at": iso(event.created_at)}
+    return archived(runtime.codec, "state_change", {"root_id": row["root_id"], **fields})
+
+
+class EndedStates:
+    """Finds the history that is old, in trees that nobody writes to any more."""
+
+    def __init__(self, runtime: Runtime, history_ms: int) -> None:
+        self.runtime = runtime
+        self._history = {"history_ms": history_ms}
+
+    @large_query
+    def page(self, after: str) -> Op[list[Row]]:
+        """Return the next trees that may have something to forget."""
+        wanted = {**self._history, "key_ms": KEY_MS, "after": after, "limit": TREES_PER_PAGE}
+        return (yield from rows(LIST_ENDED_STATES, **wanted))
+
+    @large_query
+    def old_until(self, row: Row) -> Op[int]:
+        """Return the last sequence up to which every change is old."""
+        wanted = {"root_id": row["root_id"], "floor": row["floor"], **self._history}
+        [found] = yield from rows(FIRST_RECENT, **wanted)
+        return int(row["sequence"] if found["sequence"] is None else found["sequence"] - 1)
+
+    @large_query
+    def events(self, root_id: str, after: int, until: int) -> Op[list[StateEvent]]:
+        """Return the next changes up to a sequence."""
+        limit = min(ROWS_PER_PASS, until - after)
+        return (yield from events(self.runtime.codec, root_id, after, limit))
 
 
 class Compaction:

@@ -1,0 +1,218 @@
+"""Pruning forgets events and state history of trees that ended, and says where the rest begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast.clock import VirtualClock
+from holdfast.feed.portable import TreeRecord
+from holdfast.maintenance import read_archive
+from tests.maintenance.test_forgetting import DAY, clock, store
+from tests.state.test_moving import frames, other, write
+
+__all__ = ["clock", "other", "store"]
+
+
+def problems(place: dict[str, Any]) -> list[Any]:
+    found = holdfast.store.check(place["url"], namespace=place.get("namespace"))
+    return [each for each in found if each.level == "problem"]
+
+
+def went(store: holdfast.Store, **options: Any) -> tuple[int, int]:
+    pruned = store.prune(**options)
+    return pruned.events, pruned.state_changes
+
+
+def live(store: holdfast.Store, id: str) -> holdfast.Session:
+    root = store.session(id)
+    child = store.session(f"{id}-child", parent=root)
+    root.append("log", [1])
+    for number in range(4):
+        child.state.increment("n", number)
+        child.state.append("xs", ["x" * 300, number])
+    child.state.set("gone", 1)
+    child.state.delete("gone")
+    child.end()
+    return root
+
+
+def ended(store: holdfast.Store, id: str = "tree") -> holdfast.Session:
+    root = live(store, id)
+    root.end()
+    return root
+
+
+def test_a_tree_that_ended_keeps_its_history_for_thirty_days(
+    store: holdfast.Store, clock: VirtualClock, place: dict[str, Any]
+) -> None:
+    root, open_root = ended(store), live(store, "open")
+    events, document = store.events("tree", limit=1_000), root.state.snapshot()
+    kept = store.events("open", limit=1_000), open_root.state.events()
+    clock.advance(29 * DAY)
+    assert went(store) == (0, 0)
+    clock.advance(2 * DAY)
+    pruned = store.prune()
+    assert (pruned.events, pruned.state_changes > 5) == (len(events), True)
+    assert went(store) == (0, 0)
+    readers: list[Callable[[], Any]] = [
+        lambda: store.events("tree"),
+        lambda: store.events("tree", after=len(events) - 1),
+        lambda: next(iter(store.follow("tree"))),
+    ]
+    for read in readers:
+        with pytest.raises(holdfast.Compacted) as caught:
+            read()
+        assert caught.value.oldest_position == len(events)
+    with pytest.raises(holdfast.Compacted):
+        next(iter(root.state.watch()))
+    with pytest.raises(holdfast.Compacted):
+        root.state.snapshot(document.version - 1)
+    assert store.events("tree", after=len(events)) == []
+    assert root.state.snapshot() == root.state.snapshot(document.version) == document
+    assert (store.events("open", limit=1_000), open_root.state.events()) == kept
+    assert root.at(1)["log"] == [1]
+    # Who goes on, goes on from there.
+    again = store.session("tree", reopen=True)
+    assert again.state.increment("n").version == document.versions["n"] + 1
+    assert again.state.set("gone", 2).version == 3
+    first, *others = store.events("tree", after=len(events))
+    assert (first.position, first.kind) == (len(events) + 1, "session_resumed")
+    assert [event.kind for event in others][-2:] == ["state_changed", "state_changed"]
+    assert problems(place) == []
+
+
+def test_what_is_younger_stays_and_nothing_in_front_of_it_is_missing(
+    store: holdfast.Store, clock: VirtualClock, place: dict[str, Any]
+) -> None:
+    root = live(store, "tree")
+    old, sequence = len(store.events("tree", limit=1_000)), root.state.version()
+    clock.advance(20 * DAY)
+    for number in range(3):
+        root.state.set(f"late {number}", number)
+    root.end()
+    clock.advance(11 * DAY)
+    assert went(store, session=root) == (0, 0)
+    assert store.prune().events == old
+    found = store.events("tree", after=old)
+    assert [event.position for event in found] == list(range(old + 1, old + len(found) + 1))
+    assert [event.data["key"] for event in found[:3]] == ["late 0", "late 1", "late 2"]
+    assert [event.sequence for event in root.state.events(after=sequence)] == [
+        sequence + n for n in (1, 2, 3)
+    ]
+    assert "late 0" not in root.state.snapshot(sequence).document
+    assert problems(place) == []
+
+
+def test_many_events_go_in_passes_and_those_of_a_deleted_tree_too(
+    store: holdfast.Store, clock: VirtualClock, place: dict[str, Any]
+) -> None:
+    root = store.session("tree")
+    root.state.batch([{"op": "append", "key": "xs", "items": [n]} for n in range(1_000)])
+    root.end()
+    whole = store.events("tree", limit=2_000)
+    assert len(whole) > 1_000
+    ended(store, "deleted").delete()
+    clock.advance(31 * DAY)
+    count = len(store.events("deleted", limit=1_000))
+    assert store.prune().events == len(whole) + count
+    assert root.state.get("xs") == list(range(1_000))
+    with pytest.raises(holdfast.Compacted):
+        store.events("deleted")
+    assert problems(place) == []
+    again = store.session("deleted")
+    assert [event.kind for event in store.events("deleted", after=count)] == ["session_created"]
+    assert again.state.set("n", 1).version > 4
+
+
+def test_what_an_idempotency_key_stands_for_stays_seven_days(
+    store: holdfast.Store, clock: VirtualClock
+) -> None:
+    root = store.session("tree")
+    first = root.state.increment("n", 5, idempotency_key="once")
+    root.state.increment("n", 1)
+    root.end()
+    clock.advance(1)
+    assert store.prune(history_days=0).state_changes == 0
+    again = store.session("tree", reopen=True)
+    assert again.state.increment("n", 5, idempotency_key="once") == first
+    again.end()
+    clock.advance(8 * DAY)
+    assert store.prune(history_days=0).state_changes == 1
+    assert store.prune(history_days=0).state_changes == 0
+    assert root.state.get("n") == 6
+
+
+def test_the_archive_has_all_that_went(
+    store: holdfast.Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    file = tmp_path / "removed.jsonl"
+    root = ended(store)
+    for number in range(4):
+        store.session("long").append("log", [number])
+    events, changes = store.events("tree", limit=1_000), root.state.events()
+    clock.advance(31 * DAY)
+    pruned = store.prune(keep=1, archive=file)
+    assert pruned.archived == pruned.checkpoints + len(events) + len(changes)
+    found = list(read_archive(file, record="event"))
+    assert [(each["position"], each["kind"], each["data"]) for each in found] == [
+        (each.position, each.kind, each.data) for each in events
+    ]
+    told = list(read_archive(file, record="state_change"))
+    assert [(each["sequence"], each["operation"], each["key"], each["value"]) for each in told] == [
+        (each.sequence, each.operation, each.key, each.value) for each in changes
+    ]
+    assert {each["root_id"] for each in told} == {"tree"}
+    long = [each for each in read_archive(file) if each["session_id"] == "long"]
+    assert [each["version"] for each in long] == [1, 2, 3]
+    assert len(list(read_archive(file))) == pruned.checkpoints
+    with pytest.raises(holdfast.InvalidArgument, match="record must be one of"):
+        read_archive(file, record="session")  # type: ignore[arg-type]
+
+
+def test_floors_travel_with_their_tree(
+    store: holdfast.Store, clock: VirtualClock, place: dict[str, Any], other: dict[str, Any],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    file = tmp_path / "sessions.export"
+    ended(store)
+    half = ended(store, "half")
+    clock.advance(20 * DAY)
+    again = store.session("half", reopen=True)
+    again.state.set("late", 1)
+    again.end()
+    clock.advance(11 * DAY)
+    store.prune()
+    floors = {root: floor_of(store, root) for root in ("tree", "half")}
+    store.export(file)
+    with holdfast.open(**other) as second:
+        second.import_sessions(file)
+        assert {root: floor_of(second, root) for root in floors} == floors
+        kinds = [event.kind for event in second.events("half", after=floors["half"])]
+        assert (kinds[0], kinds.count("state_changed")) == ("session_resumed", 1)
+        assert second.find_session("half").state.snapshot() == half.state.snapshot()
+    assert problems(other) == []
+    records = frames(file)
+    for number, record in enumerate(records):
+        if not isinstance(record, TreeRecord):
+            continue
+        for floor in (0, record.floor - 1, record.floor + 1, record.position + 1):
+            changed = [*records]
+            changed[number] = msgspec.structs.replace(record, floor=floor)
+            forged = tmp_path / f"{number}-{floor}"
+            write(forged, changed)
+            with holdfast.open("sqlite://") as third:
+                with pytest.raises(holdfast.CorruptRecord):
+                    third.import_sessions(forged)
+                assert third.sessions() == []
+
+
+def floor_of(store: holdfast.Store, root: str) -> int:
+    with pytest.raises(holdfast.Compacted) as caught:
+        store.events(root)
+    return int(caught.value.oldest_position)
