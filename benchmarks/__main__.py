@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import checkpoints, effects, growth, kernel, killed, work
+from . import beside, checkpoints, costs, effects, growth, kernel, killed, steady, work
 from .measure import Report
 
 TABLE_WIDTH = 124
@@ -19,7 +19,10 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "checkpoints": checkpoints.run,
     "effects": effects.run,
     "work": work.run,
+    "costs": costs.run,
     "growth": growth.run,
+    "beside": beside.run,
+    "steady": steady.run,
     "killed": killed.run,
 }
 
