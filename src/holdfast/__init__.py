@@ -92,6 +92,7 @@ from .state import (
     StateEvent,
     StateSnapshot,
     StateSummary,
+    resume_prompt,
 )
 from .store import AsyncStore, Store, Transaction, aopen, current_session, open
 from .work import Beat, FailedAttempt, LeaseHealth, Submission, WorkCount
@@ -208,5 +209,6 @@ __all__ = [
     "aopen",
     "current_session",
     "open",
+    "resume_prompt",
     "tool",
 ]

@@ -52,7 +52,7 @@ _COMPRESS_BYTES_MIN: Final = 128
 _COMPRESS_HARDER_BYTES_MIN: Final = 16_384
 _DEPTH_MAX: Final = 256
 _LOAD_DEPTH_MAX: Final = 2 * _DEPTH_MAX
-_DIGITS_MAX: Final = 4_300
+_DIGITS_MAX: Final = 4_096
 _LIMIT_MAX: Final = 2**31 - 1
 _WIDE_BYTES: Final = 2**28
 
@@ -61,7 +61,7 @@ _WIDE_BYTES: Final = 2**28
 class Limits:
     """The largest things a store accepts; an excess raises LimitExceeded and writes nothing.
 
-    `digits` is at most 4,300 because Python reads and writes no longer integers as text by default.
+    `digits` is at most 4,096: Python reads and writes integers beyond 4,300 as text only if asked.
     `record_bytes` bounds a record of many values, and what a compressed one may expand to.
     """
 

@@ -130,6 +130,35 @@ def _claim(subject: Subject) -> Prepared:
     return lambda: subject.store.work.claim("me", queues=queue)
 
 
+STATE_CHANGES: list[dict[str, Any]] = [
+    {"op": "set", "key": "k", "value": 1},
+    {"op": "append", "key": "xs", "items": ["x" * 30]},
+    {"op": "delete", "key": "k"},
+]
+
+
+def _state_reduce(subject: Subject) -> Prepared:
+    def run() -> None:
+        state.set_rule("total", schema={"type": "integer"}, reducer="sum")
+        state.reduce("total", 1)
+        state.delete_rule("total")
+
+    state = subject.other().state
+    return run
+
+
+def _state_restore(subject: Subject) -> Prepared:
+    state = subject.session.state
+    last = state.increment("n").sequence
+    return lambda: state.restore(last)
+
+
+def _state_watch(subject: Subject) -> Prepared:
+    state = subject.session.state
+    last = state.increment("n").sequence
+    return lambda: next(iter(state.watch(after=last - 1)))
+
+
 OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "add": lambda s: lambda: Counter(s.store).add(1, note="asked"),
     "add_at_once": lambda s: lambda: Counter(s.store).add_at_once(1, note="asked"),
@@ -166,6 +195,15 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "session": lambda s: lambda: s.store.session(s.name()),
     "sessions": lambda s: lambda: s.store.sessions(limit=5),
     "spend": lambda s: lambda: s.session.spend("model", input_tokens=1),
+    "state_batch": lambda s: partial(s.session.state.batch, STATE_CHANGES),
+    "state_compact": lambda s: partial(s.session.state.compact, s.session.state.version()),
+    "state_increment": lambda s: partial(s.session.state.increment, "n", idempotency_key=s.name()),
+    "state_patch": lambda s: partial(s.session.state.patch, {"n": 1, "doc": {"a": None}}),
+    "state_reduce": _state_reduce,
+    "state_restore": _state_restore,
+    "state_set": lambda s: partial(s.session.state.set, "k", "x" * 300),
+    "state_update": lambda s: partial(s.session.state.update, "k", lambda value: 1),
+    "state_watch": _state_watch,
     "submit": lambda s: lambda: s.store.work.submit("step", queue=s.name()),
     "sweep": lambda s: s.store.work.sweep,
     "work_list": lambda s: lambda: s.store.work.list(limit=5),
@@ -259,12 +297,30 @@ class Checks:
             notes = found_in(store)
             assert notes.count("after") == self._added
             assert set(notes) <= {"after", "asked"}
+            check_state(store)
+        url, namespace = self._subject.place["url"], self._subject.place.get("namespace")
+        found = holdfast.store.check(url, namespace=namespace)
+        assert [each for each in found if each.level == "problem"] == []
 
     def _own_threads(self) -> int:
         # The threads that renew leases and wake waiters begin with the first call that needs them.
         lasting = ("holdfast-keeper", "holdfast-doorbell", "holdfast-poller", "holdfast-writer")
         names = [thread.name for thread in threading.enumerate() if thread.is_alive()]
         return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
+
+
+def check_state(store: holdfast.Store) -> None:
+    """Make sure that the state is what its history says, without a hole."""
+    state = store.find_session("s").state
+    now = state.snapshot()
+    assert state.snapshot(at_sequence=now.version) == now
+    after = max(0, now.version - 100)
+    try:
+        events = state.events(after=after)
+    except holdfast.Compacted as compacted:
+        after = compacted.oldest_sequence
+        events = state.events(after=after)
+    assert [each.sequence for each in events] == list(range(after + 1, now.version + 1))
 
 
 def interrupt(

@@ -401,6 +401,7 @@ async def in_an_event_loop(place: dict[str, Any]) -> None:
         assert (await root.state.update("n", double)).value == 2
         assert (await root.state.snapshot(at_sequence=1))["n"] == 1
         assert await root.state.compact(2) == 1
+        assert "## Child Results" in await holdfast.resume_prompt(root)
 
 
 def test_a_fork_of_a_root_may_begin_with_the_state_of_its_version(store: holdfast.Store) -> None:
@@ -435,18 +436,72 @@ def test_a_fork_of_a_root_may_begin_with_the_state_of_its_version(store: holdfas
     assert [each.id for each in store.sessions()] == ["root", "empty", "copy", "again", "child"]
 
 
-def test_a_resume_prompt_has_both_parts_and_says_what_it_cut(state: State) -> None:
-    assert state.resume_prompt() == ("## Session State Summary\n{}\n\n## Child Results\n(none)\n")
+def test_a_resume_prompt_has_both_parts_and_says_what_it_cut(store: holdfast.Store) -> None:
+    root = store.session("root")
+    state = root.state
+    assert holdfast.resume_prompt(root) == (
+        "## Session State Summary\n{}\n\n## Child Results\n(none)\n"
+    )
     for number in range(12):
         state.set(f"k{number}", number)
-    text = state.resume_prompt({"anna": "é" * 100, "ben": {"n": 1}}, max_keys=2, max_bytes=100)
+    text = holdfast.resume_prompt(
+        root, {"anna": "é" * 100, "ben": {"n": 1}}, max_keys=2, max_bytes=100
+    )
     assert text == (
         '## Session State Summary\n{\n  "k11": 11,\n  "k10": 10\n}\n'
         '(left out: 10 keys of 12; "k9", "k8")\n\n'
         f'## Child Results\n- anna: "{"é" * 24} (cut: 153 of 202 bytes)\n' + '- ben: {"n":1}\n'
     )
-    with pytest.raises(holdfast.InvalidArgument, match="results must be"):
-        state.resume_prompt(["a"])  # type: ignore[arg-type]
+    bad: Any = ["a"]
+    with pytest.raises(holdfast.InvalidArgument, match="answers must be"):
+        holdfast.resume_prompt(root, bad)
+
+
+def test_a_deleted_tree_is_not_found_whatever_is_asked(store: holdfast.Store) -> None:
+    root = store.session("root")
+    state = root.state
+    state.set("k", 1)
+    root.delete(force=True)
+    reads: list[Callable[[], Any]] = [
+        lambda: state.get("k"),
+        lambda: state.entry("k"),
+        state.keys,
+        state.version,
+        state.snapshot,
+        lambda: state.snapshot(0),
+        lambda: state.history("k"),
+        state.events,
+        lambda: state.diff(0, 1),
+        state.summary,
+        state.conflicts,
+        state.rules,
+        lambda: state.set("k", 1),
+        lambda: state.compact(0),
+        lambda: next(iter(state.watch())),
+        lambda: holdfast.resume_prompt(root),
+    ]
+    for read in reads:
+        with pytest.raises(holdfast.SessionNotFound):
+            read()
+    assert store.session("root").state.keys() == []
+
+
+def test_an_entry_shares_nothing_with_what_was_given(state: State) -> None:
+    given: dict[str, Any] = {"a": [1]}
+    entry = state.set("k", given)
+    [appended] = state.batch([{"op": "append", "key": "xs", "items": [given]}])
+    given["a"].append(2)
+    assert (entry.value, appended.value) == ({"a": [1]}, [{"a": [1]}])
+    entry.value["a"].append(3)
+    assert state.get("k") == {"a": [1]}
+
+
+def test_integers_have_up_to_4096_digits(state: State) -> None:
+    largest = 10**4096 - 1
+    assert state.set("n", largest).value == state.get("n") == largest
+    with pytest.raises(holdfast.LimitExceeded, match="4,096 digits"):
+        state.increment("n")
+    assert state.get("n") == largest
 
 
 def test_a_refused_batch_tells_what_is_stored_and_no_later_operation_hides_it(state: State) -> None:

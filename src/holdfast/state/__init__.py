@@ -2,6 +2,7 @@
 
 from .handle import State
 from .noun import StateNoun
+from .prompt import resume_prompt
 from .records import (
     Entry,
     KeyDiff,
@@ -26,4 +27,5 @@ __all__ = [
     "StateNoun",
     "StateSnapshot",
     "StateSummary",
+    "resume_prompt",
 ]

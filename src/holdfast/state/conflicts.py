@@ -13,6 +13,7 @@ from ..kernel.operation import Handle, Op, operation, rows
 from ..sessions import SessionHandle
 from .records import StateConflict
 from .requests import Ordinals
+from .roots import require_root
 
 if TYPE_CHECKING:
     from .handle import State
@@ -89,6 +90,8 @@ def note(
 def list_conflicts(root_id: str, before: int, limit: int) -> Op[list[StateConflict]]:
     """Return the refused writes of a tree, the newest first."""
     found = yield from rows(LIST_CONFLICTS, root_id=root_id, before=before, limit=limit)
+    if not found:
+        yield from require_root(root_id)
     return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
 
 

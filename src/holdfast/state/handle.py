@@ -22,7 +22,6 @@ from ..kernel.signals import tree_topic
 from ..sessions import SessionHandle
 from . import read
 from .conflicts import list_conflicts, note, recorded
-from .prompt import require_results, resume_prompt
 from .records import (
     Entry,
     KeyRule,
@@ -34,6 +33,7 @@ from .records import (
 )
 from .requests import request_of
 from .retention import compact
+from .roots import require_root
 from .rules import Reducer, delete_rule, list_rules, require_rule, set_rule
 from .values import (
     VERSION_MAX,
@@ -86,6 +86,8 @@ class State(Handle[C]):
         writer = getattr(updated_by, "id", updated_by)
         require_text_or_none("updated_by", writer)
         found = yield from rows(read.LIST_KEYS, root_id=self.root_id, updated_by=writer)
+        if not found:
+            yield from require_root(self.root_id)
         return [row["key"] for row in found]
 
     @query
@@ -130,22 +132,6 @@ class State(Handle[C]):
         require_whole("max_keys", max_keys, 1, PAGE_MAX)
         require_whole("max_bytes", max_bytes, 2, SUMMARY_BYTES_MAX)
         return (yield from read.summary(self.runtime.codec, self.root_id, max_keys, max_bytes))
-
-    @query
-    def resume_prompt(
-        self,
-        results: Mapping[str, Any] | None = None,
-        *,
-        max_keys: int = SUMMARY_KEYS,
-        max_bytes: int = SUMMARY_BYTES,
-    ) -> Op[str]:
-        """Return a bounded text for an agent that resumes: the state, and its children's results.
-
-        Either part takes at most so many bytes; what was left out or cut is said.
-        """
-        given = require_results({} if results is None else results)
-        summary = yield from State.summary(self, max_keys, max_bytes)
-        return resume_prompt(summary, given, max_bytes)
 
     @query
     def conflicts(self, *, before: int | None = None, limit: int = 100) -> Op[list[StateConflict]]:

@@ -10,6 +10,7 @@ from ..codec import Codec, to_json
 from ..errors import Compacted, CorruptRecord, InvalidArgument, InvalidValue, TypeConflict
 from ..kernel.operation import Op, Row, one, rows
 from .records import Entry, KeyDiff, StateDiff, StateEvent, StateSnapshot, StateSummary
+from .roots import require_root
 from .values import MISSING, Mutation, applied
 from .write import (
     HEAD,
@@ -98,7 +99,10 @@ def entry_of(codec: Codec, root_id: str, row: Row) -> Entry:
 def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:
     """Return a key that exists."""
     row = yield from one(READ_ENTRY, root_id=root_id, key=key)
-    return None if row is None or row["value"] is None else entry_of(codec, root_id, row)
+    if row is None or row["value"] is None:
+        yield from require_root(root_id)
+        return None
+    return entry_of(codec, root_id, row)
 
 
 def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry]:
@@ -139,9 +143,16 @@ def entry_at(codec: Codec, root_id: str, key: str, at: int) -> Op[Entry | None]:
 
 def read_head(root_id: str) -> Op[tuple[int, int]]:
     """Return where a tree's state stands, and the oldest sequence that can be read."""
+    head = yield from _head(root_id)
+    return head["sequence"] or 0, head["floor"] or 0
+
+
+def _head(root_id: str) -> Op[Row]:
     head = yield from one(HEAD, root_id=root_id)
     assert head is not None
-    return head["sequence"] or 0, head["floor"] or 0
+    if not head["keys"]:
+        yield from require_root(root_id)
+    return head
 
 
 def require_readable(root_id: str, at: int) -> Op[None]:
@@ -263,8 +274,7 @@ def diff(codec: Codec, root_id: str, before: int, after: int) -> Op[StateDiff]:
 
 def summary(codec: Codec, root_id: str, max_keys: int, max_bytes: int) -> Op[StateSummary]:
     """Return the most recently written keys that fit; a large value does not hide the others."""
-    head = yield from one(HEAD, root_id=root_id)
-    count = 0 if head is None else head["keys"] or 0
+    count = (yield from _head(root_id))["keys"] or 0
     newest = yield from rows(NEWEST_KEYS, root_id=root_id, limit=SUMMARY_KEYS_READ_MAX)
     document: dict[str, Any] = {}
     size, left_out = len("{}"), []

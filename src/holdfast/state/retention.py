@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 
 from ..clock import iso
-from ..errors import Compacted
+from ..errors import Compacted, SessionNotFound
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.append_only import through_door
 from ..kernel.files import Archive, archived
@@ -92,14 +93,20 @@ def forget_histories(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
     ended = EndedStates(runtime, retention.history_ms)
     while page := (yield from perform(EndedStates.page, ended, after)):
         for row in page:
-            root_id, archived = row["root_id"], 0
-            until = yield from perform(EndedStates.old_until, ended, row)
-            if retention.archive is not None:
-                archived = yield from _archive(ended, retention.archive, row, until)
-            removed = yield from compact(runtime, root_id, until)
-            pruned += Pruned(state_changes=removed, archived=archived)
+            # Whose root is deleted meanwhile has nothing left to forget.
+            with suppress(SessionNotFound):
+                pruned += yield from _forget_history(ended, retention, row)
         after = page[-1]["root_id"]
     return pruned
+
+
+def _forget_history(ended: EndedStates, retention: Retention, row: Row) -> Flow[Pruned]:
+    count = 0
+    until = yield from perform(EndedStates.old_until, ended, row)
+    if retention.archive is not None:
+        count = yield from _archive(ended, retention.archive, row, until)
+    removed = yield from compact(ended.runtime, row["root_id"], until)
+    return Pruned(state_changes=removed, archived=count)
 
 
 def _archive(ended: EndedStates, archive: Archive, row: Row, until: int) -> Flow[int]:

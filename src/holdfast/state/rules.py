@@ -17,6 +17,7 @@ from ..errors import InvalidArgument, LimitExceeded, NotFound
 from ..feed.events import event
 from ..kernel.operation import Op, Query, Row, Runtime, batch, rows
 from .records import KeyRule
+from .roots import require_root
 from .schemas import Schemas, require_schema
 from .values import MISSING, Mutation, Operation, checked
 
@@ -122,6 +123,8 @@ def read_rules(codec: Codec, root_id: str, keys: Iterable[str] | None) -> Op[dic
 def list_rules(codec: Codec, root_id: str) -> Op[list[KeyRule]]:
     """Return the rules of a tree, sorted by key."""
     found = yield from rows(LIST_RULES, root_id=root_id)
+    if not found:
+        yield from require_root(root_id)
     return [_record(codec, root_id, row) for row in found]
 
 

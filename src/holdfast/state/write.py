@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoints.diff import same
+from ..codec import Codec
 from ..errors import LimitExceeded, NotFound, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
@@ -375,28 +376,34 @@ def mutate_all(
     if known is not None:
         return known
     state.require(if_unchanged)
-    done: list[tuple[str, Any, int, int, bool]] = []
+    done: list[tuple[str, Any, int, int, bytes | None]] = []
     for position, mutation in enumerate(mutations):
         slot = state.slot(mutation.key)
         if mutation.if_version not in {None, slot.current_version}:
             raise _conflict(state, mutations, position)
         state.mutate(mutation)
-        value = None if slot.body is None else slot.value
-        done.append((mutation.key, value, slot.version, state.sequence, slot.body is None))
+        done.append((mutation.key, slot.value, slot.version, state.sequence, slot.body))
     yield from state.flush()
     by, at = state.place.session_id, state.at
     return [
         Entry(
             key=key,
-            value=value,
+            value=_own(state.runtime.codec, value, body),
             version=version,
             sequence=sequence,
             updated_by=by,
             updated_at=at,
-            is_deleted=is_deleted,
+            is_deleted=body is None,
         )
-        for key, value, version, sequence, is_deleted in done
+        for key, value, version, sequence, body in done
     ]
+
+
+def _own(codec: Codec, value: Any, body: bytes | None) -> Any:
+    """Return a value that shares nothing with what the caller gave."""
+    if body is None:
+        return None
+    return codec.decode(body) if type(value) in (list, dict) else value
 
 
 def _conflict(state: StateWrite, mutations: Sequence[Mutation], position: int) -> VersionConflict:
