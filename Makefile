@@ -13,7 +13,7 @@ QUICK = $(addprefix tests/,test_project.py docs/test_reference.py docs/test_link
 	effects/test_ledger.py effects/test_outcomes.py work/test_rules.py faces/test_cli_effects.py)
 
 # Peers have an environment of their own; the kernel and growth are measured without it.
-BENCH_ALONE = $(if $(filter checkpoints effects killed work,$(BENCH_ARGS)),,$(filter kernel growth,$(BENCH_ARGS)))
+BENCH_ALONE = $(if $(filter checkpoints effects killed state work,$(BENCH_ARGS)),,$(filter kernel growth,$(BENCH_ARGS)))
 BENCH_VENV = $(if $(BENCH_ALONE),$(VENV)/dev,.venv-peers/ready)
 
 # A name on the path is not enough: it may be a launcher without a Python behind it.

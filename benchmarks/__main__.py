@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import beside, checkpoints, costs, effects, growth, kernel, killed, steady, work
+from . import beside, checkpoints, costs, effects, growth, kernel, killed, state, steady, work
 from .measure import Report
 
 TABLE_WIDTH = 124
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "checkpoints": checkpoints.run,
     "effects": effects.run,
     "work": work.run,
+    "state": state.run,
     "costs": costs.run,
     "growth": growth.run,
     "beside": beside.run,

@@ -61,6 +61,7 @@ class Tail(Generic[K, E]):
         self._ring = -1
         self._end_read_at = 0.0
         self._reading_since = 0.0
+        self._is_awaited = False
 
     def page(self, after: K) -> Page[K, E] | None:
         """Return what was read after a place, if that is remembered."""
@@ -98,6 +99,17 @@ class Tail(Generic[K, E]):
             if page.is_end:
                 self._end, self._end_read_at = page.after, page.read_at
                 self._ring = max(self._ring, ring)
+
+    def may_wait(self) -> bool:
+        """Whether nobody else waits for a change; from now on, this one does."""
+        with self._lock:
+            is_first, self._is_awaited = not self._is_awaited, True
+            return is_first
+
+    def has_waited(self) -> None:
+        """Who waited for a change goes on."""
+        with self._lock:
+            self._is_awaited = False
 
     def give_up(self) -> None:
         """Let another one read: who began to has not finished."""
@@ -147,6 +159,7 @@ def follow(
                 page = yield from read(after)
             except BaseException:
                 tail.give_up()
+                signals.ring_here(is_read)
                 raise
             tail.put(after, page, ring)
             signals.ring_here(is_read)
@@ -158,7 +171,28 @@ def follow(
             if not wait:
                 return
             if page is None or not page.events:
-                yield Wait(poll_seconds, topic, ring)
+                yield from _wait(runtime, tail, (topic, ring), (is_read, read_ring), poll_seconds)
+
+
+def _wait(
+    runtime: Runtime,
+    tail: Tail[Any, Any],
+    changed: tuple[str, int],
+    is_read: tuple[str, int],
+    seconds: float,
+) -> Flow[None]:
+    """Wait for a change: one follower for all, the others until that one has read it."""
+    is_first = tail.may_wait()
+    topic, seen = changed if is_first else is_read
+    try:
+        yield Wait(seconds, topic, seen)
+    except BaseException:
+        if is_first:
+            tail.has_waited()
+            runtime.signals.ring_here(is_read[0])
+        raise
+    if is_first:
+        tail.has_waited()
 
 
 class TreeReader(Handle):

@@ -35,20 +35,27 @@ WHERE root_id = :root_id AND value IS NOT NULL ORDER BY sequence DESC LIMIT :lim
 # The last row of a key at a sequence, and those that its value is made of.
 LAST = """(SELECT max(m.sequence) FROM hf_state_events m
     WHERE m.root_id = :root_id AND m.key = {key} AND m.sequence <= :at)"""
-CHAIN = """JOIN hf_state_events h ON h.root_id = last.root_id AND h.key = last.key
-    AND h.sequence BETWEEN last.base AND last.sequence"""
+# SQLite keeps the order of a CROSS JOIN, and PostgreSQL computes first what ends with OFFSET 0; by
+# themselves they would go through the whole history.
+CHAIN = """CROSS JOIN hf_state_events step CROSS JOIN hf_state_events h
+WHERE step.root_id = last.root_id AND step.key = last.key
+    AND step.sequence BETWEEN last.base AND last.sequence
+    AND h.root_id = step.root_id AND h.sequence = step.sequence AND h.key = step.key"""
 READ_KEY_AT = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events last {CHAIN}
-WHERE last.root_id = :root_id AND last.key = :key AND last.sequence = {LAST.format(key=":key")}
+    AND last.root_id = :root_id AND last.key = :key AND last.sequence = {LAST.format(key=":key")}
 ORDER BY h.sequence
 """  # noqa: S608
 # What has not changed since then is read from the entries.
 READ_CHANGED_SINCE = f"""
-SELECT {EVENT_COLUMNS} FROM hf_state_entries e
-JOIN hf_state_events last ON last.root_id = e.root_id AND last.key = e.key
-    AND last.sequence = {LAST.format(key="e.key")}
-{CHAIN}
-WHERE e.root_id = :root_id AND e.sequence > :at
+SELECT {EVENT_COLUMNS} FROM (
+    SELECT at_last.root_id, at_last.key, at_last.sequence, at_last.base FROM (
+        SELECT e.root_id, e.key, {LAST.format(key="e.key")} AS sequence FROM hf_state_entries e
+        WHERE e.root_id = :root_id AND e.sequence > :at /*pg OFFSET 0 */
+    ) AS reached CROSS JOIN hf_state_events at_last
+    WHERE at_last.root_id = reached.root_id AND at_last.key = reached.key
+        AND at_last.sequence = reached.sequence /*pg OFFSET 0 */
+) AS last {CHAIN}
 ORDER BY h.key, h.sequence
 """  # noqa: S608
 READ_HISTORY = f"""
