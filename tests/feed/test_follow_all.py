@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.clock import VirtualClock
 from holdfast.feed import follow_all
 from tests.crash.children import Child
 
@@ -199,6 +200,26 @@ def test_an_imported_tree_comes_too_and_a_deleted_one_keeps_its_places(
         more = until_now(store, events[-1].cursor)
         assert by_tree([*events, *more]) == committed(store, ["here", "moved"])
         assert by_tree(until_now(store)) == committed(store, ["here", "moved"])
+
+
+def test_what_is_pruned_is_not_given_and_what_comes_later_is(place: dict[str, Any]) -> None:
+    clock = VirtualClock()
+    with holdfast.open(**place, clock=clock) as store:
+        store.session("stays").state.increment("n")
+        for number in range(7):
+            store.session("goes").state.set("k", number)
+        store.session("goes").end()
+        events = until_now(store)
+        clock.advance(40 * 24 * 3_600)
+        # The last events of all go: their places must not be given again.
+        assert store.prune().events > 0
+        store.find_session("stays").state.increment("n")
+        store.session("new")
+        found = by_tree(until_now(store, events[-1].cursor))
+        assert (found["stays"], found["new"]) == ([3], [1])
+        kept = by_tree(until_now(store))
+        assert (kept["stays"], kept["new"]) == ([1, 2, 3], [1])
+        assert 1 not in kept.get("goes", [])
 
 
 def test_a_copy_in_a_file_gives_each_tree_in_order(place: dict[str, Any], tmp_path: Path) -> None:

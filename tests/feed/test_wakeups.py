@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres.followers import Followers
+from holdfast.kernel.postgres.notify import TREES_TOLD_MAX
 from tests.crash.children import Child
 
 # Longer than any test: who is not woken does not pass.
@@ -77,6 +78,25 @@ def test_a_commit_of_another_process_wakes_followers(
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_follower_of_one_tree_is_woken_although_many_have_changed(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    trees = [f"tree-{number}" for number in range(2 * TREES_TOLD_MAX)]
+
+    def write_all(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        for root_id in trees:
+            session = yield from tx.find_session(root_id)
+            yield from session.state.increment("n")
+
+    with holdfast.open(**place) as store, holdfast.open(**place) as other:
+        for root_id in trees:
+            other.session(root_id)
+        waiting = next_of(threads, store.follow(trees[-1], after=1, poll_seconds=NEVER), 5)
+        while not waiting.done():
+            other.run(write_all)
+        assert [event.position for event in waiting.result()] == [2, 3, 4, 5, 6]
 
 
 def test_with_polling_alone_nothing_is_missed(

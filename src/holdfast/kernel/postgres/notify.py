@@ -17,7 +17,7 @@ import time
 import psycopg
 from psycopg import sql
 
-from ..signals import Signals, is_of_trees
+from ..signals import EVERY_TREE, Signals, is_of_trees
 from ..threads import Flag, Thread
 from ..url import PostgresTarget
 from .connections import connect
@@ -28,6 +28,8 @@ COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 5.0
 TOPIC_BYTES_MAX = 4_000
+# When more trees than this have changed, they are not told one by one.
+TREES_TOLD_MAX = 8
 PIPE_BYTES = 65_536
 
 
@@ -118,7 +120,7 @@ class Notifier:
     def _listen(self) -> Link:
         connection = connect(self._dsn, self._limit_seconds, "holdfast-doorbell")
         link = Link(connection, Slot(), prepares=False)
-        link.listen(self.signals.ring_here)
+        link.listen(self._hear)
         # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
         settings = Message("SET synchronous_commit = off")
         link.run([settings, _listening_to(self._channel)], self._limit_seconds)
@@ -129,6 +131,9 @@ class Notifier:
         announcement = Message(self.followers.announcement)
         link.run([_listening_to(self._tree_channel), announcement], self._limit_seconds)
         self.signals.ring_here(None)
+
+    def _hear(self, topic: str) -> None:
+        self.signals.ring_here(None if topic == EVERY_TREE else topic)
 
     def _forward(self, link: Link) -> None:
         quiet_at = 0.0
@@ -156,12 +161,13 @@ class Notifier:
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
+        trees = [each for each in topics if is_of_trees(each)]
+        told = {topic: self._channel for topic in topics if not is_of_trees(topic)}
+        told |= dict.fromkeys(
+            trees if len(trees) <= TREES_TOLD_MAX else [EVERY_TREE], self._tree_channel
+        )
         notify = [
-            Message(
-                "SELECT pg_notify($1, $2)",
-                [self._tree_channel if is_of_trees(each) else self._channel, each],
-            )
-            for each in topics
+            Message("SELECT pg_notify($1, $2)", [channel, topic]) for topic, channel in told.items()
         ]
         try:
             if notify:
