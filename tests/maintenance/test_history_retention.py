@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import holdfast
 from holdfast.clock import VirtualClock
 from holdfast.feed.portable import TreeRecord
 from holdfast.maintenance import read_archive
+from holdfast.testing.crashes import CrashPoints
+from tests.crash.children import boundaries, run
 from tests.maintenance.test_forgetting import DAY, clock, store
 from tests.state.test_moving import frames, other, write
 
@@ -148,6 +151,25 @@ def test_what_an_idempotency_key_stands_for_stays_seven_days(
     assert root.state.get("n") == 6
 
 
+def test_who_follows_all_trees_gets_what_is_left_once(
+    store: holdfast.Store, clock: VirtualClock
+) -> None:
+    ended(store, "first")
+    seen = list(store.follow_all(wait=False))
+    ended(store, "second")
+    clock.advance(31 * DAY)
+    assert store.prune().events > len(seen)
+    assert list(store.follow_all(wait=False)) == []
+    again = store.session("first", reopen=True)
+    again.state.set("k", 1)
+    for after in (None, seen[0].cursor, seen[-1].cursor):
+        found = list(store.follow_all(after=after, wait=False))
+        assert {each.root_id for each in found} == {"first"}
+        positions = [each.position for each in found]
+        assert positions == list(range(len(seen) + 1, len(seen) + 1 + len(found)))
+        assert found[-1].kind == "state_changed"
+
+
 def test_the_archive_has_all_that_went(
     store: holdfast.Store, clock: VirtualClock, tmp_path: Path
 ) -> None:
@@ -216,3 +238,42 @@ def floor_of(store: holdfast.Store, root: str) -> int:
     with pytest.raises(holdfast.Compacted) as caught:
         store.events(root)
     return int(caught.value.oldest_position)
+
+
+def prune_armed(place: dict[str, Any], points: CrashPoints) -> None:
+    points.is_armed = False
+    with holdfast.open(**place, hooks=points.hooks) as store:
+        points.is_armed = True
+        store.prune(history_days=0)
+        points.is_armed = False
+
+
+def test_a_prune_killed_at_every_statement_leaves_no_hole_and_can_go_on(
+    place: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with holdfast.open(**place) as store:
+        ended(store, "counted")
+
+    def count(say: Callable[[str], None]) -> None:
+        counting = CrashPoints()
+        prune_armed(place, counting)
+        say(repr(boundaries(counting, set())))
+
+    status, lines = run(count)
+    assert status == 0
+    places: list[int] = eval(lines[-1])
+    assert len(places) > 10
+    for die_at in places:
+        id = f"k{die_at}"
+        with holdfast.open(**place) as store:
+            document = ended(store, id).state.snapshot()
+            events = len(store.events(id, limit=1_000))
+        status, _ = run(lambda say, at=die_at: prune_armed(place, CrashPoints(at)))  # type: ignore[misc]
+        assert status == -signal.SIGKILL, die_at
+        assert problems(place) == []
+        with holdfast.open(**place) as store:
+            store.prune(history_days=0)
+            assert store.find_session(id).state.snapshot() == document
+            assert floor_of(store, id) == events
+    with capsys.disabled():
+        print(f"\n{place['url'].partition(':')[0]}: killed at {len(places)} points of a prune")

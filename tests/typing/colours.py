@@ -148,6 +148,7 @@ async def async_handler(item: holdfast.RunningItem[Async]) -> int:
 async def async_stores(store: holdfast.AsyncStore) -> None:
     assert_type(await store.run(composed, "root", amount=1), str)
     assert_type(await store.events("root"), list[holdfast.Event])
+    assert_type(await holdfast.resume_prompt(await store.session("s")), str)
     assert_type(await Counter(store).value(), int)
     assert_type(await Queue(store).claim("w"), holdfast.Lease | None)
 
@@ -166,6 +167,9 @@ def handles(store: holdfast.Store) -> None:
     assert_type(session.state, holdfast.State[Sync])
     assert_type(session.state.increment("n"), holdfast.Entry)
     assert_type(session.state.update("n", lambda value: value), holdfast.Entry)
+    assert_type(session.state.reduce("n", 1), holdfast.Entry)
+    assert_type(session.state.rules(), list[holdfast.KeyRule])
+    assert_type(holdfast.resume_prompt(session), str)
     assert_type(session.drive(), holdfast.DrivenSession[Sync])
     with session.drive() as driven:
         assert_type(driven, holdfast.DrivenSession[Sync])
