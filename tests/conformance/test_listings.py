@@ -17,7 +17,8 @@ import pytest
 import holdfast
 from benchmarks import bulk
 from benchmarks.bulk import BIG, RARE, session_id
-from holdfast.kernel.operation import Op, one
+from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
+from holdfast.kernel.operation import Op, one, rows
 
 SIZES = (1_000, 10_000)
 TIMES_MAX = 4
@@ -82,6 +83,9 @@ LISTINGS: dict[str, Listing] = {
     },
     "work.dead()": lambda tx, _: tx.work.dead(),
     "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
+    "what the first write of a connection forgets": lambda *_: rows(
+        FORGET_OLDEST_WRITERS, age_ms=1, limit=WRITERS_LOOKED_AT
+    ),
     "work.claim()": lambda tx, _: tx.work.claim("w"),
     "work.claim(queues=)": lambda tx, _: tx.work.claim("w", queues=["queue 0", "queue 2"]),
 }

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -163,6 +165,45 @@ def test_the_pause_between_tries_is_bounded_however_many_there_were() -> None:
     assert all(0 < _pause(tries) <= BACKOFF_SECONDS_MAX for tries in (0, 1, 50, 20_000))
 
 
+WRITERS = "SELECT id FROM {schema}.hf_writers ORDER BY id"
+
+
+def test_connections_closed_in_good_order_leave_no_row_behind(
+    where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(where["url"], autocommit=True) as admin:
+
+        def writers() -> list[str]:
+            found = admin.execute(WRITERS.format(schema=f'"{where["namespace"]}"').encode())
+            return [id for (id,) in found.fetchall()]
+
+        with holdfast.open(**where) as store:
+            assert writers() == []
+            Counter(store).add()
+            [first] = writers()
+            with monkeypatch.context() as patched:
+                # The connection has lived long enough when it comes back.
+                patched.setattr("holdfast.kernel.postgres.connections.LIFE_SECONDS_MAX", 0.0)
+                Counter(store).add()
+            # The one in its place removes its row.
+            Counter(store).add()
+            [second] = writers()
+            assert second != first
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(lambda _: Counter(store).add(), range(40)))
+        assert writers() == []
+
+
+def test_a_row_that_says_no_to_a_commit_stays(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as store, psycopg.connect(where["url"], autocommit=True) as admin:
+        Counter(store).add()
+        [link] = engine_of(store).connections.idle
+        assert not store.settle(f"{link.writer_id}:1000")
+        store.close()
+        found = admin.execute(WRITERS.format(schema=f'"{where["namespace"]}"').encode())
+        assert found.fetchall() == [(link.writer_id,)]
+
+
 LISTENING = """
 SELECT pid FROM pg_stat_activity
 WHERE application_name = 'holdfast-doorbell' AND strpos(query, %s) > 0 AND state = 'idle'
@@ -181,22 +222,61 @@ def listening(store: holdfast.Store, where: dict[str, Any], *, gone: int = 0) ->
     raise AssertionError("the store does not listen")
 
 
+def ring(admin: psycopg.Connection[Any], where: dict[str, Any], topic: str) -> None:
+    """Ring as another process does."""
+    admin.execute("SELECT pg_notify(%s, %s)", [f"holdfast_{where['namespace']}", topic])
+
+
 def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
     """After its connection is cut, rings still arrive."""
     with (
-        holdfast.open(**where) as here,
-        holdfast.open(**where) as there,
+        holdfast.open(**where) as store,
         psycopg.connect(where["url"], autocommit=True) as admin,
     ):
-        cut = listening(there, where)
+        cut = listening(store, where)
         admin.execute("SELECT pg_terminate_backend(%s)", [cut])
-        listening(there, where, gone=cut)
-        signals = there.runtime.signals
+        listening(store, where, gone=cut)
+        signals = store.runtime.signals
         # It wakes everybody once by itself, for rings that it may have missed.
         for _ in range(2):
             seen = signals.count("topic")
-            here.runtime.signals.ring("topic")
+            ring(admin, where, "topic")
             assert signals.wait("topic", seen, 60) is True
+
+
+def test_stores_of_one_process_wait_on_one_connection(
+    where: dict[str, Any], namespace: str
+) -> None:
+    """Those of other schemas too; it is closed with the last of them."""
+    other = {**where, "namespace": f"{namespace}_other"}
+    with psycopg.connect(where["url"], autocommit=True) as admin, ExitStack() as stack:
+        stores = [stack.enter_context(holdfast.open(**where)) for _ in range(3)]
+        pid = listening(stores[0], where)
+        elsewhere = stack.enter_context(holdfast.open(**other))
+        assert listening(elsewhere, other) == pid
+        for store in stores:
+            # Closing one leaves the others listening.
+            signals = store.runtime.signals
+            for each, topic in ((where, "here"), (other, "there")):
+                waiting = signals if each is where else elsewhere.runtime.signals
+                seen = waiting.count(topic)
+                ring(admin, each, topic)
+                assert waiting.wait(topic, seen, 60) is True
+            store.close()
+        elsewhere.close()
+        for _ in range(1_200):
+            found = admin.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid])
+            if not found.fetchall():
+                return
+            time.sleep(0.05)
+        raise AssertionError("the connection outlives the stores")
+
+
+def test_a_ring_wakes_the_other_stores_of_the_process(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as here, holdfast.open(**where) as there:
+        seen = there.runtime.signals.count("topic")
+        here.runtime.signals.ring("topic")
+        assert there.runtime.signals.wait("topic", seen, 60) is True
 
 
 def test_a_ring_is_sent_although_the_one_before_it_returned_late(
@@ -207,19 +287,22 @@ def test_a_ring_is_sent_although_the_one_before_it_returned_late(
 
     def late(descriptor: int, data: bytes) -> int:
         written = write(descriptor, data)
-        assert signals.wait("first", seen, 60), "it is sent before the write returns"
+        arrived.extend(each.payload for each in other.notifies(timeout=60, stop_after=1))
         return written
 
-    with holdfast.open(**where) as here, holdfast.open(**where) as there:
-        signals = there.runtime.signals
-        listening(there, where)
-        seen = signals.count("first")
+    arrived: list[str] = []
+    with (
+        holdfast.open(**where) as store,
+        psycopg.connect(where["url"], autocommit=True) as other,
+    ):
+        listening(store, where)
+        other.execute(f"LISTEN holdfast_{where['namespace']}")
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.kernel.postgres.notify.os.write", late)
-            here.runtime.signals.ring("first")
-        seen = signals.count("second")
-        here.runtime.signals.ring("second")
-        assert signals.wait("second", seen, 60) is True
+            store.runtime.signals.ring("first")
+        store.runtime.signals.ring("second")
+        arrived.extend(each.payload for each in other.notifies(timeout=60, stop_after=1))
+        assert arrived == ["first", "second"]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import re
 
 from ..arguments import shown
 from ..errors import InvalidArgument
-from .operation import Op, one, operation, rows
+from .operation import Op, Query, one, operation, rows
 
 # A closed row has a negative number. To mark a batch there fails: the column takes no NULL.
 _MARK = """
@@ -43,10 +43,21 @@ SELECT count(*) AS writers,
 FROM hf_writers
 """
 READ_WRITER = "SELECT batch FROM hf_writers WHERE id = :writer_id"
-FORGET_WRITERS = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms"
-FORGET_AND_LIST_WRITERS = f"{FORGET_WRITERS} RETURNING id"
+FORGET_WRITERS = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms RETURNING id"
+# Ids sort by the time at which their connection was made: what has to go is among the first.
+FORGET_OLDEST_WRITERS = """
+DELETE FROM hf_writers WHERE updated_at < :now - :age_ms
+    AND id IN (SELECT id FROM hf_writers ORDER BY id LIMIT :limit)
+"""
+FORGET_WRITER = "DELETE FROM hf_writers WHERE id = :writer_id AND batch >= 0"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
+WRITERS_LOOKED_AT = 100
 _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
+
+
+def forget_oldest() -> Query:
+    """Return what a new writer does: it removes the oldest that have not written for a week."""
+    return Query(FORGET_OLDEST_WRITERS, {"age_ms": WRITER_KEPT_MS, "limit": WRITERS_LOOKED_AT})
 
 
 def commit_id(writer_id: str, batch: int) -> str:
@@ -81,4 +92,4 @@ class MarkOps:
     @operation
     def forget(self) -> Op[int]:
         """Forget writers that have not written for a week, and return how many."""
-        return len((yield from rows(FORGET_AND_LIST_WRITERS, age_ms=WRITER_KEPT_MS)))
+        return len((yield from rows(FORGET_WRITERS, age_ms=WRITER_KEPT_MS)))

@@ -87,6 +87,8 @@ class Connections:
 
     def __init__(self, target: PostgresTarget) -> None:
         self.idle: list[Link] = []
+        self.retired: list[str] = []
+        """Writers whose connection was closed between two calls: nobody will ask for a commit."""
         self._target = target
         self._places: list[weakref.ref[Slot]] = []
         self._waiting: deque[Turn] = deque()
@@ -131,15 +133,20 @@ class Connections:
         now = time.monotonic()
         with self._lock:
             while self.idle and self.idle[0].used_at < now - IDLE_SECONDS_MAX:
-                self.discard(self.idle.pop(0))
+                self._retire(self.idle.pop(0))
             if self._is_closed or link.made_at < now - LIFE_SECONDS_MAX:
-                self.discard(link)
+                self._retire(link)
                 return
             link.used_at = now
             if self._waiting:
                 self._waiting.popleft().come(link)
             else:
                 self.idle.append(link)
+
+    def _retire(self, link: Link) -> None:
+        if link.writer_id:
+            self.retired.append(link.writer_id)
+        self.discard(link)
 
     def discard(self, link: Link, *, is_server_away: bool = False) -> None:
         """Close a connection that cannot be trusted, and with `is_server_away` all idle ones."""
@@ -164,6 +171,14 @@ class Connections:
                 self._waiting.remove(turn)
             if turn.link is not None:
                 self.give(turn.link)
+
+    def last(self) -> Link | None:
+        """Retire all that is idle but one connection, to say goodbye with, if there is one."""
+        with self._lock:
+            while len(self.idle) > 1:
+                self._retire(self.idle.pop())
+            self.retired += [link.writer_id for link in self.idle if link.writer_id]
+            return self.idle[0] if self.retired and self.idle else None
 
     def close(self) -> None:
         """Close what is idle; what is lent is closed when it comes back."""

@@ -26,6 +26,8 @@ from .transactions import Transactions, answer_seconds
 
 R = TypeVar("R")
 
+GOODBYE_SECONDS = 1.0
+
 
 class PostgresDriver(SyncDriver):
     """One store's connections, and what runs on them."""
@@ -74,7 +76,14 @@ class PostgresDriver(SyncDriver):
         self.require_outside()
         self.is_closed = True
         self._notifier.close()
+        self._forget_writers()
         self.connections.close()
+
+    def _forget_writers(self) -> None:
+        """Remove the rows of our connections, if the server answers soon; else they go in time."""
+        if (link := self.connections.last()) is not None:
+            with contextlib.suppress(psycopg.Error):
+                link.run(self.transactions.forgetting(), GOODBYE_SECONDS)
 
     def _perform(self, step: Step) -> Any:
         match step:

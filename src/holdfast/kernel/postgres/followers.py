@@ -27,6 +27,8 @@ class Followers:
         number = zlib.crc32(schema.encode()) & 0x7FFFFFFF
         self.announcement = f"SELECT pg_advisory_lock_shared({_FOLLOWED}, {number})"
         """The statement with which a process says that it listens."""
+        self.farewell = f"SELECT pg_advisory_unlock_shared({_FOLLOWED}, {number})"
+        """The statement with which it says that it does no more."""
         self.look = (
             "EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' "  # noqa: S608
             f"AND classid = {_FOLLOWED} AND objid = {number} AND objsubid = 2 AND database = "

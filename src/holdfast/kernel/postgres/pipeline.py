@@ -107,13 +107,13 @@ class Link:
         self.cancel()
         self._connection.close()
 
-    def listen(self, hear: Callable[[str], object]) -> None:
-        """From now on hand what other sessions send to a function."""
+    def listen(self, hear: Callable[[str, str], object]) -> None:
+        """From now on hand what other sessions send, and on which channel, to a function."""
         own = self.backend_pid
 
         def pass_on(notification: PGnotify) -> None:
             if notification.be_pid != own:
-                hear(notification.extra.decode())
+                hear(notification.relname.decode(), notification.extra.decode())
 
         self._pgconn.notify_handler = pass_on
 

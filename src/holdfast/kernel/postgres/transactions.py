@@ -23,11 +23,11 @@ from ...errors import (
     StoreReadOnly,
 )
 from ..commit_settlement import (
-    FORGET_WRITERS,
+    FORGET_WRITER,
     MARK_BATCH,
-    WRITER_KEPT_MS,
     MarkOps,
     commit_id,
+    forget_oldest,
 )
 from ..driver import Execution, Point, Settings
 from ..operation import Call, Query
@@ -296,10 +296,16 @@ class Transactions:
         """Give a connection its writer's row, before its first transaction that writes."""
         writer_id = self.settings.services.new_id()
         mark = Query(MARK_BATCH, {"writer_id": writer_id, "batch": 0})
-        forget = Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS})
-        for each in (mark, forget):
-            yield Send(connection, [self.message(each)])
+        yield Send(connection, [self.message(mark)])
+        yield Send(connection, [self.message(forget_oldest()), *self.forgetting()])
         connection.writer_id = writer_id
+
+    def forgetting(self) -> list[Message]:
+        """Return what removes the rows of connections that were closed in good order."""
+        assert self._lending is not None
+        gone, self._lending.retired = self._lending.retired, []
+        queries = (Query(FORGET_WRITER, {"writer_id": writer_id}) for writer_id in gone)
+        return [*map(self.message, queries)]
 
     def _commit(
         self, connection: Link, messages: Sequence[Message], execution: Execution[R]

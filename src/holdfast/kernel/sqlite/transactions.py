@@ -28,12 +28,11 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..commit_settlement import (
-    FORGET_WRITERS,
     MARK_BATCH,
     READ_WRITER,
     SETTLE_BATCH,
-    WRITER_KEPT_MS,
     commit_id,
+    forget_oldest,
     is_there,
 )
 from ..driver import Boundary, Execution, Point, Settings
@@ -411,7 +410,7 @@ class Writer:
             if is_new:
                 self._batch = 0
                 self._writer_id = self._settings.services.new_id()
-                self.execute(Query(FORGET_WRITERS, {"age_ms": WRITER_KEPT_MS}), "kernel")
+                self.execute(forget_oldest(), "kernel")
             self._batch += 1
             mark = {"writer_id": self._writer_id, "batch": self._batch}
             try:
