@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import psycopg
 
 import holdfast
-from holdfast.checkpoints.lines import SHIFT, Ref, checkpoint_context, write_items, write_manifest
+from holdfast.checkpoints.keys import VERSIONS
+from holdfast.checkpoints.lines import Ref, checkpoint_context, write_items, write_manifest
 from holdfast.codec import Codec
 from holdfast.effects.requests import scope_of
 
@@ -120,7 +121,7 @@ class Filling:
 
     def _checkpoints(self) -> Rows:
         for version in range(1, self.size + 1):
-            key = self.big_number * SHIFT + version
+            key = self.big_number * VERSIONS + version
             kind = "manual_checkpoint" if is_rare(version, self.size) else "turn"
             body = write_manifest(self.codec, {"messages": Ref(1, version)})
             sealed = self.codec.seal(body, context=checkpoint_context(key, "manifest"))

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from . import trees
 from .arguments import require_one_of, require_text, require_text_or_none, shown
 from .checkpoints.handle import CheckpointOps, require_version
-from .checkpoints.lines import SHIFT
+from .checkpoints.keys import VERSIONS
 from .checkpoints.read import naming
 from .checkpoints.write import copy_fork_point, find_and_hold, record_status, write_rewind
 from .clock import random_id
@@ -172,7 +172,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             head=random_id((yield from fresh_id())),
             metadata=self.runtime.codec.pack(metadata, context=("hf_sessions", new_id)),
             number=self.number,
-            owner=row["key"] // SHIFT,
+            owner=row["key"] // VERSIONS,
         )
         if created is None:
             yield from self._require_staying(origin)
@@ -207,7 +207,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
                 f"session {self.id} is no root: its fork shares the state of its tree; leave "
                 "state out"
             )
-        owner = yield from place_of_number(checkpoint["key"] // SHIFT)
+        owner = yield from place_of_number(checkpoint["key"] // VERSIONS)
         root_id = self.root_id if owner is None else owner["root_id"]
         return (yield from read_copy(self.runtime.codec, root_id, checkpoint["state_sequence"]))
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from typing import Any
 
 import holdfast
-from holdfast.checkpoints.lines import RUN_ITEMS, SHIFT, Inline, Ref, manifest_of
+from holdfast.checkpoints.keys import ITEMS, VERSIONS
+from holdfast.checkpoints.lines import RUN_ITEMS, Inline, Ref, manifest_of
 from holdfast.kernel.operation import rows
 
 Tables = dict[str, list[dict[str, Any]]]
@@ -81,7 +82,7 @@ def check(store: holdfast.Store, run_items: int = RUN_ITEMS) -> Tables:
     assert lengths == ends, "items lie beyond the longest reference to their line"
     for table in ("hf_pins", "hf_attestations", "hf_checkpoints"):
         for row in tables[table]:
-            assert row["key"] // SHIFT in sessions, f"{table} outlived its session"
+            assert row["key"] // VERSIONS in sessions, f"{table} outlived its session"
     for row in tables["hf_epochs"]:
         assert row["session_number"] in sessions, "an epoch outlived its session"
     assert tables["hf_doors"] == []
@@ -95,7 +96,7 @@ def own_lengths(
     """Return how many own items each line has; they must be dense, single or in aligned runs."""
     lengths = dict.fromkeys(lines, 0)
     for row in items:
-        line_id, index = divmod(row["key"], SHIFT)
+        line_id, index = divmod(row["key"], ITEMS)
         assert line_id in lines, f"items of the lost line {line_id}"
         assert index == lengths[line_id], f"line {line_id} has a hole before {index}"
         is_run = row["count"] == run_items and index % run_items == 0
@@ -110,7 +111,7 @@ def _needed(
     needed: dict[int, set[int]] = defaultdict(set)
     ends = dict.fromkeys(lines, 0)
     for row in tables["hf_checkpoints"]:
-        number, version = divmod(row["key"], SHIFT)
+        number, version = divmod(row["key"], VERSIONS)
         for entry in manifest_of(store.runtime.codec, row).values():
             if isinstance(entry, Inline):
                 continue

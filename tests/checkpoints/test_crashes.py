@@ -16,7 +16,7 @@ import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.changes import Head
-from holdfast.checkpoints.lines import SHIFT
+from holdfast.checkpoints.keys import ITEMS, VERSIONS
 from holdfast.checkpoints.removal import prunable, remove_versions
 from holdfast.kernel.nouns import Retention
 from holdfast.testing.crashes import CrashPoints
@@ -280,7 +280,7 @@ def _contents(store: holdfast.Store, look: Look, id: str, number: int) -> dict[s
             *(loaded.kind, loaded.epoch, loaded.data, loaded.metadata, loaded.channels),
         )
     latest = handle.latest()
-    low, high = number * SHIFT, (number + 1) * SHIFT
+    low, high = number * VERSIONS, (number + 1) * VERSIONS
     own = look.rows(
         "SELECT key FROM hf_checkpoints WHERE key > :low AND key < :high ORDER BY key",
         low=low,
@@ -294,7 +294,7 @@ def _contents(store: holdfast.Store, look: Look, id: str, number: int) -> dict[s
     layout = look.rows(
         "SELECT l.id, l.base, i.count, count(*) AS rows_alike "
         "FROM hf_uses u JOIN hf_lines l ON l.id = u.line_id "
-        "LEFT JOIN hf_items i ON i.key >= l.id * 4294967296 AND i.key < (l.id + 1) * 4294967296 "
+        f"LEFT JOIN hf_items i ON i.key / {ITEMS} = l.id "
         "WHERE u.session_number = :number GROUP BY l.id, l.base, i.count ORDER BY l.id, i.count",
         number=number,
     )

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import CheckpointNotFound, CorruptRecord
 from holdfast.checkpoints import Heads
-from holdfast.checkpoints.lines import SHIFT
+from holdfast.checkpoints.keys import VERSIONS
 from tests.checkpoints import tables
 from tests.checkpoints.colours import sql
 
@@ -110,7 +110,7 @@ def test_a_damaged_part_of_a_version_breaks_that_version_alone(
     wanted = conversation(store)
     number = store.find_session("s").number
     for version in wanted:
-        key = number * SHIFT + version
+        key = number * VERSIONS + version
         (row,) = sql(store, f"SELECT {part} AS body FROM hf_checkpoints WHERE key = {key}")
         body = bytes(row["body"])
         # Each byte of one version: the mark, the version, the flags, the digest and the body.
@@ -128,7 +128,7 @@ def test_a_damaged_part_of_a_version_breaks_that_version_alone(
 def test_a_damaged_newest_manifest_can_be_left_behind(store: holdfast.Store) -> None:
     wanted = conversation(store)
     number = store.find_session("s").number
-    key = number * SHIFT + 8
+    key = number * VERSIONS + 8
     (row,) = sql(store, f"SELECT manifest AS body FROM hf_checkpoints WHERE key = {key}")
     replace(store, "hf_checkpoints", "manifest", key, flipped(bytes(row["body"]), 30))
     with pytest.raises(CorruptRecord, match="hf_checkpoints/1/8/manifest does not match its check"):
@@ -225,7 +225,7 @@ def test_a_damaged_session_row_is_told_and_its_versions_still_load(store: holdfa
 def remove(store: holdfast.Store, *versions: int) -> None:
     """Remove versions by hand, past the triggers."""
     number = store.find_session("s").number
-    keys = ", ".join(str(number * SHIFT + version) for version in versions)
+    keys = ", ".join(str(number * VERSIONS + version) for version in versions)
     sql(
         store,
         "INSERT INTO hf_doors (name) VALUES ('by hand')",

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
-from holdfast.checkpoints.lines import SHIFT
+from holdfast.checkpoints.keys import ITEMS
 from holdfast.kernel.driver import Hooks, Point, Trace
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
@@ -498,6 +498,6 @@ def test_processes_killed_at_random_lose_nothing_and_leave_nothing(
                 store.find_session(fork.id).delete()
         left = tables.check(store)
         needed = {row["line_id"] for row in left["hf_uses"]}
-        assert {row["key"] // SHIFT for row in left["hf_items"]} <= needed
+        assert {row["key"] // ITEMS for row in left["hf_items"]} <= needed
     with capsys.disabled():
         print(f"\n{database(place)}: 8 kills, {len(acknowledged)} saves judged")

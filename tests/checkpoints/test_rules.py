@@ -23,7 +23,7 @@ from holdfast import (
     VersionConflict,
 )
 from holdfast.checkpoints import Heads
-from holdfast.checkpoints.lines import SHIFT
+from holdfast.checkpoints.keys import VERSIONS
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.records import KINDS
 from holdfast.sessions import Identity
@@ -538,7 +538,7 @@ async def test_pins_and_attestations_belong_to_the_sessions_own_versions(subject
     await done(session.attest(1, {"test": "green"}))
     await done(session.attest(1, ["again"]))
     found = await done(dump(store))
-    assert [row["key"] % SHIFT for row in found["hf_pins"]] == [2]
+    assert [row["key"] % VERSIONS for row in found["hf_pins"]] == [2]
     evidence = [
         store.runtime.codec.unpack(row["evidence"], context=("hf_attestations", str(row["key"])))
         for row in found["hf_attestations"]
@@ -563,7 +563,7 @@ async def test_the_database_refuses_unknown_words(subject: Subject) -> None:
     session = await done(store.session("s"))
     before = await done(dump(store))
     await raises(InvalidArgument, lambda: session.record("note"))
-    row = {"key": session.number * SHIFT + 9, "manifest": b"x"}
+    row = {"key": session.number * VERSIONS + 9, "manifest": b"x"}
     bad: list[dict[str, Any]] = [
         {"kind": "note", "iteration": None},
         {"kind": "", "iteration": None},
@@ -602,7 +602,7 @@ async def test_the_database_refuses_to_change_a_version(subject: Subject) -> Non
         sql(
             store,
             open_door,
-            f"DELETE FROM hf_checkpoints WHERE key = {session.number * SHIFT + 1}",
+            f"DELETE FROM hf_checkpoints WHERE key = {session.number * VERSIONS + 1}",
             "DELETE FROM hf_doors",
         )
     )

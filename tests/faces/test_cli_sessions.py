@@ -335,7 +335,7 @@ def test_prune_says_what_is_damaged(filled: Any, quick: Run) -> None:
     connection = apsw.Connection(filled["url"].removeprefix("sqlite:///"))
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     connection.execute(
-        "UPDATE hf_checkpoints SET manifest = zeroblob(30) WHERE key % 4294967296 = 11"
+        "UPDATE hf_checkpoints SET manifest = zeroblob(30) WHERE key % 268435456 = 11"
     )
     connection.close()
     result = quick("prune", "--keep=2", "--yes")

@@ -57,9 +57,8 @@ def sound(store: holdfast.Store) -> None:
             "SELECT line_id FROM hf_uses WHERE line_id NOT IN (SELECT id FROM hf_lines)",
             "SELECT line_id FROM hf_uses WHERE session_number NOT IN "
             "(SELECT number FROM hf_sessions)",
-            "SELECT key FROM hf_items WHERE key / 4294967296 NOT IN (SELECT id FROM hf_lines)",
-            "SELECT key FROM hf_checkpoints WHERE key / 4294967296 NOT IN "
-            "(SELECT number FROM hf_sessions)",
+            "SELECT first_index FROM hf_items_view WHERE line_id NOT IN (SELECT id FROM hf_lines)",
+            "SELECT version FROM hf_checkpoints_view WHERE session_id IS NULL",
             "SELECT name FROM hf_doors",
         ):
             assert (yield from rows(problem)) == [], problem

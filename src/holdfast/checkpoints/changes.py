@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..codec import Codec
-from ..errors import TypeConflict
+from ..errors import LimitExceeded, TypeConflict
 from ..kernel.operation import Op, PerStore, Runtime
 from . import lines
+from .keys import ITEMS
 from .lines import PIECES_MAX, RUN_ITEMS, Entry, Inline, Manifest, Piece, Ref, Stored
 
 LIST_BYTES_MAX = 16 * 2**20
@@ -152,6 +153,8 @@ def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
         )
         if not is_growth or known is None or not isinstance(entry, Ref) or not entry.is_open:
             return False
+        if entry.own_end + len(change.bodies) > ITEMS:
+            return False
     return True
 
 
@@ -251,7 +254,7 @@ class ChannelPlan:
         if suffix:
             own = [Piece(0, 0, len(middle))] if middle else []
             kept = [*kept, *own, *lines.cut(pieces, len(old) - suffix, len(old))]
-        if len(kept) > PIECES_MAX or not (prefix or suffix):
+        if len(kept) > PIECES_MAX or len(middle) > ITEMS or not (prefix or suffix):
             yield from self._extend(channel, None, new)
             return
         line_id = yield from self._open(kept)
@@ -274,10 +277,24 @@ class ChannelPlan:
         known = self.lists.get(channel)
         if ref is None:
             ref, known = Ref((yield from self._open([])), 0), KnownList(bytearray(), [])
-        elif not ref.is_open:
-            ref, known, before = yield from self._reopen(ref, known)
-            new = [*before, *new]
-        start = ref.skip + ref.length - ref.base
+        _require_room(channel, ref.length + len(new))
+        grown: list[bytes] = []
+        while new:
+            if not ref.is_open or ref.own_end == ITEMS:
+                ref, known, before = yield from self._reopen(ref, known)
+                grown, new = ([], [*before, *new]) if before else (grown, new)
+            room = ITEMS - ref.own_end
+            ref, known = yield from self._append(ref, known, new[:room])
+            grown += new[:room]
+            new = new[room:]
+        assert known is not None
+        self.manifest[channel], self.lists[channel], self.grown[channel] = ref, known, grown
+
+    def _append(
+        self, ref: Ref, known: KnownList | None, new: Sequence[bytes]
+    ) -> Op[tuple[Ref, KnownList]]:
+        """Append to an open line that has room for it."""
+        start = ref.own_end
         since_run = start % RUN_ITEMS
         if known is not None and len(known.tail) == since_run:
             tail = known.tail
@@ -285,11 +302,10 @@ class ChannelPlan:
             piece = Piece(ref.line_id, start - since_run, since_run)
             tail = yield from lines.bodies_of(self.codec, [piece])
         self.writes.append(lines.write_items(self.codec, ref.line_id, start, tail, new))
-        self.manifest[channel] = Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip)
         whole = [*tail, *new]
         last = whole[len(whole) - (start + len(new)) % RUN_ITEMS :]
-        self.lists[channel] = KnownList(known.joined if known is not None else None, last)
-        self.grown[channel] = new
+        joined = known.joined if known is not None else None
+        return Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip), KnownList(joined, last)
 
     def _reopen(
         self, entry: Ref, known: KnownList | None
@@ -307,6 +323,13 @@ class ChannelPlan:
         line_id = yield from lines.open_line(self.codec, pieces)
         self.opened.append(line_id)
         return line_id
+
+
+def _require_room(channel: str, length: int) -> None:
+    """Refuse a list that would not fit into as many lines as one can be made of."""
+    if length > PIECES_MAX * ITEMS:
+        most = f"{PIECES_MAX * ITEMS:,}"
+        raise LimitExceeded(f"channel {channel!r} would have {length:,} items, more than {most}")
 
 
 def _known(bodies: Sequence[bytes], ref: Ref) -> KnownList:

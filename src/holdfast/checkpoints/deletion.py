@@ -12,6 +12,7 @@ from ..codec import Codec
 from ..kernel.append_only import through_door
 from ..kernel.operation import Op, Query, batch, rows
 from ..sessions.rows import GIVEN_NUMBERS, given
+from .keys import ITEMS, VERSIONS
 from .removal import cut_tails
 
 GIVEN_LINES = GIVEN_NUMBERS.replace(":numbers", ":lines")
@@ -19,19 +20,21 @@ GIVEN_LINES = GIVEN_NUMBERS.replace(":numbers", ":lines")
 IN_RANGES = """(
     SELECT kept.key FROM (SELECT CAST(key AS INTEGER) AS number
         FROM json_each(CAST(:{given} AS TEXT) /*pg ::json */)) AS owner
-    JOIN {table} AS kept ON kept.key >= owner.number * 4294967296
-        AND kept.key < (owner.number + 1) * 4294967296
+    JOIN {table} AS kept ON kept.key >= owner.number * {keys}
+        AND kept.key < (owner.number + 1) * {keys}
     LIMIT :limit
 )"""
 REMOVE_RANGES = "DELETE FROM {table} WHERE key IN {ranges} RETURNING key"
 REMOVE_FROM_RANGES = {
-    table: REMOVE_RANGES.format(table=table, ranges=IN_RANGES.format(table=table, given=given))
-    for table, given in {
-        "hf_checkpoints": "numbers",
-        "hf_pins": "numbers",
-        "hf_attestations": "numbers",
-        "hf_items": "lines",
-    }.items()
+    table: REMOVE_RANGES.format(
+        table=table, ranges=IN_RANGES.format(table=table, given=given, keys=keys)
+    )
+    for table, given, keys in (
+        ("hf_checkpoints", "numbers", VERSIONS),
+        ("hf_pins", "numbers", VERSIONS),
+        ("hf_attestations", "numbers", VERSIONS),
+        ("hf_items", "lines", ITEMS),
+    )
 }
 REMOVE_EPOCHS = f"DELETE FROM hf_epochs WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
 LIST_LINES = f"""

@@ -14,7 +14,8 @@ from ..sessions.handle import SessionHandle
 from . import read
 from .changes import ChannelChange, Extend, Grown, Head, Heads, SetList, SetValue
 from .diff import Diff, compare
-from .lines import RUN_ITEMS, SHIFT, Entry, Ref, list_header, manifest_of
+from .keys import VERSIONS
+from .lines import RUN_ITEMS, Entry, Ref, list_header, manifest_of
 from .read import find, header, listed, naming, require_session, spans
 from .write import id_of_item, write
 
@@ -122,7 +123,7 @@ class CheckpointOps(SessionHandle[C]):
         if not found:
             yield from require_session(self.number, self.id)
             return None
-        return (yield from self._load(found[0]["key"] % SHIFT, last))
+        return (yield from self._load(found[0]["key"] % VERSIONS, last))
 
     @large_query
     def at(self, version: int, *, last: int | None = None) -> Op[LoadedCheckpoint]:
@@ -174,8 +175,8 @@ class CheckpointOps(SessionHandle[C]):
     @query
     def counts(self) -> Op[dict[str, int]]:
         """Return how many checkpoints the session has of each kind."""
-        low = self.number * SHIFT
-        found = yield from rows(COUNT_KINDS, low=low, high=low + SHIFT - 1)
+        low = self.number * VERSIONS
+        found = yield from rows(COUNT_KINDS, low=low, high=low + VERSIONS - 1)
         if not found:
             yield from require_session(self.number, self.id)
         return {row["kind"]: int(row["checkpoints"]) for row in found}
@@ -239,7 +240,7 @@ class CheckpointOps(SessionHandle[C]):
         """Lock the tree and return the key of a version that the session itself has."""
         require_version(version)
         yield from self._lock()
-        key = self.number * SHIFT + version
+        key = self.number * VERSIONS + version
         if (yield from find(self.number, self.id, version))["key"] != key:
             raise InvalidArgument(
                 f"version {version} belongs to the session that this one was forked from"
@@ -287,4 +288,4 @@ def require_kind(kind: object) -> None:
 
 def require_version(version: object) -> None:
     """Refuse what cannot be a version."""
-    require_whole("version", version, 1, SHIFT - 1)
+    require_whole("version", version, 1, VERSIONS - 1)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 from ..codec import Codec, Raw
 from ..errors import CorruptRecord
 from ..kernel.operation import Op, Query, Row, batch, one
+from .keys import ITEMS, VERSIONS
 
 RUN_ITEMS = 64
 RUN_BYTES_MAX = 524_288
 PIECES_MAX = 64
 INLINE_BYTES_MAX = 128
-SHIFT = 2**32
 
 ADD_LINE = "INSERT INTO hf_lines (base, pieces) VALUES (:base, CAST(:pieces AS BLOB)) RETURNING id"
 READ_PIECES = "SELECT pieces FROM hf_lines WHERE id = :line_id"
@@ -84,7 +84,8 @@ def item_context(key: int) -> tuple[str, str]:
 
 def checkpoint_context(key: int, part: str) -> tuple[str, ...]:
     """Return the place that a part of a checkpoint is bound to."""
-    return "hf_checkpoints", str(key // SHIFT), str(key % SHIFT), part
+    number, version = divmod(key, VERSIONS)
+    return "hf_checkpoints", str(number), str(version), part
 
 
 def write_manifest(codec: Codec, manifest: Manifest) -> bytes:
@@ -217,7 +218,7 @@ def _bodies(codec: Codec, _: Piece, row: Row) -> list[bytes]:
 
 def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
     """Return the items of a row, with None in place of those before the piece."""
-    index, count = row["key"] % SHIFT, row["count"]
+    index, count = row["key"] % ITEMS, row["count"]
     if index + count <= piece.start:
         return [None] * count
     context = item_context(row["key"])
@@ -233,13 +234,13 @@ def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
 def _range(piece: Piece) -> Query:
     # A run of 64 may hold the first item in its middle.
     low = piece.start // RUN_ITEMS * RUN_ITEMS
-    line = piece.line_id * SHIFT
+    line = piece.line_id * ITEMS
     return Query(READ_RANGE, {"low": line + low, "high": line + piece.start + piece.length})
 
 
 def _within(piece: Piece, rows: list[Row], found: list[Any]) -> list[Any]:
     """Cut off what a packed run holds around the piece; refuse a line with a gap."""
-    first = rows[0]["key"] % SHIFT if rows else piece.start
+    first = rows[0]["key"] % ITEMS if rows else piece.start
     is_dense = all(
         before["key"] + before["count"] == after["key"] for before, after in pairwise(rows)
     )
@@ -269,7 +270,7 @@ def write_items(
 
     Runs begin at multiples of 64. A full one becomes one row, in place of its single rows.
     """
-    first, line = start - len(tail), line_id * SHIFT
+    first, line = start - len(tail), line_id * ITEMS
     pending = [*tail, *new]
     rows: list[tuple[int, int, bytes]] = []
     replaced = None
@@ -293,9 +294,9 @@ def write_items(
 def written_until(codec: Codec, line_id: int, end: int) -> Op[LineRows | None]:
     """Return what replaces a run that reaches beyond an end; None if there is none."""
     for row in (yield from batch(_range(Piece(line_id, end, 0))))[0]:
-        index = row["key"] % SHIFT
+        index = row["key"] % ITEMS
         if index + row["count"] > end:
             body = codec.unseal(row["data"], context=item_context(row["key"]))
             kept = write_items(codec, line_id, index, [], codec.split(body)[: end - index])
-            return LineRows(kept.rows, (row["key"], (line_id + 1) * SHIFT))
+            return LineRows(kept.rows, (row["key"], (line_id + 1) * ITEMS))
     return None

@@ -16,12 +16,14 @@ from ..kernel.operation import Op, Row
 from ..records import Kind
 from ..validation import too_large
 from . import lines as stored
-from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, SHIFT, Inline, Manifest, Piece, Stored
+from .keys import ITEMS, VERSIONS
+from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, Inline, Manifest, Piece, Stored
 from .removal import KEEP_ITEMS, LineNeeds, read_needs
 from .write import ADD_EPOCH, ITERATIONS, USE_LINE
 
 # What a packed run has around its items.
 RUN_BYTES_MORE = 65_536
+LIST_ITEMS_MAX = PIECES_MAX * ITEMS
 UNREADABLE = "has channels that cannot be read"
 LACKING = "lacks items"
 
@@ -44,7 +46,7 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
         if self.id in lines:
             return f"line {self.id} comes twice"
         line = _Line(sum(length for _, _, length in self.pieces))
-        if line.base >= SHIFT:
+        if line.base > LIST_ITEMS_MAX:
             return f"line {self.id} begins with too many items"
         for line_id, start, length in self.pieces:
             other = lines.get(line_id) if line_id else line
@@ -86,6 +88,8 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
         codec, line = seen.codec, seen.of(_Seen).lines.get(self.line_id)
         if line is None or self.index != line.end:
             return f"item {self.index} is out of order"
+        if self.index + self.count > ITEMS:
+            return f"line {self.line_id} has too many items of its own"
         bodies = [self.data]
         if self.count > 1:
             bodies = codec.split(self.data) if self.count <= RUN_ITEMS else []
@@ -101,7 +105,7 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
     def add(self, into: portable.Import) -> Op[None]:
         """Add the items to their line."""
         line_id = yield from into.of(_Arrived).line(into, self.line_id)
-        into.later(KEEP_ITEMS, self.row(into.codec, key=line_id * SHIFT + self.index))
+        into.later(KEEP_ITEMS, self.row(into.codec, key=line_id * ITEMS + self.index))
 
 
 class EpochRecord(portable.Record, frozen=True, tag="epoch"):
@@ -150,7 +154,7 @@ class _VersionRecord(portable.Record, frozen=True):
         return None
 
     def _key(self, into: portable.Import) -> Op[int]:
-        return (yield from into.number(self.session_number)) * SHIFT + self.version
+        return (yield from into.number(self.session_number)) * VERSIONS + self.version
 
 
 class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoint"):
@@ -206,8 +210,8 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
         moved = {channel: arrived.moved(entry) for channel, entry in manifest.items()}
         body = stored.write_manifest(codec, moved)
         into.later(IMPORT_CHECKPOINT, self.row(codec, key=key, manifest=body))
-        for line_id in sorted(arrived.newly_used(key // SHIFT, moved)):
-            into.later(USE_LINE, {"line_id": line_id, "number": key // SHIFT})
+        for line_id in sorted(arrived.newly_used(key // VERSIONS, moved)):
+            into.later(USE_LINE, {"line_id": line_id, "number": key // VERSIONS})
 
 
 class PinRecord(_VersionRecord, frozen=True, tag="pin"):
@@ -382,12 +386,13 @@ class CheckpointsPortable(portable.Portable):
         yield from _write_items(needs, out)
         bounds = []
         for number in out.sessions:
-            low = number * SHIFT
-            bounds.append({"session_number": number, "key": low, "low": low, "high": low + SHIFT})
+            low = number * VERSIONS
+            high = low + VERSIONS
+            bounds.append({"session_number": number, "key": low, "low": low, "high": high})
         yield from portable.read_each(EXPORT_EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
 
         def write(kind: type[_VersionRecord], row: Row) -> None:
-            number, version = divmod(row["key"], SHIFT)
+            number, version = divmod(row["key"], VERSIONS)
             if kind is PinRecord:
                 row["reason"] = codec.unpack(row["reason"], context=_pin(row["key"]))
             out.write(kind.of(codec, row, session_number=number, version=version))
@@ -422,7 +427,7 @@ def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
     written = dict.fromkeys(sorted(needs.ends), 0)
 
     def write(row: Row) -> None:
-        line_id, index = divmod(row["key"], SHIFT)
+        line_id, index = divmod(row["key"], ITEMS)
         end = needs.ends[line_id]
         if index == written[line_id]:
             record = ItemsRecord.of(out.codec, row, line_id=line_id, index=index)
@@ -434,8 +439,8 @@ def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
                 out.write(ItemsRecord(line_id, place, 1, body))
 
     lines = (
-        {"key": line_id * SHIFT - 1, "high": line_id * SHIFT + needs.ends[line_id]}
-        for line_id in written
+        {"key": low - 1, "high": low + needs.ends[line_id]}
+        for line_id, low in ((each, each * ITEMS) for each in written)
     )
     yield from portable.read_each(EXPORT_LINE_ITEMS, lines, write, ["key"])
     for line_id, end in written.items():

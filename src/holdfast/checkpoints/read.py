@@ -13,14 +13,15 @@ from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
 from ..sessions.rows import ALL_SESSIONS, ONE_SESSION
 from . import lines
-from .lines import SHIFT, Entry, Inline, Manifest, Piece, Ref, Stored
+from .keys import VERSIONS
+from .lines import Entry, Inline, Manifest, Piece, Ref, Stored
 
 HEADER_COLUMNS = """key, epoch, kind, item_id, idempotency_key, state_sequence, data, metadata,
     created_at"""
 READ_VERSION = f"SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints WHERE key = :key"  # noqa: S608
 READ_NEWEST = f"""
 SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints
-WHERE key = (SELECT s.number * 4294967296 + s.version FROM {ONE_SESSION})
+WHERE key = (SELECT s.number * {VERSIONS} + s.version FROM {ONE_SESSION})
 """  # noqa: S608
 # Written this way the kind cannot send the search along the index over all sessions' kinds.
 LIST_VERSIONS = f"""
@@ -43,16 +44,16 @@ WHERE session_number = :number ORDER BY first_version DESC
 """
 LIST_NEWEST = f"""
 SELECT s.id AS session_id, {", ".join(f"c.{name.strip()}" for name in HEADER_COLUMNS.split(","))}
-FROM hf_checkpoints c JOIN {ALL_SESSIONS} ON s.number = c.key / 4294967296
+FROM hf_checkpoints c JOIN {ALL_SESSIONS} ON s.number = c.key / {VERSIONS}
 WHERE c.kind = :kind AND c.created_at >= :since
 ORDER BY c.created_at DESC, c.key DESC LIMIT :limit
 """  # noqa: S608
 LIST_LONGEST = f"""
 SELECT s.id AS session_id, grown.checkpoints, grown.newest, grown.first_at, grown.last_at
 FROM (
-    SELECT key / 4294967296 AS number, count(*) AS checkpoints, max(key % 4294967296) AS newest,
+    SELECT key / {VERSIONS} AS number, count(*) AS checkpoints, max(key % {VERSIONS}) AS newest,
         min(created_at) AS first_at, max(created_at) AS last_at
-    FROM hf_checkpoints GROUP BY key / 4294967296
+    FROM hf_checkpoints GROUP BY key / {VERSIONS}
     ORDER BY checkpoints DESC, number LIMIT :limit
 ) AS grown
 JOIN {ALL_SESSIONS} ON s.number = grown.number
@@ -134,12 +135,12 @@ def path(
 
 def find(number: int, session_id: str, version: int) -> Op[Row]:
     """Return the row of a version, from the session or from an origin it was forked from."""
-    row = yield from one(READ_VERSION, key=number * SHIFT + version)
+    row = yield from one(READ_VERSION, key=number * VERSIONS + version)
     if row is not None:
         return row
     for owner, low, high in (yield from spans(number, on_path=False)):
         if low <= version <= high and owner != number:
-            row = yield from one(READ_VERSION, key=owner * SHIFT + version)
+            row = yield from one(READ_VERSION, key=owner * VERSIONS + version)
             if row is not None:
                 return row
     yield from require_session(number, session_id)
@@ -169,7 +170,12 @@ def keyed(codec: Codec, number: int, session_id: str, key: str) -> Op[Checkpoint
 
 def _first_on_path(number: int, sql: str, **given: object) -> Op[Row | None]:
     for owner, low, high in (yield from spans(number, on_path=True)):
-        row = yield from one(sql, low=owner * SHIFT + low, high=owner * SHIFT + high, **given)
+        row = yield from one(
+            sql,
+            low=owner * VERSIONS + low,
+            high=owner * VERSIONS + high,
+            **given,
+        )
         if row is not None:
             return row
     return None
@@ -179,7 +185,7 @@ def load(codec: Codec, session_id: str, row: Row, last: int | None) -> Op[Loaded
     """Return a version with its channels; `last` loads only the end of each list."""
     channels: dict[str, Any] = {}
     left_out: dict[str, int] = {}
-    with naming(session_id, row["key"] % SHIFT):
+    with naming(session_id, row["key"] % VERSIONS):
         for channel, entry in lines.manifest_of(codec, row).items():
             is_window = last is not None and isinstance(entry, Ref) and entry.length > last
             start = entry.length - last if is_window else 0  # type: ignore[union-attr,operator]
@@ -208,12 +214,12 @@ def header(codec: Codec, session_id: str, row: Row) -> Checkpoint:
 
 def _header(codec: Codec, session_id: str, row: Row) -> dict[str, Any]:
     key = row["key"]
-    fields = {"session_id": session_id, "version": key % SHIFT}
+    fields = {"session_id": session_id, "version": key % VERSIONS}
     fields |= {name: row[name] for name in _PLAIN}
     for part in ("data", "metadata"):
         fields[part] = None
         if row[part] is not None:
-            with naming(session_id, key % SHIFT):
+            with naming(session_id, key % VERSIONS):
                 fields[part] = codec.unpack(row[part], context=lines.checkpoint_context(key, part))
     return fields
 
@@ -240,7 +246,10 @@ def listed(
         bottom = max(low, after + 1)
         top = high if before is None else min(high, before - 1)
         if bottom <= top and len(found) < limit:
-            bounds = {"low": owner * SHIFT + bottom, "high": owner * SHIFT + top}
+            bounds = {
+                "low": owner * VERSIONS + bottom,
+                "high": owner * VERSIONS + top,
+            }
             found += yield from rows(sql, **named, **bounds, limit=limit - len(found))
     return found
 

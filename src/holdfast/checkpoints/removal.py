@@ -37,9 +37,9 @@ from ..records import Pruned
 from ..sessions.retention import LIST_FORKS, LIST_LONG_SESSIONS
 from ..sessions.rows import ALL_SESSIONS, READ_SESSION
 from .archive import archive_line
+from .keys import ITEMS, VERSIONS
 from .lines import (
     RUN_ITEMS,
-    SHIFT,
     Manifest,
     Piece,
     Ref,
@@ -140,8 +140,8 @@ def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
     """Read every manifest of some sessions once, to know what of which line they need."""
     needs = LineNeeds()
     for number in numbers:
-        bounds = {"high": (number + 1) * SHIFT, "limit": MANIFESTS_PER_PAGE}
-        after = number * SHIFT
+        bounds = {"high": (number + 1) * VERSIONS, "limit": MANIFESTS_PER_PAGE}
+        after = number * VERSIONS
         while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
             for row in page:
                 yield from needs.add(codec, manifest_of(codec, row))
@@ -151,7 +151,14 @@ def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
 
 def bounds_of(number: int) -> dict[str, int]:
     """Return the bounds of a session's keys."""
-    return {"number": number, "low": number * SHIFT, "high": (number + 1) * SHIFT}
+    low = number * VERSIONS
+    return {"number": number, "low": low, "high": low + VERSIONS}
+
+
+def bounds_of_line(line_id: int) -> dict[str, int]:
+    """Return the bounds of the keys of a line's items."""
+    low = line_id * ITEMS
+    return {"line_id": line_id, "low": low, "high": low + ITEMS}
 
 
 def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
@@ -163,17 +170,17 @@ def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
     yield from release_lines(number, sorted(used - ends.keys()))
     tails = []
     for line_id, end in ends.items():
-        low, run = line_id * SHIFT, end // RUN_ITEMS * RUN_ITEMS
-        tails.append({"run": low + run, "low": low + end, "high": low + SHIFT})
+        low, run = line_id * ITEMS, end // RUN_ITEMS * RUN_ITEMS
+        tails.append({"run": low + run, "low": low + end, "high": low + ITEMS})
     found = yield from _each(FIND_TAIL, tails)
-    yield from cut_tails(codec, [row["key"] // SHIFT for row in found])
+    yield from cut_tails(codec, [row["key"] // ITEMS for row in found])
 
 
 def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
     """Release a session's uses of lines, and remove the lines that nothing uses any more."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
         removals = [
-            Query(statement, {**bounds_of(line_id), "line_id": line_id, "number": number})
+            Query(statement, {**bounds_of_line(line_id), "number": number})
             for line_id in line_ids[start : start + LINES_PER_BATCH]
             for statement in RELEASE_LINE
         ]
@@ -205,7 +212,7 @@ def cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
 def _cut(codec: Codec, line_id: int, end: int) -> Op[list[Query]]:
     """Return what removes a line's items from an end on; a packed run is written out up to it."""
     instead = yield from written_until(codec, line_id, end)
-    low, high = (line_id * SHIFT + end, (line_id + 1) * SHIFT)
+    low, high = (line_id * ITEMS + end, (line_id + 1) * ITEMS)
     if instead is None:
         return [Query(REMOVE_TAIL, {"low": low, "high": high})]
     low, high = instead.replaced or (low, high)
@@ -316,7 +323,10 @@ def remove_prunable(
         keys = sorted(set(keys) & set(only))
     if keys:
         yield from remove_versions(runtime.codec, session["number"], keys)
-        data = {"versions": _ranges([key % SHIFT for key in keys]), "count": len(keys)}
+        data = {
+            "versions": _ranges([key % VERSIONS for key in keys]),
+            "count": len(keys),
+        }
         where = (session["root_id"], session["id"])
         yield from emit(runtime.codec, *where, "checkpoints_pruned", data)
     return len(keys)
@@ -341,7 +351,7 @@ def prunable(retention: Retention, number: int) -> Op[list[int]]:
     forks = yield from rows(LIST_FORKS, number=number)
     for member in (number, *(fork["member"] for fork in forks)):
         row = yield from resume_row(member)
-        if row is not None and row["key"] // SHIFT == number:
+        if row is not None and row["key"] // VERSIONS == number:
             protected.add(row["key"])
     given = {"keep": retention.keep, "key_ms": retention.key_ms}
     limit = VERSIONS_PER_PASS + len(protected)

@@ -1,17 +1,20 @@
 -- hf_epochs        where a session was rewound: an epoch begins at first_version and goes on from
 --                  target_version; the versions between them stay, aside
--- hf_checkpoints   one row per version. The key is session number * 2^32 + version. Channels are
+-- hf_checkpoints   one row per version. The key is session number * 2^28 + version. Channels are
 --                  named in the manifest: a small value stands there itself, any other is a line.
 --                  An idempotency key stands once on each line of history; the tree's lock sees to it
 -- hf_lines         a list, or a large value, that checkpoints point into. It may begin with pieces
 --                  of older lines; behind them come its own items. Lines belong to no session
--- hf_items         the own items of lines, key line * 2^32 + index; a full run of 64 is packed
---                  into one row
+-- hf_items         the own items of lines, key line * 2^20 + index; a full run of 64 is packed
+--                  into one row. A list that has filled a line goes on in another
 -- hf_uses          which session's checkpoints need which line; a line without a use is removed
 -- hf_pins, hf_attestations   what people and programs say about checkpoints, beside them
 --
 -- A checkpoint is written once and goes only when its session is pruned or deleted.
 -- Lock order: the tree, then its sessions, then lines.
+--
+-- Keys have 63 bits. 2^35 sessions are 54 new ones in every second of 20 years; 2^28 versions of one
+-- are one in every second of 8 years. 2^43 lines are 13,900 in every second of 20 years.
 --
 -- The views hf_…_view take the keys apart, for people who look; no code reads them.
 
@@ -88,16 +91,16 @@ CREATE TABLE hf_attestations (
 CREATE INDEX ix_attestations_key ON hf_attestations (key);
 
 CREATE VIEW hf_checkpoints_view AS
-SELECT s.id AS session_id, c.key / 4294967296 AS session_number, c.key % 4294967296 AS version,
+SELECT s.id AS session_id, c.key / 268435456 AS session_number, c.key % 268435456 AS version,
     c.epoch, c.kind, c.iteration, c.item_id, c.idempotency_key, c.state_sequence, c.created_at,
     p.key IS NOT NULL AS is_pinned,
     (SELECT count(*) FROM hf_attestations a WHERE a.key = c.key) AS attestations
 FROM hf_checkpoints c
-LEFT JOIN hf_sessions s ON s.number = c.key / 4294967296
+LEFT JOIN hf_sessions s ON s.number = c.key / 268435456
 LEFT JOIN hf_pins p ON p.key = c.key;
 
 CREATE VIEW hf_items_view AS
-SELECT key / 4294967296 AS line_id, key % 4294967296 AS first_index, count, length(data) AS bytes
+SELECT key / 1048576 AS line_id, key % 1048576 AS first_index, count, length(data) AS bytes
 FROM hf_items;
 
 --[append-only] hf_checkpoints (key)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from ..arguments import require_one_of, require_text, shown
 from ..clock import random_id
 from ..codec import Codec
-from ..errors import CorruptRecord, InvalidArgument, VersionConflict
+from ..errors import CorruptRecord, InvalidArgument, LimitExceeded, VersionConflict
 from ..feed import emit, event
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.append_only import CLOSE_DOOR, open_door
@@ -33,15 +33,16 @@ from ..sessions.access import Place, lock_and_look, require_fence, require_writa
 from ..sessions.rows import SESSION_AT_HEAD, place_of_number
 from . import lines
 from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
-from .lines import SHIFT, Manifest, Ref
+from .keys import VERSIONS
+from .lines import Manifest, Ref
 from .read import find, keyed, naming
 
 # Unless a version was written under this key already; a fork's may have been written in its origin.
 ADVANCE_HEAD = access.ADVANCE_SESSION.format(
-    unless="""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
+    unless=f"""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
-            AND c.key > s.number * 4294967296 AND c.key < (s.number + 1) * 4294967296
-    ))"""
+            AND c.key > s.number * {VERSIONS} AND c.key < (s.number + 1) * {VERSIONS}
+    ))"""  # noqa: S608
 )
 OPEN_PACKING = open_door("'pack ' || s.number", SESSION_AT_HEAD)
 REMOVE_PACKED = f"""
@@ -65,7 +66,7 @@ INSERT INTO hf_checkpoints (
 )
 """
 ADD_CHECKPOINT = f"""{INSERT_CHECKPOINT}
-SELECT s.number * 4294967296 + s.version, s.epoch, CAST(:kind AS TEXT),
+SELECT s.number * {VERSIONS} + s.version, s.epoch, CAST(:kind AS TEXT),
     CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
     {TREE_SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
@@ -162,7 +163,7 @@ def _iteration(kind: str, data: Any) -> int:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < SHIFT
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VERSIONS
 
 
 def _current_head(
@@ -185,7 +186,7 @@ def _current_head(
     manifest: Manifest = {}
     with naming(place.session_id, version):
         if version > 0:
-            newest = yield from one(READ_MANIFEST, key=place.number * SHIFT + version)
+            newest = yield from one(READ_MANIFEST, key=place.number * VERSIONS + version)
             if newest is None:
                 raise CorruptRecord(
                     f"session number {place.number} has lost its version {version}, which is the "
@@ -213,7 +214,13 @@ def write_after(
     plan = ChannelPlan(codec, head.id, dict(head.manifest), dict(head.lists))
     yield from plan.add(wanted.changes)
     version = head.version + 1
-    key = place.number * SHIFT + version
+    if version == VERSIONS:
+        raise LimitExceeded(
+            f"session {place.session_id} has had {head.version:,} versions, and there are keys for "
+            "no more; go on in a new session",
+            session_id=place.session_id,
+        )
+    key = place.number * VERSIONS + version
     new_head = random_id((yield FreshId()))
     here = {"number": place.number, "head": new_head}
     advance = {
@@ -295,7 +302,7 @@ def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
 
 def copy_fork_point(codec: Codec, row: Row, number: int) -> Op[None]:
     """Copy a version's row as the first of a new session; its lines are shared, not copied."""
-    key = number * SHIFT + row["key"] % SHIFT
+    key = number * VERSIONS + row["key"] % VERSIONS
     manifest = lines.manifest_of(codec, row)
     moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
     bodies = {"manifest": lines.write_manifest(codec, moved)}
@@ -324,8 +331,8 @@ def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
 def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
     """Return the row of a version; one of an origin in another tree is locked in place."""
     row = yield from find(number, session_id, version)
-    if row["key"] // SHIFT != number:
-        origin = yield from place_of_number(row["key"] // SHIFT)
+    if row["key"] // VERSIONS != number:
+        origin = yield from place_of_number(row["key"] // VERSIONS)
         if origin is not None:
             yield Lock(origin["root_id"])
         row = yield from find(number, session_id, version)
@@ -348,7 +355,7 @@ def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]
     target = Head(now["head"], now["version"], moved)
     checkpoint = yield from write_after(runtime, place, wanted, target)
     assert checkpoint is not None
-    if row["key"] // SHIFT != place.number:
+    if row["key"] // VERSIONS != place.number:
         yield from share_lines(runtime.codec, manifest, place.number)
     yield from rows(
         ADD_EPOCH,
