@@ -50,9 +50,9 @@ CASES: list[Case] = [
     ("much money", lambda store, s: s.spend("m", usd=10**7), "usd must be 0 to 9,007,199, not 100"),
     ("no money", lambda store, s: s.spend("m", usd=DEEP), "usd must be an amount of money, not [["),
     ("more than all", lambda store, s: s.spend("m", usd="1e999999"), "usd must be an amount of"),
-    ("a version", lambda store, s: s.at(10**20), f"version must be 1 to 4294967295, not {10**20}"),
+    ("a version", lambda store, s: s.at(10**20), f"version must be 1 to 268435455, not {10**20}"),
     ("a long version", lambda store, s: s.at(10**5_000),
-     "version must be 1 to 4294967295, not an integer of more than 40 digits"),
+     "version must be 1 to 268435455, not an integer of more than 40 digits"),
     ("a deep id", lambda store, s: store.session(DEEP), "id must be text of 1 to 256 printable"),
     ("a long id", lambda store, s: store.session("x" * 10**5), "id must be text of 1 to 256"),
 ]  # fmt: skip

@@ -303,9 +303,12 @@ class Work(Handle[C]):
         return [WorkItem(self.runtime, row) for row in found]
 
     @large_query
-    def counts(self, *, finished: bool = True) -> Op[Counts]:
-        """Count items by type and status, with their ages; without the finished ones it is fast."""
-        return (yield from reports.counts(finished=finished))
+    def counts(self, *, finished: bool = True, at_most: int | None = None) -> Op[Counts]:
+        """Count items by type and status, with their ages; it reads every item.
+
+        With `at_most` no more than so many of each, the oldest, which costs the same in any store.
+        """
+        return (yield from reports.counts(finished=finished, at_most=at_most))
 
     @query
     def health(self, *, stale_seconds: float = reports.STALE_SECONDS) -> Op[LeaseHealth]:

@@ -461,10 +461,17 @@ def current_session(environment: Mapping[str, str] | None = None) -> Identity | 
 
 
 def check(
-    url: str | None = None, *, namespace: str | None = None, full: bool = False
+    url: str | None = None,
+    *,
+    namespace: str | None = None,
+    full: bool = False,
+    progress: health.Tell | None = None,
 ) -> list[Finding]:
-    """Examine a store and what it stands on, without changing it; `full` reads every index."""
-    return health.check(parse(url, namespace), _looking(), full=full)
+    """Examine a store and what it stands on, without changing it; `full` reads every index.
+
+    `progress` is told the name of each check as it begins, its place and how many there are.
+    """
+    return health.check(parse(url, namespace), _looking(), full=full, tell=progress)
 
 
 def _looking() -> Settings:

@@ -15,6 +15,7 @@ import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast.agent import Agent, Called, Plan, Step, call, every, read_plan, read_transcript
 from holdfast.agent.progress import Answered, Asking, Saved
+from holdfast.checkpoints.keys import VERSIONS
 from holdfast.effects.tools import tool
 from holdfast.errors import CheckpointNotFound, Unresolved
 from holdfast.kernel.operation import rows
@@ -311,7 +312,7 @@ def test_exercise_3_corruption_audit(place: dict[str, Any], tmp_path: Path) -> N
 
         def remove(tx: holdfast.Transaction) -> holdfast.Op[None]:
             yield from rows("INSERT INTO hf_doors (name) VALUES ('audit')")
-            key = session.number * 2**32 + middle
+            key = session.number * VERSIONS + middle
             yield from rows("DELETE FROM hf_checkpoints WHERE key = :key", key=key)
             yield from rows("DELETE FROM hf_doors")
 

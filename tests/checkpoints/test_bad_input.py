@@ -85,7 +85,7 @@ class Point:
     x: int = 1
 
 
-VERSION = "version must be 1 to 4294967295, not "
+VERSION = "version must be 1 to 268435455, not "
 ITERATION = 'needs data {"iteration": N} with N from 1 up'
 LEASE = "lease_seconds must be above 0 and at most 604800, not "
 ENDED = "session ended is completed; open it with reopen=True to go on"

@@ -266,3 +266,38 @@ def test_an_equal_large_value_is_stored_once(store: holdfast.Store) -> None:
     small = "y" * 100
     session.save(memo=small)
     assert meter.added()["items"] == 0
+
+
+def test_a_list_of_any_size_that_only_grew_is_not_read_again(place: dict[str, Any]) -> None:
+    traces: list[Trace] = []
+    with holdfast.open(**place, hooks=Hooks(trace=traces.append), durability="normal") as store:
+        found: dict[str, list[int]] = {}
+        for name, item in (("small", "x"), ("large", "x" * 1_000_000)):
+            session, log = store.session(name), [item] * 20
+            session.save(log=log)
+            traces.clear()
+            for number in range(3):
+                log.append(str(number))
+                session.save(log=log)
+            found[name] = [trace.statements for trace in traces]
+            log[0] = "edited"
+            session.save(log=log)
+            loaded = session.latest()
+            assert loaded is not None
+            assert loaded.channels["log"] == log
+        assert found["large"] == found["small"]
+
+
+def test_a_large_list_that_grew_behind_an_old_head_is_whole(place: dict[str, Any]) -> None:
+    log = ["x" * 1_000_000] * 20
+    with (
+        holdfast.open(**place, durability="normal") as store,
+        holdfast.open(**place, durability="normal") as other,
+    ):
+        session = store.session("s")
+        session.save(log=log)
+        other.find_session("s").append("log", ["of another process"])
+        session.save(log=[*log, "mine"])
+        loaded = session.latest()
+        assert loaded is not None
+        assert loaded.channels["log"] == [*log, "mine"]

@@ -81,6 +81,7 @@ LISTINGS: dict[str, Listing] = {
             {"status": status, "type": RARE},
         )
     },
+    "work.counts(at_most=)": lambda tx, _: tx.work.counts(at_most=10),
     "work.dead()": lambda tx, _: tx.work.dead(),
     "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
     "what the first write of a connection forgets": lambda *_: rows(

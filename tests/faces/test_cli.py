@@ -516,6 +516,17 @@ def checked(place: Mapping[str, str]) -> list[Finding]:
     return [finding for finding in found if finding.level != "ok"]
 
 
+def test_doctor_tells_of_each_check_as_it_begins(filled: dict[str, str]) -> None:
+    told: list[tuple[str, int, int]] = []
+    store_module.check(
+        filled["url"],
+        namespace=filled.get("namespace"),
+        progress=lambda *each: told.append(each),
+    )
+    assert {"writers", "feed", "effects", "leases"} <= {name for name, _, _ in told}
+    assert told[-1][1] + 1 == told[-1][2], "the last of them"
+
+
 def test_doctor_looks_at_the_machine(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"url": f"sqlite:///{file}"}
     usage = shutil.disk_usage(file)
@@ -714,6 +725,7 @@ def test_a_terminal_gets_colour_and_a_progress_bar(here: Path, file: Path) -> No
     file.chmod(0o644)
     code, shown = on_a_terminal(here, "doctor")
     assert code == 1
+    assert "Examining" in shown
     assert re.search(r"\x1b\[1;31mproblem *\x1b\[0m", shown)
     assert re.search(r"\x1b\[32mok *\x1b\[0m", shown)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)

@@ -443,7 +443,7 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
     "a transcript of bytes": (CHECKPOINTER, [("checkpoints", ("a", 1, NOON, b"[]", None, 0))],
         InvalidValue, "the transcript of session 'a' version 1 is not JSON text"),
     "a version below 1": (CHECKPOINTER, [saved("a", 0, [])], InvalidArgument,
-        "session 'a' version 0: version must be 1 to 4294967295, not 0"),
+        "session 'a' version 0: version must be 1 to 268435455, not 0"),
     "a giant message": (CHECKPOINTER, [saved("a", 1, [1, "x" * 2**20])], LimitExceeded,
         "session 'a' version 1 transcript[1] takes 1,048,581 bytes or more; the limit is 1,048,576 "
         "(Limits.value_bytes)."),

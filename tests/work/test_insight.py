@@ -15,13 +15,16 @@ async def opened(subject: Subject) -> tuple[Any, VirtualClock]:
     return await subject.open(clock=clock, durability="normal"), clock
 
 
-def count(type: str, status: Any, items: int, average: float, oldest: float) -> WorkCount:
+def count(
+    type: str, status: Any, items: int, average: float, oldest: float, *, is_more: bool = False
+) -> WorkCount:
     return WorkCount(
         type=type,
         status=status,
         items=items,
         average_age_seconds=average,
         oldest_age_seconds=oldest,
+        is_more=is_more,
     )
 
 
@@ -40,6 +43,27 @@ async def test_counts_are_by_type_and_status_with_ages(subject: Subject) -> None
     await done(item.complete())
     assert await done(store.work.counts()) == [live[0], count("b", "completed", 1, 10.0, 10.0)]
     assert await done(store.work.counts(finished=False)) == live[:1]
+
+
+@both_colours
+async def test_counting_ends_where_it_is_told_to(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    assert await done(store.work.counts(at_most=1)) == []
+    for _ in range(3):
+        await done(store.work.submit("a"))
+        clock.advance(10)
+    await done(store.work.submit_many([Submission("b"), Submission("b", delay_seconds=60)]))
+    assert await done(store.work.counts(at_most=2)) == [
+        count("a", "pending", 2, 25.0, 30.0, is_more=True),
+        count("b", "pending", 2, 0.0, 0.0),
+    ]
+    assert await done(store.work.counts(at_most=10)) == await done(store.work.counts())
+    [item] = await done(store.work.claim("w", queues="a"))
+    await done(item.complete())
+    finished = await done(store.work.counts(at_most=10))
+    assert finished == await done(store.work.counts())
+    live = await done(store.work.counts(finished=False, at_most=10))
+    assert live == [each for each in finished if each.status == "pending"]
 
 
 @both_colours

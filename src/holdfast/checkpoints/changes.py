@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TypeAlias
 
 from ..codec import Codec
@@ -28,10 +29,24 @@ EMPTY_LIST = Inline(b"\x90")
 
 @dataclass(slots=True)
 class KnownList:
-    """The encoded items of a list: all of them joined, and those since its last full run."""
+    """The encoded items of a list: all of them joined, and those since its last full run.
+
+    Of a list that is too large to be remembered there is the digest of all of them.
+    """
 
     joined: bytearray | None
     tail: list[bytes]
+    digest: blake2b | None = None
+
+    def grow(self, bodies: Sequence[bytes]) -> None:
+        """Add items at the end."""
+        if self.joined is not None:
+            for body in bodies:
+                self.joined += body
+            if len(self.joined) > LIST_BYTES_MAX:
+                self.digest, self.joined = blake2b(self.joined), None
+        elif self.digest is not None:
+            self.digest.update(b"".join(bodies))
 
     def is_value(self, body: bytes) -> bool:
         """Whether a channel that is no list has this value."""
@@ -110,14 +125,47 @@ class Grown:
 
     head_id: int
     bodies: Sequence[bytes]
-    joined: bytearray
+    before: Ref
+    """The list that the head has, equal to the first items of this one."""
+    joined: bytearray | None
     joined_bytes: int
-    joined_items: int
 
-    def whole(self, codec: Codec) -> list[bytes]:
-        """Return the bodies of all items."""
-        before = lines.list_header(self.joined_items) + self.joined[: self.joined_bytes]
-        return [*codec.split(before), *self.bodies]
+    def whole(self, codec: Codec) -> Op[list[bytes]]:
+        """Return the bodies of all items; those of the head are read if they are not remembered."""
+        if self.joined is None:
+            pieces = yield from lines.pieces_of(codec, self.before)
+            before = yield from lines.bodies_of(codec, pieces)
+        else:
+            header = lines.list_header(self.before.length)
+            before = codec.split(header + self.joined[: self.joined_bytes])
+        return [*before, *self.bodies]
+
+
+class Comparison:
+    """Tells whether encoded items, given one after the other, are those of a known list."""
+
+    def __init__(self, known: KnownList) -> None:
+        self.joined = known.joined
+        self.joined_bytes = 0
+        self._wanted = None if known.digest is None else known.digest.digest()
+        self._digest = blake2b()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether anything is remembered to compare with."""
+        return bool(self.joined) or self._wanted is not None
+
+    def add(self, items: memoryview) -> bool:
+        """Compare the next items; False if they differ already."""
+        start, self.joined_bytes = self.joined_bytes, self.joined_bytes + len(items)
+        if self.joined is not None:
+            return self.joined.startswith(items, start)
+        self._digest.update(items)
+        return True
+
+    def is_equal(self) -> bool:
+        """Whether all of the list was given and nothing differed."""
+        return self.joined is not None or self._digest.digest() == self._wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +235,15 @@ class ChannelPlan:
                 case Grown(head_id, bodies) if head_id == self.head_id and isinstance(entry, Ref):
                     yield from self._extend(channel, entry, bodies)
                 case Grown():
-                    yield from self._set_list(channel, entry, change.whole(self.codec))
+                    whole = yield from change.whole(self.codec)
+                    yield from self._set_list(channel, entry, whole)
                 case SetList(bodies):
                     yield from self._set_list(channel, entry, bodies)
 
     def remember(self) -> dict[str, KnownList]:
         """Return the lists as they are once the plan is durable; call it once, then."""
         for channel, bodies in self.grown.items():
-            joined = self.lists[channel].joined
-            if joined is not None:
-                for body in bodies:
-                    joined += body
-                if len(joined) > LIST_BYTES_MAX:
-                    self.lists[channel].joined = None
+            self.lists[channel].grow(bodies)
         return self.lists
 
     def _set_value(self, channel: str, entry: Entry | None, body: bytes) -> Op[None]:
@@ -264,7 +308,7 @@ class ChannelPlan:
         self.manifest[channel] = ref
         # The own items of the line are the middle, wherever that is in the list.
         tail = _last(middle, ref.own_end % RUN_ITEMS)
-        self.lists[channel] = KnownList(_known(new, ref).joined, tail)
+        self.lists[channel] = replace(_known(new, ref), tail=tail)
 
     def _extend(self, channel: str, entry: Entry | None, new: Sequence[bytes]) -> Op[None]:
         """Append to the open line, or open one that begins with the list as it is."""
@@ -304,8 +348,8 @@ class ChannelPlan:
         self.writes.append(lines.write_items(self.codec, ref.line_id, start, tail, new))
         whole = [*tail, *new]
         last = whole[len(whole) - (start + len(new)) % RUN_ITEMS :]
-        joined = known.joined if known is not None else None
-        return Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip), KnownList(joined, last)
+        known = KnownList(None, last) if known is None else replace(known, tail=last)
+        return Ref(ref.line_id, ref.length + len(new), ref.base, ref.skip), known
 
     def _reopen(
         self, entry: Ref, known: KnownList | None
@@ -316,8 +360,8 @@ class ChannelPlan:
             before = yield from lines.bodies_of(self.codec, pieces)
             return Ref((yield from self._open([])), 0), KnownList(bytearray(), []), before
         line_id = yield from self._open(pieces)
-        joined = known.joined if known is not None else None
-        return Ref(line_id, entry.length, base=entry.length), KnownList(joined, []), ()
+        known = KnownList(None, []) if known is None else replace(known, tail=[])
+        return Ref(line_id, entry.length, base=entry.length), known, ()
 
     def _open(self, pieces: Sequence[Piece]) -> Op[int]:
         line_id = yield from lines.open_line(self.codec, pieces)
@@ -337,7 +381,9 @@ def _known(bodies: Sequence[bytes], ref: Ref) -> KnownList:
     count = ref.own_end % RUN_ITEMS
     # Own items that stand before the base are not the list's last: they are read when needed.
     tail = _last(bodies, count) if count <= ref.length - ref.base else []
-    return KnownList(joined if len(joined) <= LIST_BYTES_MAX else None, tail)
+    known = KnownList(joined, tail)
+    known.grow([])
+    return known
 
 
 def _last(bodies: Sequence[bytes], count: int) -> list[bytes]:

@@ -12,7 +12,7 @@ from ..kernel.operation import C, Op, deciding, large_query, one, operation, que
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from ..sessions.handle import SessionHandle
 from . import read
-from .changes import ChannelChange, Extend, Grown, Head, Heads, SetList, SetValue
+from .changes import ChannelChange, Comparison, Extend, Grown, Head, Heads, SetList, SetValue
 from .diff import Diff, compare
 from .keys import VERSIONS
 from .lines import RUN_ITEMS, Entry, Ref, list_header, manifest_of
@@ -260,10 +260,11 @@ class CheckpointOps(SessionHandle[C]):
         """Return how a list grew since a head, by comparing bytes; None if it did not."""
         codec = self.runtime.codec
         known, entry = head.lists.get(channel), head.manifest.get(channel)
-        joined = known.joined if known is not None else None
-        if not joined or not isinstance(entry, Ref) or len(value) < entry.length:
+        if known is None or not isinstance(entry, Ref) or len(value) < entry.length:
             return None
-        size_bytes = 0
+        comparison = Comparison(known)
+        if not comparison.is_possible:
+            return None
         buffer = bytearray()
         # A run at a time: what was just encoded is compared while the processor still has it.
         for start in range(0, entry.length, RUN_ITEMS):
@@ -273,11 +274,12 @@ class CheckpointOps(SessionHandle[C]):
             if not codec.encode_into(run, buffer):
                 return None
             with memoryview(buffer)[len(list_header(len(run))) :] as items:
-                if not joined.startswith(items, size_bytes):
+                if not comparison.add(items):
                     return None
-                size_bytes += len(items)
+        if not comparison.is_equal():
+            return None
         new = codec.encode_each(value[entry.length :], name=channel)
-        return Grown(head.id, new, joined, size_bytes, entry.length)
+        return Grown(head.id, new, entry, comparison.joined, comparison.joined_bytes)
 
 
 def require_kind(kind: object) -> None:

@@ -82,8 +82,21 @@ def doctor(
         bool, flag("--full", "SQLite: also compare every index with its table.")
     ] = False,
 ) -> Answer:
-    """Examine a store. The exit code is 1 if there is a problem; nothing is changed."""
-    findings = stores.check(url, namespace=namespace, full=full)
+    """Examine a store. The exit code is 1 if there is a problem; nothing is changed.
+
+    It reads every row once; a terminal shows how far it is and how long the rest will take.
+    """
+    from rich.progress import Progress
+
+    errors = output.console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as shown_progress:
+        task = shown_progress.add_task("Examining", total=None)
+
+        def progress(name: str, done: int, count: int) -> None:
+            text = f"Examining: {name}"
+            shown_progress.update(task, description=text, completed=done, total=count)
+
+        findings = stores.check(url, namespace=namespace, full=full, progress=progress)
 
     def shown() -> Iterator[Any]:
         from rich.text import Text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from typing import TypeAlias
 
 from ..errors import CorruptStore, HoldfastError, NotAStore, NotFound
 from ..formatting import plural
@@ -25,6 +26,8 @@ SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS
 FROM {leased}
 """
 WRITERS_MAX = 10_000
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""Told the name of the check that begins, how many are done, and how many there are."""
 
 
 class HealthOps:
@@ -72,9 +75,13 @@ def content_checks(driver: Runner, nouns: Sequence[Noun]) -> dict[str, partial[l
     }
 
 
-def findings_of(checks: Mapping[str, Callable[[], list[Finding]]]) -> Iterator[Finding]:
+def findings_of(
+    checks: Mapping[str, Callable[[], list[Finding]]], tell: Tell | None = None
+) -> Iterator[Finding]:
     """Yield what checks find; a store that cannot be read is a finding too."""
-    for name, check in checks.items():
+    for place, (name, check) in enumerate(checks.items()):
+        if tell is not None:
+            tell(name, place, len(checks))
         try:
             yield from check()
         except HoldfastError as error:
@@ -87,15 +94,17 @@ def inspect(target: Target, settings: Settings) -> StoreInfo:
         return info_of(driver, target)
 
 
-def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
-    """Examine a store. Raises only where there is nothing to examine."""
+def check(
+    target: Target, settings: Settings, *, full: bool, tell: Tell | None = None
+) -> list[Finding]:
+    """Examine a store, telling of each check. Raises only where there is nothing to examine."""
     found = [Finding("store", "ok", place(target))]
     if isinstance(target, SqliteTarget):
         found += file_findings(existing(target))
     try:
         with read_only_driver(target, settings) as driver:
             if isinstance(driver, SqliteReader):
-                found += findings_of(page_checks(driver, full=full))
+                found += findings_of(page_checks(driver, full=full), tell)
             elif isinstance(target, PostgresTarget):
                 from .postgres.health import server_checks
 
@@ -103,7 +112,7 @@ def check(target: Target, settings: Settings, *, full: bool) -> list[Finding]:
             info = info_of(driver, target)
             found.append(format_finding(info))
             if info.format == info.newest:
-                found += findings_of(content_checks(driver, settings.nouns))
+                found += findings_of(content_checks(driver, settings.nouns), tell)
     except NotAStore as error:
         # Whatever else was found is about a file that is none of ours.
         return [Finding("database", "problem", f"{error}.")]

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from ..arguments import require_text, require_text_or_none, require_whole
+from ..checkpoints.keys import VERSIONS
 from ..checkpoints.write import ITERATIONS
 from ..effects import Ledger
 from ..errors import InvalidArgument
@@ -406,7 +407,7 @@ def _channels(saved: Row) -> dict[str, Any]:
 
 def require_version_of(where: str, version: object) -> None:
     """Refuse what cannot number a checkpoint."""
-    require_whole(f"{where}: version", version, 1, 2**32 - 1)
+    require_whole(f"{where}: version", version, 1, VERSIONS - 1)
 
 
 def _spend(session: SessionRecord, spent: Any, at: int) -> SpendRecord:

@@ -25,6 +25,7 @@ from .items import (
 
 STALE_SECONDS = 120
 COUNTED_MAX = 1_000
+TYPES_MAX = 1_000
 NEWEST = "number DESC"
 
 LIST_ITEMS = f"{SELECT_ITEMS} WHERE number < :before"
@@ -49,11 +50,27 @@ SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
 FROM hf_work {condition} GROUP BY type, state
 """
 COUNT_ALL = COUNT_ITEMS.format(condition="")
-# Each of these states has its partial index; finished items are counted along the table.
+LIVE_STATES = ("pending", "scheduled", "in_progress", "review")
 COUNT_LIVE = " UNION ALL ".join(
-    COUNT_ITEMS.format(condition=f"WHERE state = '{state}'")
-    for state in ("pending", "scheduled", "in_progress", "review")
+    COUNT_ITEMS.format(condition=f"WHERE state = '{state}'") for state in LIVE_STATES
 )
+# One look into the index for each type, however many items it has.
+LIST_TYPES = """
+WITH RECURSIVE types (type) AS (
+    SELECT min(type) FROM hf_work
+    UNION ALL
+    SELECT (SELECT min(w.type) FROM hf_work w WHERE w.type > t.type)
+    FROM types t WHERE t.type IS NOT NULL
+)
+SELECT type FROM types WHERE type IS NOT NULL LIMIT :limit
+"""
+COUNT_SOME = """
+SELECT count(*) AS items, sum(:now - created_at) AS age_ms, min(created_at) AS oldest, :now AS now
+FROM (
+    SELECT created_at FROM hf_work WHERE type = :type AND state = :state
+    ORDER BY number LIMIT :limit
+) AS counted
+"""
 LEASE_HEALTH = """
 SELECT count(*) AS active,
     count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired,
@@ -88,6 +105,8 @@ class WorkCount:
     items: int
     average_age_seconds: float
     oldest_age_seconds: float
+    is_more: bool = False
+    """Whether there are more, which were not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +171,14 @@ def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
     ]
 
 
-def counts(*, finished: bool) -> Op[list[WorkCount]]:
-    """Count items by type and status."""
+def counts(*, finished: bool, at_most: int | None) -> Op[list[WorkCount]]:
+    """Count items by type and status, the oldest of each up to a number."""
     found: dict[tuple[str, WorkStatus], list[Row]] = {}
-    for row in (yield from rows(COUNT_ALL if finished else COUNT_LIVE)):
+    if at_most is None:
+        seen = yield from rows(COUNT_ALL if finished else COUNT_LIVE)
+    else:
+        seen = yield from _count_some(tuple(STATUS_OF) if finished else LIVE_STATES, at_most)
+    for row in seen:
         found.setdefault((row["type"], STATUS_OF[row["state"]]), []).append(row)
     counted = []
     for (type_, status), states in sorted(found.items()):
@@ -169,9 +192,21 @@ def counts(*, finished: bool) -> Op[list[WorkCount]]:
                 items=items,
                 average_age_seconds=age_ms / items / 1000,
                 oldest_age_seconds=(states[0]["now"] - oldest) / 1000,
+                is_more=at_most is not None and any(row["items"] >= at_most for row in states),
             )
         )
     return counted
+
+
+def _count_some(states: Sequence[str], at_most: int) -> Op[list[Row]]:
+    require_whole("at_most", at_most, 1, 2**31)
+    types = yield from rows(LIST_TYPES, limit=TYPES_MAX)
+    asked = [{"type": row["type"], "state": state} for row in types for state in states]
+    if not asked:
+        return []
+    found = yield from batch(*(Query(COUNT_SOME, {**each, "limit": at_most}) for each in asked))
+    pairs = zip(asked, found, strict=True)
+    return [{**each, **row} for each, [row] in pairs if row["items"]]
 
 
 def health(stale_seconds: float) -> Op[LeaseHealth]:
