@@ -20,6 +20,7 @@ from .kernel.operation import (
     Tx,
     deciding,
     large_query,
+    listed,
     one,
     operation,
     query,
@@ -292,7 +293,7 @@ class Work(Handle[C]):
             require_text(name.removesuffix("_id"), value)
         page = reports.page_of(given, statuses)
         bounds = {"before": reports.before_of(before), "limit": limit}
-        found = yield from rows(page, **given, **bounds)
+        found = yield from listed(page, **given, **bounds)
         return [WorkItem(self.runtime, row) for row in found]
 
     @query

@@ -12,7 +12,7 @@ from ..checkpoints.read import spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.nouns import find_row
-from ..kernel.operation import C, Handle, Lock, Op, Row, operation, query, rows
+from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows
 from ..kernel.sql import merged
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
@@ -382,7 +382,7 @@ class StoreEffects(Handle[C]):
             except SessionNotFound:
                 return []
             given["number"] = found_session["number"]
-        found = yield from rows(page, **given, after=after, limit=limit)
+        found = yield from listed(page, **given, after=after, limit=limit)
         return [self.ledger.effect(row) for row in found]
 
     @query

@@ -144,6 +144,8 @@ class Query:
     parameters: Mapping[str, object]
     must_find: bool = False
     """In a `Decide`: without a row of it the last statement must not be run."""
+    is_listing: bool = False
+    """Whether the best plan depends on how frequent the values are that are asked for."""
 
 
 @dataclass(slots=True)
@@ -214,6 +216,12 @@ Op: TypeAlias = Generator[Command, Any, R]
 def rows(sql: str, **parameters: object) -> Op[list[Row]]:
     """Run one statement and return its rows."""
     found: list[Row] = yield Query(sql, parameters)
+    return found
+
+
+def listed(sql: str, **parameters: object) -> Op[list[Row]]:
+    """Run the statement of a listing, which PostgreSQL plans for these very values."""
+    found: list[Row] = yield Query(sql, parameters, is_listing=True)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..codec import Codec
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
-from ..kernel.operation import Op, Row, one, rows
+from ..kernel.operation import Op, Row, listed, one
 from ..kernel.sql import merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
@@ -164,7 +164,7 @@ def find_place(id: str) -> Op[Row | None]:
 
 def list_rows(given: Mapping[str, Any], after: int, limit: int) -> Op[Sequence[Row]]:
     """Return a page of sessions in the order of their creation."""
-    return (yield from rows(page_of(tuple(given)), **given, after=after, limit=limit))
+    return (yield from listed(page_of(tuple(given)), **given, after=after, limit=limit))
 
 
 @functools.cache

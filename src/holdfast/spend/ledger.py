@@ -28,6 +28,7 @@ from ..kernel.operation import (
     Row,
     batch,
     fresh_id,
+    listed,
     one,
     operation,
     query,
@@ -433,7 +434,7 @@ def _listed(
         along = "" if "session_id" in given else "INDEXED BY ix_spend_doubt"
     text = " AND ".join([LIST_SPENDS.format(along=along), *conditions])
     text = f"{text} ORDER BY number LIMIT :limit"
-    found = yield from rows(text, **given, after=after, limit=limit)
+    found = yield from listed(text, **given, after=after, limit=limit)
     return [_spend(codec, row) for row in found]
 
 

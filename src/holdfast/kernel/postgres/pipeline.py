@@ -45,6 +45,7 @@ class _Dumped(NamedTuple):
     key: _Key
     values: Any
     formats: Any
+    may_prepare: bool
 
 
 class Silent(psycopg.OperationalError):
@@ -211,19 +212,19 @@ class Link:
 
     def _dump(self, message: Message) -> _Dumped:
         if not message.values:
-            return _Dumped((message.text, ()), None, None)
+            return _Dumped((message.text, ()), None, None, message.may_prepare)
         wanted = [PyFormat.AUTO] * len(message.values)
         values = self._transformer.dump_sequence(message.values, wanted)
         key = (message.text, self._transformer.types or ())
-        return _Dumped(key, values, self._transformer.formats)
+        return _Dumped(key, values, self._transformer.formats, message.may_prepare)
 
     def _enqueue(self, message: _Dumped) -> _Key | None:
         """Hand one message to libpq; return what it prepares besides, if anything."""
-        key, values, formats = message
+        key, values, formats, may_prepare = message
         text, types = key
         name, made = self._prepared.get(key), None
         if name is None:
-            if not self._prepares or len(self._prepared) >= PREPARED_MAX:
+            if not (self._prepares and may_prepare) or len(self._prepared) >= PREPARED_MAX:
                 self._pgconn.send_query_params(text.encode(), values, types, formats, Format.BINARY)
                 return None
             name, made = b"holdfast_%d" % next(self._numbers), key
@@ -308,6 +309,8 @@ class Message:
     boundary: Boundary = "statement"
     is_unread: bool = False
     """Set where nobody looks at the rows that come back."""
+    may_prepare: bool = True
+    """Not set where a plan for any values is not good enough."""
 
 
 @dataclass(slots=True)

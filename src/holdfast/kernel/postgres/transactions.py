@@ -390,7 +390,8 @@ class Transactions:
     def message(self, query: Query) -> Message:
         """Return a query as the server takes it."""
         statement = self.dialect.statement(query.sql)
-        return Message(statement.text, statement.values(query.parameters))
+        values = statement.values(query.parameters)
+        return Message(statement.text, values, may_prepare=not query.is_listing)
 
     def _changes(self, query: Query, reply: Reply) -> bool:
         statement = self.dialect.statement(query.sql)
