@@ -36,6 +36,7 @@ TOPIC_BYTES_MAX = 4_000
 # When more trees than this have changed, they are not told one by one.
 TREES_TOLD_MAX = 8
 PIPE_BYTES = 65_536
+LISTEN, UNLISTEN = sql.SQL("LISTEN {}"), sql.SQL("UNLISTEN {}")
 
 
 class Wakeups:
@@ -207,12 +208,12 @@ class Doorbell:
         served = self._served()
         wanted = {channel: each for each in served for channel in each.channels}
         new = wanted.keys() - self._heard
-        messages = [_listening("LISTEN", channel) for channel in sorted(new)]
+        messages = [_naming(LISTEN, channel) for channel in sorted(new)]
         # Those who make changes of trees look for who has said that it listens.
         announced = {wanted[channel] for channel in new if channel == wanted[channel].tree_channel}
         messages += [Message(each.followers.announcement) for each in announced]
         gone = self._heard - wanted.keys()
-        messages += [_listening("UNLISTEN", channel) for channel in sorted(gone)]
+        messages += [_naming(UNLISTEN, channel) for channel in sorted(gone)]
         left = (each for each in self._wakeups.values() if each.tree_channel in gone)
         messages += [Message(each.followers.farewell) for each in left]
         if messages:
@@ -256,8 +257,8 @@ class Doorbell:
             raise
 
 
-def _listening(word: str, channel: str) -> Message:
-    return Message(sql.SQL(f"{word} {{}}").format(sql.Identifier(channel)).as_string())
+def _naming(statement: sql.SQL, channel: str) -> Message:
+    return Message(statement.format(sql.Identifier(channel)).as_string())
 
 
 def _told(topics: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
