@@ -55,6 +55,11 @@ LISTINGS: dict[str, Listing] = {
     "effects(status=completed)": lambda tx, _: tx.effects(status="completed"),
     "effects(tool=)": lambda tx, _: tx.effects(tool=RARE),
     "effects(tool=, status=)": lambda tx, _: tx.effects(tool=RARE, status="failed"),
+    "effects(tool=, status=), rare of a frequent tool": lambda tx, _: tx.effects(
+        tool="search", status="failed"
+    ),
+    "effects(tool=, status=issued)": lambda tx, _: tx.effects(tool="search", status="issued"),
+    "effects(session=, status=)": lambda tx, _: tx.effects(session=BIG, status="failed"),
     "effects(session=)": lambda tx, _: tx.effects(session=BIG),
     "effects(key=)": lambda tx, _: tx.effects(key="key 77"),
     "effects(key=), an idempotency key": lambda tx, _: tx.effects(key="idempotency 77"),

@@ -68,10 +68,11 @@ OF_SESSION = (
 LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
 EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
 UNSETTLED_EFFECTS = " UNION ALL ".join(
-    f"{SELECT_EFFECTS} WHERE {each} AND status IN ('issued', 'unknown') AND {{which}}"
-    for each in OF_SESSION
+    f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND {{which}}" for each in OF_SESSION
 )
-UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(which=f"(status = 'unknown' OR {IS_ABANDONED})")
+UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
+    which=f"status IN ('unknown', 'issued') AND (status = 'unknown' OR {IS_ABANDONED})"
+)
 PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
 RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high
@@ -90,7 +91,8 @@ def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
     conditions = {name: f"{name} = :{name}" for name in columns}
     if status is not None:
         # By name, as the partial indexes have it.
-        conditions["status"] = f"status = '{status}'"
+        rare = "" if status == "completed" else " AND status <> 'completed'"
+        conditions["status"] = f"status = '{status}'{rare}"
     if "key" in columns:
         conditions["key"] = OF_KEY
     parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]

@@ -89,9 +89,12 @@ CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
 
 CREATE INDEX ix_effects_failed ON hf_effects (number) WHERE status = 'failed';
 
--- What has no outcome, of one session among all that it has done.
-CREATE INDEX ix_effects_unsettled ON hf_effects (session_number, number)
-WHERE status IN ('issued', 'unknown');
+-- What was not completed is rare: of one session, and of one tool.
+CREATE INDEX ix_effects_rare_session ON hf_effects (session_number, status, number)
+WHERE status <> 'completed';
+
+CREATE INDEX ix_effects_rare_tool ON hf_effects (tool, status, number)
+WHERE status <> 'completed';
 
 CREATE INDEX ix_effects_tool ON hf_effects (tool, number);
 
