@@ -22,8 +22,8 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (59, 14, 12),
-    "save": (64, 14, 12),
+    "append": (62, 14, 12),
+    "save": (71, 14, 12),
     "call": (116, 20, 16),
     "claim": (43, 11, 12),
     "complete": (42, 10, 11),

@@ -321,10 +321,10 @@ class ChannelPlan:
         known = self.lists.get(channel)
         if ref is None:
             ref, known = Ref((yield from self._open([])), 0), KnownList(bytearray(), [])
-        _require_room(channel, ref.length + len(new))
         grown: list[bytes] = []
         while new:
             if not ref.is_open or ref.own_end == ITEMS:
+                _require_room(channel, ref.length + len(new))
                 ref, known, before = yield from self._reopen(ref, known)
                 grown, new = ([], [*before, *new]) if before else (grown, new)
             room = ITEMS - ref.own_end
