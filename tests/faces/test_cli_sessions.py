@@ -322,6 +322,7 @@ def test_prune_archives_vacuums_and_tells(filled: Any, quick: Run, tmp_path: Pat
     assert len(file.read_text().splitlines()) == 3
     assert data(quick("prune", "--keep", "10", "--archive", file, "--yes", "--json")) == {
         "sessions": 0, "checkpoints": 0, "archived": 0, "lines": 0, "writers": 0, "items": 0,
+        "events": 0, "state_changes": 0,
         "effects": 0, "is_vacuumed": False, "damaged": [],
     }  # fmt: skip
     wrong = quick("prune", "--keep", "0", "--yes")

@@ -63,7 +63,11 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "promote": (noun.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
     "next due": (noun.NEXT_DUE, {}, {"ix_work_scheduled"}),
     "old": (noun.FIND_OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
-    "of a session": (noun.LIVE_OF_SESSIONS, {"numbers": '{"1": null}'}, {"ix_work_session"}),
+    "of a session": (
+        noun.LIVE_OF_SESSIONS,
+        {"numbers": '{"1": null}', "limit": 5},
+        {"ix_work_session"},
+    ),
     "waiting for an effect": (noun.WAITING_FOR_EFFECT, {"effect_id": "e"}, {"ix_work_waits"}),
     "key": (submission.LIVE_WITH_KEY, {"queue": "a", "key": "k"}, {"ux_work_key"}),
     "dead": (reports.LIST_DEAD, PAGE, {"ix_work_state", "ux_work_redriven"}),
