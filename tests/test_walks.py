@@ -22,11 +22,11 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (62, 14, 12),
-    "save": (71, 14, 12),
-    "call": (116, 20, 16),
+    "append": (63, 14, 12),
+    "save": (72, 14, 12),
+    "call": (117, 20, 16),
     "claim": (43, 11, 12),
-    "complete": (42, 10, 11),
+    "complete": (43, 10, 11),
 }
 
 

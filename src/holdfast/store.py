@@ -164,7 +164,10 @@ class StoreHandle(
     def backup(
         self, path: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Flow[None]:
-        """Copy the live database into a new SQLite file, one consistent moment of it."""
+        """Copy the live database into a new SQLite file, one consistent moment of it.
+
+        That moment is held while it is read: on PostgreSQL dead rows stay, on SQLite the log grows.
+        """
         yield from invoke(back_up, self.runtime.driver, path, progress)
 
 

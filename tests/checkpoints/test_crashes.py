@@ -17,8 +17,9 @@ import holdfast.kernel.postgres  # Imported once, not in each of a thousand chil
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.changes import Head
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
-from holdfast.checkpoints.removal import prunable, remove_versions
+from holdfast.checkpoints.removal import read_plan, remove_planned
 from holdfast.kernel.nouns import Retention
+from holdfast.kernel.operation import Call
 from holdfast.testing.crashes import CrashPoints
 from tests.checkpoints import tables
 from tests.checkpoints.looking import Look
@@ -157,15 +158,13 @@ def grown(family: Family) -> None:
     family.session("grandchild").lease("driver", 600)
 
 
-def pruned(family: Family) -> list[int]:
-    number = family.session().number
-
-    def prune(tx: holdfast.Transaction) -> holdfast.Op[list[int]]:
-        keys = yield from prunable(Retention(keep=2, work_ms=0, key_ms=0, effect_ms=0), number)
-        yield from remove_versions(tx.runtime.codec, number, keys)
-        return keys
-
-    return family.store.run(prune)
+def pruned(family: Family) -> None:
+    """The last pass of a prune, which also releases lines."""
+    session, runtime = family.session(), family.store.runtime
+    row = {"number": session.number, "id": session.id, "root_id": session.root_id}
+    given = (Retention(keep=2, work_ms=0, key_ms=0, effect_ms=0), row)
+    plan = runtime.run(Call(read_plan, runtime, (*given, True)))
+    runtime.run(Call(remove_planned, runtime, (*given, plan)))
 
 
 def composed(family: Family) -> None:

@@ -489,6 +489,33 @@ def test_doctor_finds_a_log_that_only_grows(quick: Run, file: Path) -> None:
     os.truncate(log, sqlite.WAL_BYTES_MAX + 1)
     result = quick("doctor", "--json")
     assert (result.returncode, bad(result)) == (0, ["warning: wal size"])
+    (found,) = (each for each in json.loads(result.stdout) if each["check"] == "wal size")
+    assert "unless a reader that never ends keeps it" in found["advice"]
+
+
+def test_doctor_names_who_has_a_file_open(file: Path) -> None:
+    assert sqlite.users_of(file) == []
+    with file.open("rb") as opened:
+        holder = subprocess.Popen(["sleep", "60"], stdin=opened)
+        try:
+            assert sqlite.users_of(file) == [holder.pid]
+        finally:
+            holder.kill()
+            holder.wait()
+
+
+def test_doctor_names_what_holds_back_dead_rows() -> None:
+    assert server.slots_finding([]).level == "ok"
+    assert server.prepared_finding([]).level == "ok"
+    slot = server.slots_finding([{"name": "old", "transactions": 1_200_000}])
+    assert (slot.level, slot.message) == (
+        "warning",
+        "1 replication slot without a reader: 'old', 1,200,000 transactions behind.",
+    )
+    prepared = server.prepared_finding([{"name": "x", "seconds": 4_000}])
+    assert (prepared.level, prepared.message) == (
+        "warning", "1 transaction prepared for long: 'x' for 4,000 s.",
+    )  # fmt: skip
 
 
 def test_doctor_takes_a_store_without_a_log_for_sound(quick: Run, file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.sqlite import connection as sqlite
+from holdfast.kernel.sqlite import transactions
 from holdfast.testing.nouns import Counter
 from tests.internals import engine_of
 
@@ -76,3 +77,30 @@ def test_a_schema_is_not_trusted_and_no_database_is_attached(
     with pytest.raises(apsw.SQLError, match="unsafe use of effect"):
         writer.execute("SELECT * FROM hostile").fetchall()
     assert list((tmp_path).glob("other.db")) == []
+
+
+def test_the_log_is_given_back_once_a_long_reader_is_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "WAL_BYTES_KEPT", 2**18)
+    monkeypatch.setattr(transactions, "WAL_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(transactions, "WAL_WAIT_MS", 1)
+    log = path.with_name(f"{path.name}-wal")
+    with holdfast.open(f"sqlite:///{path}", durability="normal") as store:
+        session = store.session("s")
+        engine: Any = engine_of(store)
+        with engine._lend() as reader:
+            reader.execute("BEGIN")
+            before = reader.execute("SELECT count(*) FROM hf_checkpoints").fetchall()
+            while log.stat().st_size < 2**22:
+                session.save(text="x" * 100_000)
+            session.save(text="x")
+            assert log.stat().st_size >= 2**22
+            assert reader.execute("SELECT count(*) FROM hf_checkpoints").fetchall() == before
+            reader.execute("ROLLBACK")
+        session.save(text="y")
+        assert log.stat().st_size <= 2**18
+        newest = session.latest()
+        assert newest is not None
+        assert newest["text"] == "y"
+        assert engine.writer.connection.pragma("busy_timeout") == sqlite.BUSY_MS

@@ -235,7 +235,7 @@ def test_parts_run_together_ask_in_one_batch_and_get_their_own_answers() -> None
             told.append(command)
     assert result == [["a 0"], ["b 0", "b 1", "yes"], []]
     assert batches == [["a 0", "b 0"], ["b 1"], ["no", "yes"]]
-    assert [each.session_id for each in told] == ["c", "a", "b", "told"]
+    assert [each.session_id for each in told] == ["a", "b", "told", "c"]
 
 
 TOLD = Emit("root", "told", "told", b"")

@@ -10,7 +10,7 @@ process that is killed loses nothing: the next prune does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 
@@ -51,7 +51,7 @@ from .lines import (
 from .read import READ_VERSION, header, read_delta, resume_row
 
 SESSIONS_PER_PAGE = 200
-VERSIONS_PER_PASS = 1_000
+VERSIONS_PER_PASS = 250
 ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
 LINES_PER_PASS = 1_000
 LINES_PER_BATCH = 100
@@ -140,13 +140,18 @@ def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
     """Read every manifest of some sessions once, to know what of which line they need."""
     needs = LineNeeds()
     for number in numbers:
-        bounds = {"high": (number + 1) * VERSIONS, "limit": MANIFESTS_PER_PAGE}
-        after = number * VERSIONS
-        while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
-            for row in page:
-                yield from needs.add(codec, manifest_of(codec, row))
-            after = page[-1]["key"]
+        yield from _read_behind(codec, number * VERSIONS, lambda _: needs)
     return needs
+
+
+def _read_behind(codec: Codec, after: int, needs_of: Callable[[int], LineNeeds]) -> Op[int]:
+    """Read the manifests of a session behind a key, each as a need, and return the last key."""
+    bounds = {"high": (after // VERSIONS + 1) * VERSIONS, "limit": MANIFESTS_PER_PAGE}
+    while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
+        for row in page:
+            yield from needs_of(row["key"]).add(codec, manifest_of(codec, row))
+        after = page[-1]["key"]
+    return after
 
 
 def bounds_of(number: int) -> dict[str, int]:
@@ -159,21 +164,6 @@ def bounds_of_line(line_id: int) -> dict[str, int]:
     """Return the bounds of the keys of a line's items."""
     low = line_id * ITEMS
     return {"line_id": line_id, "low": low, "high": low + ITEMS}
-
-
-def remove_versions(codec: Codec, number: int, keys: Sequence[int]) -> Op[None]:
-    """Remove some checkpoints of a session, and the lines that only they used."""
-    removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
-    yield from through_door(f"prune {number}", *removals)
-    ends = (yield from read_needs(codec, [number])).ends
-    used = {row["line_id"] for row in (yield from rows(LIST_USES, number=number))}
-    yield from release_lines(number, sorted(used - ends.keys()))
-    tails = []
-    for line_id, end in ends.items():
-        low, run = line_id * ITEMS, end // RUN_ITEMS * RUN_ITEMS
-        tails.append({"run": low + run, "low": low + end, "high": low + ITEMS})
-    found = yield from _each(FIND_TAIL, tails)
-    yield from cut_tails(codec, [row["key"] // ITEMS for row in found])
 
 
 def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
@@ -259,19 +249,114 @@ def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
 
 
 def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow[tuple[int, int]]:
+    """Remove what may go of one session; return how many versions went, and were archived.
+
+    The lines are released when the last versions are about to go: who is killed before that has
+    left versions to remove, and the next prune comes to the lines too.
+    """
     removed = archived = 0
-    while True:
-        only: list[int] | None = None
+    while plan := (yield from perform(read_plan, runtime, retention, session, not removed)):
         if retention.archive is not None:
-            only, lines = yield from perform(read_prunable, runtime, retention, session)
-            if not only:
-                return removed, archived
-            yield from invoke(retention.archive.append, lines)
-            archived += len(lines)
-        count = yield from perform(remove_prunable, runtime, retention, session, only)
-        removed += count
-        if only is None and count < VERSIONS_PER_PASS:
-            return removed, archived
+            yield from invoke(retention.archive.append, plan.lines)
+            archived += len(plan.lines)
+        for start in range(0, len(plan.unused), LINES_PER_BATCH):
+            some = plan.unused[start : start + LINES_PER_BATCH]
+            yield from perform(release_unused, runtime, session, plan, some)
+        removed += yield from perform(remove_planned, runtime, retention, session, plan)
+        if plan.is_last:
+            break
+    return removed, archived
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one pass removes from a session."""
+
+    keys: list[int]
+    lines: list[str] = field(default_factory=list)
+    """The versions as lines of the archive."""
+    is_last: bool = False
+    newest: int = 0
+    """The last version that was looked at; those that came later may need any line."""
+    unused: list[int] = field(default_factory=list)
+    """Lines that no version needs any more."""
+    going: list[int] = field(default_factory=list)
+    """Lines that only the versions of this pass need."""
+    tails: list[int] = field(default_factory=list)
+    """Lines with items beyond what the versions that stay need."""
+
+
+@large_query
+def read_plan(
+    runtime: Runtime, retention: Retention, session: Row, is_first: bool
+) -> Op[Plan | None]:
+    """Return what the next pass removes, or None; nobody waits while it is worked out."""
+    codec, number = runtime.codec, session["number"]
+    keys = yield from prunable(retention, number, VERSIONS_PER_PASS + 1)
+    plan = Plan(keys[:VERSIONS_PER_PASS])
+    if retention.archive is not None:
+        plan.keys, plan.lines = yield from _archived(codec, session["id"], plan.keys)
+    plan.is_last = len(plan.keys) == len(keys)
+    if not plan.keys:
+        return None
+    if not plan.is_last:
+        if is_first:
+            # One that cannot be read leaves the session as it is.
+            yield from read_needs(codec, [number])
+        return plan
+    staying, leaving, chosen = LineNeeds(), LineNeeds(), frozenset(plan.keys)
+    plan.newest = yield from _read_behind(
+        codec, number * VERSIONS, lambda key: leaving if key in chosen else staying
+    )
+    used = {row["line_id"] for row in (yield from rows(LIST_USES, number=number))}
+    plan.unused = sorted(used - staying.ends.keys() - leaving.ends.keys())
+    plan.going = sorted((used & leaving.ends.keys()) - staying.ends.keys())
+    tails = []
+    for line_id, end in staying.ends.items():
+        low, run = line_id * ITEMS, end // RUN_ITEMS * RUN_ITEMS
+        tails.append({"run": low + run, "low": low + end, "high": low + ITEMS})
+    plan.tails = [row["key"] // ITEMS for row in (yield from _each(FIND_TAIL, tails))]
+    return plan
+
+
+@operation
+def release_unused(runtime: Runtime, session: Row, plan: Plan, line_ids: Sequence[int]) -> Op[None]:
+    """Release lines that no version needed when the plan was made, and none does now."""
+    yield Lock(session["root_id"])
+    yield from _release(runtime.codec, session["number"], plan, line_ids, [])
+
+
+@operation
+def remove_planned(runtime: Runtime, retention: Retention, session: Row, plan: Plan) -> Op[int]:
+    """Remove the versions of a plan that may still go, with their lines, and tell the feed."""
+    yield Lock(session["root_id"])
+    # Since they were chosen, one may have been pinned, attested or forked.
+    number, planned = session["number"], set(plan.keys)
+    keys = sorted(planned.intersection((yield from prunable(retention, number, len(planned)))))
+    if not keys:
+        return 0
+    removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
+    yield from through_door(f"prune {number}", *removals)
+    if plan.is_last:
+        yield from _release(runtime.codec, number, plan, plan.going, planned.difference(keys))
+        yield from cut_tails(runtime.codec, plan.tails)
+    data = {"versions": _ranges([key % VERSIONS for key in keys]), "count": len(keys)}
+    where = (session["root_id"], session["id"])
+    yield from emit(runtime.codec, *where, "checkpoints_pruned", data)
+    return len(keys)
+
+
+def _release(
+    codec: Codec, number: int, plan: Plan, line_ids: Sequence[int], spared: Iterable[int]
+) -> Op[None]:
+    """Release lines, except what later versions and those that were spared need."""
+    needs = LineNeeds()
+    yield from _read_behind(codec, plan.newest, lambda _: needs)
+    for key in spared:
+        row = yield from one(READ_VERSION, key=key)
+        if row is not None:
+            yield from needs.add(codec, manifest_of(codec, row))
+    yield from release_lines(number, [id for id in line_ids if id not in needs.ends])
 
 
 @query
@@ -284,22 +369,20 @@ def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
     return (yield from rows(LIST_LONG_SESSIONS, after=after, **wanted))
 
 
-@large_query
-def read_prunable(
-    runtime: Runtime, retention: Retention, session: Row
+def _archived(
+    codec: Codec, session_id: str, chosen: Sequence[int]
 ) -> Op[tuple[list[int], list[str]]]:
-    """Return the next versions to remove, as keys and as lines of the archive."""
-    codec = runtime.codec
+    """Return versions as lines of the archive, as many as one pass takes, and their keys."""
     keys: list[int] = []
     lines: list[str] = []
     before: Manifest = {}
     after: int | None = None
     size = 0
-    for key in (yield from prunable(retention, session["number"])):
+    for key in chosen:
         row = yield from one(READ_VERSION, key=key)
         if row is None or size > ARCHIVED_CHARACTERS_PER_PASS:
             break
-        checkpoint = header(codec, session["id"], row)
+        checkpoint = header(codec, session_id, row)
         manifest = manifest_of(codec, row)
         delta = yield from read_delta(codec, before, manifest, with_before=False)
         dropped = before.keys() - manifest.keys()
@@ -309,27 +392,6 @@ def read_prunable(
         lines.append(line)
         size += len(line)
     return keys, lines
-
-
-@operation
-def remove_prunable(
-    runtime: Runtime, retention: Retention, session: Row, only: Collection[int] | None
-) -> Op[int]:
-    """Remove what may go now, of `only` these if given, and tell the feed."""
-    yield Lock(session["root_id"])
-    keys = yield from prunable(retention, session["number"])
-    if only is not None:
-        # Since they were archived, one may have been pinned, attested or forked.
-        keys = sorted(set(keys) & set(only))
-    if keys:
-        yield from remove_versions(runtime.codec, session["number"], keys)
-        data = {
-            "versions": _ranges([key % VERSIONS for key in keys]),
-            "count": len(keys),
-        }
-        where = (session["root_id"], session["id"])
-        yield from emit(runtime.codec, *where, "checkpoints_pruned", data)
-    return len(keys)
 
 
 @large_query
@@ -344,8 +406,8 @@ def remove_unused(_: Runtime, line_ids: list[int]) -> Op[None]:
     yield from release_lines(0, line_ids)
 
 
-def prunable(retention: Retention, number: int) -> Op[list[int]]:
-    """Return the keys of versions that may be removed, the oldest first, a bounded number."""
+def prunable(retention: Retention, number: int, limit: int) -> Op[list[int]]:
+    """Return the keys of versions that may be removed, the oldest first, at most `limit`."""
     protected = set()
     # A fork may still resume from before its fork point, in this session.
     forks = yield from rows(LIST_FORKS, number=number)
@@ -354,9 +416,9 @@ def prunable(retention: Retention, number: int) -> Op[list[int]]:
         if row is not None and row["key"] // VERSIONS == number:
             protected.add(row["key"])
     given = {"keep": retention.keep, "key_ms": retention.key_ms}
-    limit = VERSIONS_PER_PASS + len(protected)
-    found = yield from rows(LIST_PRUNABLE, **bounds_of(number), **given, limit=limit)
-    return [row["key"] for row in found if row["key"] not in protected][:VERSIONS_PER_PASS]
+    more = limit + len(protected)
+    found = yield from rows(LIST_PRUNABLE, **bounds_of(number), **given, limit=more)
+    return [row["key"] for row in found if row["key"] not in protected][:limit]
 
 
 def _ranges(versions: list[int]) -> list[list[int]]:

@@ -171,6 +171,7 @@ class Execution(Generic[R]):
         self.queries: list[Query] = []
         self.statements = 0
         self.locked: set[str] = set()
+        self._last_locked = ""
         self.is_lock_immediate = False
         """Whether the current queries lock a tree that must be free at once."""
         self.emits: list[Emit] = []
@@ -291,7 +292,8 @@ class Execution(Generic[R]):
     def _lock(self, root_id: str) -> Query | None:
         if root_id in self.locked:
             return None
-        may_wait = not self.locked or root_id > max(self.locked)
+        may_wait = root_id > self._last_locked
+        self._last_locked = max(self._last_locked, root_id)
         self.is_lock_immediate |= not may_wait
         self.locked.add(root_id)
         return self._services.lock(root_id, may_wait)

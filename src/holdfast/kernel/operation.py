@@ -248,16 +248,18 @@ def decide(
 def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
     """Run parts of one operation that need nothing of each other, side by side.
 
-    What they ask next is one batch. None may ask for what must be found.
+    What they ask next is one batch. Their events are emitted in their order, at the end. None may
+    ask for what must be found.
     """
     running = dict(enumerate(ops))
     answers: dict[int, Any] = dict.fromkeys(running)
     results: dict[int, R] = {}
+    told: dict[int, list[Emit]] = {place: [] for place in running}
     while running:
         asked: dict[int, Query | Lock | Batch | Decide] = {}
         for place, op in list(running.items()):
             try:
-                asked[place] = yield from _next_question(op, answers[place])
+                asked[place] = yield from _next_question(op, answers[place], told[place])
             except _Ended as ended:
                 results[place] = ended.result
                 del running[place]
@@ -268,8 +270,10 @@ def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
         for place, question in asked.items():
             answer = [next(found) for _ in commands[place]]
             if isinstance(question, Decide) and answer[-1]:
-                yield from question.emits
+                told[place] += question.emits
             answers[place] = answer[0] if isinstance(question, Query | Lock) else answer
+    for emits in told.values():
+        yield from emits
     return [results[place] for place in sorted(results)]
 
 
@@ -280,7 +284,7 @@ class _Ended(Exception):
         self.result = result
 
 
-def _next_question(op: Op[Any], answer: Any) -> Op[Query | Lock | Batch | Decide]:
+def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Query | Lock | Batch | Decide]:
     """Pass on what an operation yields until it asks for rows. Raises _Ended at its end."""
     while True:
         try:
@@ -289,7 +293,11 @@ def _next_question(op: Op[Any], answer: Any) -> Op[Query | Lock | Batch | Decide
             raise _Ended(stop.value) from None
         if isinstance(command, Query | Lock | Batch | Decide):
             return command
-        answer = yield command
+        answer = None
+        if isinstance(command, Emit):
+            told.append(command)
+        else:
+            answer = yield command
 
 
 def _commands(question: Query | Lock | Batch | Decide) -> Sequence[Query | Lock]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...clock import SystemClock
 from ...formatting import plural
@@ -33,6 +33,22 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
     AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL OR state LIKE 'idle in transaction%')
     AND xact_start < now() - make_interval(secs => CAST(:seconds AS INTEGER))
 ORDER BY xact_start
+"""
+LIST_PREPARED = """
+SELECT gid AS name, CAST(extract(epoch FROM now() - prepared) AS BIGINT) AS seconds
+FROM pg_prepared_xacts
+WHERE database = current_database()
+    AND prepared < now() - make_interval(secs => CAST(:seconds AS INTEGER))
+ORDER BY prepared
+"""
+# A slot that nobody reads holds back the rows its reader has not seen as deleted, for ever.
+LIST_IDLE_SLOTS = """
+SELECT slot_name AS name,
+    CASE WHEN age(catalog_xmin) > coalesce(age(xmin), 0) THEN age(catalog_xmin) ELSE age(xmin) END
+        AS transactions
+FROM pg_replication_slots
+WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL)
+ORDER BY slot_name
 """
 COUNT_DEAD_ROWS = """
 SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_user_tables
@@ -66,6 +82,10 @@ def server_checks(driver: Runner, schema: str) -> dict[str, Callable[[], list[Fi
     return {
         "server": lambda: setting_findings(row),
         "old transactions": lambda: [transactions_finding(driver)],
+        "prepared transactions": lambda: [
+            prepared_finding(_rows(driver, LIST_PREPARED, seconds=TRANSACTION_SECONDS_MAX))
+        ],
+        "replication slots": lambda: [slots_finding(_rows(driver, LIST_IDLE_SLOTS))],
         "dead rows": lambda: dead_row_findings(driver, schema, row),
         "clock": lambda: [clock_finding(driver)],
     }
@@ -145,6 +165,29 @@ def transactions_finding(driver: Runner) -> Finding:
     message = f"{plural(len(found), 'transaction')} open for long: {shown}."
     advice = "Dead rows stay while they last: end them, or pg_terminate_backend(process)."
     return Finding.of("old transactions", message, warning=advice)
+
+
+def prepared_finding(found: Sequence[Row]) -> Finding:
+    """Look for transactions that were prepared and neither committed nor rolled back."""
+    name = "prepared transactions"
+    if not found:
+        return Finding.of(name, "None was left prepared.")
+    shown = "; ".join(f"{row['name']!r} for {row['seconds']:,} s" for row in found[:SHOWN_MAX])
+    message = f"{plural(len(found), 'transaction')} prepared for long: {shown}."
+    advice = "Dead rows stay while they last: COMMIT PREPARED or ROLLBACK PREPARED each."
+    return Finding.of(name, message, warning=advice)
+
+
+def slots_finding(found: Sequence[Row]) -> Finding:
+    """Look for replication slots without a reader that keep dead rows from being removed."""
+    if not found:
+        return Finding.of("replication slots", "None without a reader holds back dead rows.")
+    shown = "; ".join(
+        f"{row['name']!r}, {row['transactions']:,} transactions behind" for row in found[:SHOWN_MAX]
+    )
+    message = f"{plural(len(found), 'replication slot')} without a reader: {shown}."
+    advice = "Dead rows stay while it lasts: start its reader, or pg_drop_replication_slot(name)."
+    return Finding.of("replication slots", message, warning=advice)
 
 
 def dead_row_findings(driver: Runner, schema: str, server: Row) -> list[Finding]:

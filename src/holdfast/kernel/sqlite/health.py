@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ WAL_BYTES_MAX = 64 * 1024 * 1024
 FREE_BYTES_MIN = 64 * 1024 * 1024
 FREE_BYTES_LOW = 512 * 1024 * 1024
 MESSAGES_MAX = 10
+USERS_SHOWN_MAX = 10
 
 
 def file_findings(path: Path) -> list[Finding]:
@@ -54,8 +57,23 @@ def wal_finding(path: Path) -> Finding:
     wal = path.with_name(f"{path.name}-wal")
     count = wal.stat().st_size if wal.exists() else 0
     message = f"The write-ahead log has {size(count)}, the database {size(path.stat().st_size)}."
-    advice = "A reader that never ends keeps the log from being moved: end old processes."
-    return Finding.of("wal size", message, warning=advice if count > WAL_BYTES_MAX else "")
+    if count <= WAL_BYTES_MAX:
+        return Finding.of("wal size", message)
+    advice = "The next write shrinks it, unless a reader that never ends keeps it."
+    if users := users_of(path):
+        shown = ", ".join(map(str, users[:USERS_SHOWN_MAX]))
+        advice = f"{advice} The database is open in process {shown}: end what is not needed."
+    return Finding.of("wal size", message, warning=advice)
+
+
+def users_of(path: Path) -> list[int]:
+    """Return the other processes that have a file open, as far as the system tells us."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(link), os.stat(path)):
+                found.add(int(link.parts[2]))
+    return sorted(found - {os.getpid()})
 
 
 def file_system_finding(path: Path) -> Finding:

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +40,17 @@ from ..driver import Boundary, Execution, Point, Settings
 from ..operation import Query, Row
 from ..sql import Dialect, Statement
 from ..threads import Thread
-from .connection import connect, lock_error, prepare_file, translate
+from .connection import BUSY_MS, connect, lock_error, prepare_file, translate
 
 R = TypeVar("R")
 
 # File systems tell time in ticks of up to two seconds: of two changes within one tick, a look
 # between them sees nothing of the second. A directory that changed longer ago tells of the next.
 SETTLED_MS = 3_000
+# A WAL that has grown beyond this is shrunk, looked at so often, and readers waited for so long.
+WAL_BYTES_KEPT = 16 * 2**20
+WAL_LOOK_SECONDS = 1.0
+WAL_WAIT_MS = 50
 
 
 def fetch(
@@ -240,6 +245,7 @@ class Writer:
         self._batch = 0
         self._now_ms = 0
         self._is_wal_moved = False
+        self._wal_looked_at = 0.0
         self._runs_uncounted = False
         self.files = Files(path)
         prepare_file(path, vfs)
@@ -345,6 +351,7 @@ class Writer:
             has_changed = self._runs_uncounted or connection.total_changes() != changes_before
             if has_changed and any(job.error is None for job in jobs):
                 self._commit(jobs[0])
+                self._shrink_wal()
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
@@ -486,6 +493,28 @@ class Writer:
         with contextlib.suppress(apsw.FullError):
             self.open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             self._is_wal_moved = True
+
+    def _shrink_wal(self) -> None:
+        """Give back what the WAL took while a long reader kept it, now and then.
+
+        SQLite itself only writes it anew from its start. Readers are not waited for long.
+        """
+        now = time.monotonic()
+        if now < self._wal_looked_at + WAL_LOOK_SECONDS:
+            return
+        self._wal_looked_at = now
+        wal = file_status(f"{self.path}-wal")
+        if wal is None or wal[2] <= WAL_BYTES_KEPT:
+            return
+        connection = self.open()
+        connection.set_busy_timeout(WAL_WAIT_MS)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except apsw.Error:
+            # What was committed is in the WAL still; the next transaction finds what is wrong.
+            self.close()
+        else:
+            connection.set_busy_timeout(BUSY_MS)
 
     def _checkpoint(self) -> None:
         (outcome,) = self.open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
