@@ -14,6 +14,7 @@ part of it; they claim an order of their own, which `check` compares with the sa
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,9 @@ class _Call:
     keys: frozenset[int]
     is_known: bool
     expected: Any
+    needs: dict[int, float | None]
+    """The version that each key had just before, as its answer tells: None if it did not exist,
+    infinite if that is not told."""
     likeness: str
     """Calls without an answer that ask for the same are alike; the first is taken first."""
 
@@ -170,14 +174,31 @@ class _Search:
                 continue
             seen.add((state, done))
             likes: set[str] = set()
+            needs = self._needs(near, done, state)
             for each in near:
                 call = self._calls[each]
-                if each in done or (not call.is_known and call.likeness in likes):
+                if each in done:
                     continue
-                likes.add(call.likeness)
+                if not call.is_known:
+                    # It can wait unless an answer tells of a version that is still to come.
+                    is_needed = any(state[key][1] < needs.get(key, 0) for key in call.keys)
+                    if call.likeness in likes or not is_needed:
+                        continue
+                    likes.add(call.likeness)
                 if (after := call.apply(state)) is not None:
                     stack.append((after, done | {each}))
         return found
+
+    def _needs(self, near: Sequence[int], done: frozenset[int], state: State) -> dict[int, float]:
+        """Return the highest version of each key that answers of calls under way tell of."""
+        needs: dict[int, float] = {}
+        for each in near:
+            if each not in done:
+                for key, told in self._calls[each].needs.items():
+                    to_be_deleted = math.inf if state[key][0] is not None else 0
+                    version = to_be_deleted if told is None else told
+                    needs[key] = max(version, needs.get(key, 0))
+        return needs
 
     def _looked(
         self, state: State, done: frozenset[int], near: Sequence[int]
@@ -214,14 +235,24 @@ def _call(recorded: Recorded, numbers: Mapping[str, int]) -> _Call:
     operations = [(numbers[each["key"]], each) for each in operations_of(recorded)]
     is_known = recorded.outcome == "ok"
     expected = recorded.result
+    needs: dict[int, float | None] = {}
     if is_known and isinstance(expected, list):
+        for entry in expected:
+            needs.setdefault(numbers[entry["key"]], entry["version"] - 1)
         expected = [[entry["value"], entry["version"]] for entry in expected]
+    elif is_known and (expected is None or "refused" not in expected):
+        needs[operations[0][0]] = None if expected is None else expected["version"]
+    elif is_known:
+        key, keys = numbers[expected["key"]], [number for number, _ in operations]
+        is_told = expected["refused"] != "TypeConflict" and keys.count(key) == 1
+        needs = {key: expected["version"] or None} if is_told else dict.fromkeys(keys, math.inf)
     return _Call(
         recorded,
         operations,
         frozenset(number for number, _ in operations),
         is_known,
         expected,
+        needs,
         json.dumps([each for _, each in operations], sort_keys=True),
     )
 
