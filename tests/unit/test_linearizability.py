@@ -88,7 +88,7 @@ class Resurrected(Wrapped):
         with self._lock:
             before = self._state.entry(key)
             entry = self._state.delete(key, if_version=if_version)
-            self._state.set(key, before.value)
+            self._state.set(key, before and before.value)
             return entry
 
 
@@ -206,6 +206,12 @@ def seen(at: int, value: int | None, *, until: int | None = None) -> Recorded:
     return Recorded(f"g{at}", "get", {"key": "n"}, at, "ok", found, until or at + 1)
 
 
+ON_FIRST_OF_XS = [
+    {"op": "increment", "key": "n", "delta": 1},
+    {"op": "set", "key": "xs", "value": [], "if_version": 1},
+]
+
+
 @pytest.mark.parametrize(
     "calls",
     [
@@ -215,6 +221,12 @@ def seen(at: int, value: int | None, *, until: int | None = None) -> Recorded:
         [incremented(1, None), incremented(2, None), incremented(4, 3)],
         [incremented(1, 1, until=10), seen(2, None), seen(4, 1), incremented(6, 2)],
         [incremented(1, 2, until=10), incremented(2, 1, until=11)],
+        [incremented(1, 2, until=10), incremented(2, None)],
+        [
+            Recorded("u1", "append", {"key": "xs", "items": [1]}, 1),
+            Recorded("u2", "batch", {"operations": ON_FIRST_OF_XS}, 2),
+            incremented(4, 2),
+        ],
         [seen(1, 1, until=9), seen(2, None, until=3), incremented(5, 1, until=6)],
     ],
 )
@@ -236,6 +248,60 @@ def test_what_an_order_explains_is_sound(calls: list[Recorded]) -> None:
 )
 def test_what_no_order_explains_is_found(calls: list[Recorded]) -> None:
     assert check(calls) != []
+
+
+def told(at: int, name: str, after: Any, version: int, **arguments: Any) -> Recorded:
+    """A write of n, and what it was told."""
+    entry = {"key": "n", "value": after, "version": version, "sequence": version}
+    return Recorded(f"w{at}", name, {"key": "n", **arguments}, at, "ok", [entry], at + 1)
+
+
+def mistyped(at: int, name: str, **arguments: Any) -> Recorded:
+    """A write of n that was refused for the type of its value."""
+    why = {"refused": "TypeConflict", "key": "n", "version": None, "value": None}
+    return Recorded(f"w{at}", name, {"key": "n", **arguments}, at, "ok", why, at + 1)
+
+
+NULL_SET = told(1, "set", None, 1, value=None)
+ONE_ADDED = told(1, "add", [1], 1, item=1)
+TWICE_IN_LIST = told(1, "append", [1, 1], 1, items=[1, 1])
+
+
+@pytest.mark.parametrize(
+    ("sound", "wrong"),
+    [
+        (
+            [NULL_SET, mistyped(3, "increment", delta=1)],
+            [NULL_SET, told(3, "increment", 1, 2, delta=1)],
+        ),
+        ([NULL_SET, mistyped(3, "append", items=[1])], [NULL_SET, seen(3, None)]),
+        ([told(1, "set", True, 1, value=True)], [told(1, "set", 1, 1, value=True)]),
+        ([told(1, "set", 1.0, 1, value=1.0)], [told(1, "set", 1.0, 1, value=1.0), seen(3, 1)]),
+        (
+            [ONE_ADDED, told(3, "add", [1, True], 2, item=True)],
+            [ONE_ADDED, told(3, "add", [1], 2, item=True)],
+        ),
+        (
+            [ONE_ADDED, told(3, "remove", [1], 2, item=1.0)],
+            [ONE_ADDED, told(3, "remove", [], 2, item=1.0)],
+        ),
+        (
+            [TWICE_IN_LIST, mistyped(3, "add", item=2)],
+            [TWICE_IN_LIST, told(3, "add", [1, 1, 2], 2, item=2)],
+        ),
+    ],
+)
+def test_null_is_a_value_and_types_are_told_apart(
+    sound: list[Recorded], wrong: list[Recorded]
+) -> None:
+    assert check(sound) == []
+    assert unexplained(wrong) != []
+
+
+def test_an_answer_about_another_key_is_found() -> None:
+    call = incremented(1, 1)
+    call.result[0]["key"] = "m"
+    assert unexplained([call]) != []
 
 
 def test_a_violation_says_which_call_and_what_was_there() -> None:

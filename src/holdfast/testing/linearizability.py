@@ -30,6 +30,7 @@ Slot: TypeAlias = "tuple[str | None, int]"
 State: TypeAlias = "tuple[Slot, ...]"
 Configuration: TypeAlias = "tuple[State, frozenset[int]]"
 MISSING: Slot = (None, 0)
+NULL = "null"
 
 
 class TooManyOrders(Exception):
@@ -103,6 +104,10 @@ class _Call:
         if self.is_known:
             return after if answer == self.expected else None
         return after if after != state else None
+
+    def is_needed(self, state: State, needs: Mapping[int, float]) -> bool:
+        """Whether one of its keys has not yet come to the version that is needed."""
+        return any(state[key][1] < needs.get(key, 0) for key in self.keys)
 
     @property
     def changes_nothing(self) -> bool:
@@ -181,8 +186,7 @@ class _Search:
                     continue
                 if not call.is_known:
                     # It can wait unless an answer tells of a version that is still to come.
-                    is_needed = any(state[key][1] < needs.get(key, 0) for key in call.keys)
-                    if call.likeness in likes or not is_needed:
+                    if call.likeness in likes or not call.is_needed(state, needs):
                         continue
                     likes.add(call.likeness)
                 if (after := call.apply(state)) is not None:
@@ -190,14 +194,22 @@ class _Search:
         return found
 
     def _needs(self, near: Sequence[int], done: frozenset[int], state: State) -> dict[int, float]:
-        """Return the highest version of each key that answers of calls under way tell of."""
+        """Return the highest version of each key that answers of calls under way tell of.
+
+        A batch without an answer that is needed may in turn need any version of its other keys.
+        """
         needs: dict[int, float] = {}
-        for each in near:
-            if each not in done:
-                for key, told in self._calls[each].needs.items():
-                    to_be_deleted = math.inf if state[key][0] is not None else 0
-                    version = to_be_deleted if told is None else told
-                    needs[key] = max(version, needs.get(key, 0))
+        calls = [self._calls[each] for each in near if each not in done]
+        for call in calls:
+            for key, told in call.needs.items():
+                to_be_deleted = math.inf if state[key][0] is not None else 0
+                version = to_be_deleted if told is None else told
+                needs[key] = max(version, needs.get(key, 0))
+        waiting = {id(call): call for call in calls if not call.is_known and len(call.keys) > 1}
+        while found := [call for call in waiting.values() if call.is_needed(state, needs)]:
+            for call in found:
+                needs |= dict.fromkeys(call.keys, math.inf)
+                del waiting[id(call)]
         return needs
 
     def _looked(
@@ -234,86 +246,104 @@ class _Search:
 def _call(recorded: Recorded, numbers: Mapping[str, int]) -> _Call:
     operations = [(numbers[each["key"]], each) for each in operations_of(recorded)]
     is_known = recorded.outcome == "ok"
-    expected = recorded.result
-    needs: dict[int, float | None] = {}
-    if is_known and isinstance(expected, list):
-        for entry in expected:
-            needs.setdefault(numbers[entry["key"]], entry["version"] - 1)
-        expected = [[entry["value"], entry["version"]] for entry in expected]
-    elif is_known and (expected is None or "refused" not in expected):
-        needs[operations[0][0]] = None if expected is None else expected["version"]
-    elif is_known:
-        key, keys = numbers[expected["key"]], [number for number, _ in operations]
-        is_told = expected["refused"] != "TypeConflict" and keys.count(key) == 1
-        needs = {key: expected["version"] or None} if is_told else dict.fromkeys(keys, math.inf)
     return _Call(
         recorded,
         operations,
         frozenset(number for number, _ in operations),
         is_known,
-        expected,
-        needs,
-        json.dumps([each for _, each in operations], sort_keys=True),
+        _told(recorded.result),
+        _needs([number for number, _ in operations], recorded.result) if is_known else {},
+        _form([each for _, each in operations]),
     )
+
+
+def _told(result: Any) -> Any:
+    """Return what a call was told, each value as JSON: 1, 1.0 and true are told apart."""
+    if isinstance(result, list):
+        return [[each["key"], _form(each["value"]), each["version"]] for each in result]
+    return result and {**result, "value": _form(result["value"])}
+
+
+def _needs(keys: Sequence[int], result: Any) -> dict[int, float | None]:
+    """Return the version that each key had just before a call, as its answer tells."""
+    if isinstance(result, list):
+        needs: dict[int, float | None] = {}
+        for key, entry in zip(keys, result, strict=False):
+            needs.setdefault(key, entry["version"] - 1)
+        return needs
+    if result is None or "refused" not in result:
+        return {keys[0]: None if result is None else result["version"]}
+    if result["refused"] != "TypeConflict" and len(keys) == 1:
+        return {keys[0]: result["version"] or None}
+    return dict.fromkeys(keys, math.inf)
+
+
+def _form(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _answer(operations: Sequence[tuple[int, dict[str, Any]]], state: State) -> tuple[Any, State]:
     """Return what operations that are run in a state are answered, and the state afterwards.
 
-    One that reads: value and version, or None. Those that write: value and version of each, or why
-    all of them were refused.
+    One that reads: value and version, or None. Those that write: key, value and version of each, or
+    why all of them were refused. Values are JSON.
     """
     if operations[0][1]["op"] == "get":
         text, version = state[operations[0][0]]
-        return None if text is None else {"value": json.loads(text), "version": version}, state
+        return None if text is None else {"value": text, "version": version}, state
     slots, answers = list(state), []
     for number, operation in operations:
         text, version = slots[number]
         current = 0 if text is None else version
         expected = operation.get("if_version")
         if expected is not None and expected != current:
-            value = None if text is None else json.loads(text)
-            return _refused("VersionConflict", operation, current, value), state
-        value = None if text is None else json.loads(text)
+            return _refused("VersionConflict", operation, current, text or NULL), state
         if operation["op"] == "delete" and text is None:
-            return _refused("NotFound", operation, 0, None), state
+            return _refused("NotFound", operation, 0), state
         try:
-            after = _applied(operation, value)
+            after = _applied(operation, text)
         except TypeError:
-            return _refused("TypeConflict", operation, None, None), state
-        is_deleted = operation["op"] == "delete"
-        slots[number] = (None if is_deleted else json.dumps(after, sort_keys=True), version + 1)
-        answers.append([after, version + 1])
+            return _refused("TypeConflict", operation, None), state
+        slots[number] = (after, version + 1)
+        answers.append([operation["key"], after or NULL, version + 1])
     return answers, tuple(slots)
 
 
-def _refused(why: str, operation: Mapping[str, Any], version: int | None, value: Any) -> Any:
+def _refused(
+    why: str, operation: Mapping[str, Any], version: int | None, value: str = NULL
+) -> dict[str, Any]:
     """Return the answer of a call that changed nothing."""
     return {"refused": why, "key": operation["key"], "version": version, "value": value}
 
 
-def _applied(operation: Mapping[str, Any], value: Any) -> Any:
-    """Return what an operation makes of a value, None of one that does not exist; TypeError."""
+def _applied(operation: Mapping[str, Any], text: str | None) -> str | None:
+    """Return what an operation makes of a value, None for one that does not exist; TypeError."""
     match operation["op"]:
         case "set":
-            return operation["value"]
+            return _form(operation["value"])
         case "delete":
             return None
         case "increment":
-            if value is not None and type(value) not in {int, float}:
+            number = 0 if text is None else json.loads(text)
+            if type(number) not in {int, float}:
                 raise TypeError
-            return (value or 0) + operation["delta"]
-    if value is not None and not isinstance(value, list):
+            return _form(number + operation["delta"])
+    items = [] if text is None else json.loads(text)
+    if type(items) is not list:
         raise TypeError
-    items = value or []
+    if operation["op"] == "append":
+        return _form([*items, *operation["items"]])
+    members, item = {_form(each): each for each in items}, operation["item"]
+    if len(members) < len(items):
+        raise TypeError
     match operation["op"]:
-        case "append":
-            return [*items, *operation["items"]]
         case "add":
-            return items if operation["item"] in items else [*items, operation["item"]]
+            members.setdefault(_form(item), item)
         case "remove":
-            return [item for item in items if item != operation["item"]]
-    raise ValueError(f"there is no operation {operation['op']!r}")
+            members.pop(_form(item), None)
+        case unknown:
+            raise ValueError(f"there is no operation {unknown!r}")
+    return _form(list(members.values()))
 
 
 def out_of_sequence(calls: Sequence[Recorded]) -> list[str]:
