@@ -14,6 +14,7 @@ import holdfast
 from holdfast.clock import VirtualClock
 from holdfast.feed.portable import TreeRecord
 from holdfast.maintenance import read_archive
+from holdfast.state.retention import Compaction
 from holdfast.testing.crashes import CrashPoints
 from tests.crash.children import boundaries, run
 from tests.maintenance.test_forgetting import DAY, clock, store
@@ -88,6 +89,20 @@ def test_a_tree_that_ended_keeps_its_history_for_thirty_days(
     assert (first.position, first.kind) == (len(events) + 1, "session_resumed")
     assert [event.kind for event in others][-2:] == ["state_changed", "state_changed"]
     assert problems(place) == []
+
+
+def test_a_tree_that_is_opened_again_while_it_is_pruned_keeps_its_history(
+    store: holdfast.Store,
+) -> None:
+    root = live(store, "tree")
+    history = root.state.events()
+    compaction: Any = Compaction(store.runtime, "tree")
+    assert not compaction.raise_floor(root.state.version(), only_ended=True)
+    assert root.state.events() == history
+    root.end()
+    assert compaction.raise_floor(root.state.version(), only_ended=True)
+    with pytest.raises(holdfast.Compacted):
+        root.state.events()
 
 
 def test_what_is_younger_stays_and_nothing_in_front_of_it_is_missing(

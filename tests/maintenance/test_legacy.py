@@ -427,6 +427,11 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
         "sessions are each other's parents: a → a"),
     "no time": (COORDINATOR, [session("a", "A", created_at="yesterday")], InvalidArgument,
         "session 'a' has a created_at that is no time: 'yesterday'"),
+    "a time without end": (COORDINATOR.replace("created_at TEXT", "created_at"),
+        [session("a", "A", created_at=2**62)], InvalidArgument,
+        f"session 'a' has a created_at that is no time: {2**62}"),
+    "a time before 1970": (COORDINATOR, [session("a", "A", created_at="1969-12-31")],
+        InvalidArgument, "session 'a' has a created_at that is no time: '1969-12-31'"),
     "an id that is no text": (COORDINATOR, [session(b"a", "A")], InvalidArgument,  # type: ignore[arg-type]
         "a session's id is text, not b'a'"),
     "an empty id": (COORDINATOR, [session("", "A")], InvalidArgument,

@@ -161,6 +161,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an unknown dialect": ({"$schema": "http://127.0.0.1:{port}/x"}, "is not known"),
     "a dialect of number": ({"$schema": 7}, "is not known"),
     "an id of number": ({"$id": 7}, "is not of type 'string'"),
+    "an address behind a reference": (
+        {"properties": {"a": {"$ref": "#/b"}}, "b": {"$ref": "http://127.0.0.1:{port}/x"}},
+        "are not fetched"),
+    "a reference to no schema": (
+        {"properties": {"a": {"$ref": "#/title"}}, "title": "t"}, "'t' is not of type 'object'"),
+    "a reference to a bad schema": (
+        {"properties": {"a": {"$ref": "#/b"}}, "b": {"type": "number!"}}, "cannot be used at"),
+    "a reference into a number": ({"$ref": "#/minimum/0", "minimum": 1}, "TypeError"),
+    "what the library cannot walk": (
+        {"$schema": "http://json-schema.org/draft-03/schema#", "extends": {"type": "any"}},
+        "cannot be used: AttributeError"),
     "a loop": (LOOP, "refers to itself without end"),
     "a multiple of nothing": ({"multipleOf": 0}, "cannot be used"),
     "bytes": ({"const": b""}, "bytes"),
@@ -216,6 +227,10 @@ def test_other_dialects_and_references_inside_are_followed(shared: holdfast.Stor
     state.set_rule("huge", schema={"multipleOf": 0.5})
     with pytest.raises(holdfast.InvalidValue, match="cannot be checked"):
         state.set("huge", 10**400)
+    state.set_rule("loop", schema={"if": {"type": "object"}, "then": {"$ref": "#"}})
+    with pytest.raises(holdfast.InvalidValue, match="cannot be checked"):
+        state.set("loop", {})
+    state.set("loop", [])
     long = {"items": {"const": "x" * 5_000}}
     state.set_rule("long", schema=long)
     with pytest.raises(holdfast.InvalidValue) as caught:

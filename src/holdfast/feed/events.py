@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
-from ..errors import Compacted, NotFound
+from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
 from ..records import Event
@@ -160,6 +160,20 @@ def _require_kept(root_id: str, after: int) -> Op[None]:
                 oldest=row["floor"],
                 oldest_position=row["floor"],
             )
+
+
+def require_position(root_id: str, after: int) -> Op[None]:
+    """Refuse to follow a tree that never was, or one from a position that it has not come to."""
+    row = yield from one(READ_POSITION, root_id=root_id)
+    if row is None:
+        raise SessionNotFound(
+            f"there is no tree with the root {root_id!r}; follow a session, or its root_id",
+            id=root_id,
+        )
+    if after > row["position"]:
+        raise InvalidArgument(
+            f"the feed of {root_id} is at position {row['position']}, not yet at {after}"
+        )
 
 
 def event_of(codec: Codec, row: Row, record: type[E], **more: object) -> E:

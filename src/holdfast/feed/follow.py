@@ -18,7 +18,7 @@ from ..kernel.flow import Flow, Give, Stream, Wait, perform
 from ..kernel.operation import Handle, Op, PerStore, Runtime, query
 from ..kernel.signals import tree_topic
 from ..records import Event
-from .events import read_events
+from .events import read_events, require_position
 
 E = TypeVar("E")
 K = TypeVar("K", bound=Hashable)
@@ -199,6 +199,11 @@ class TreeReader(Handle):
     """Reads the feed of one tree for its followers."""
 
     @query
+    def begin(self, root_id: str, after: int) -> Op[None]:
+        """Refuse a place that the feed does not have."""
+        yield from require_position(root_id, after)
+
+    @query
     def read(self, root_id: str, after: int) -> Op[list[Event]]:
         """Return the next events after a position."""
         return (yield from read_events(self.runtime.codec, root_id, after, EVENTS_PER_READ))
@@ -207,6 +212,7 @@ class TreeReader(Handle):
 def follow_tree(runtime: Runtime, root_id: str, after: int, poll_seconds: float) -> Stream[Event]:
     """Give the events of a tree after a position, for ever."""
     reader = TreeReader(runtime)
+    yield from perform(TreeReader.begin, reader, root_id, after)
 
     def read(after: int) -> Flow[Page[int, Event]]:
         found = yield from perform(TreeReader.read, reader, root_id, after)

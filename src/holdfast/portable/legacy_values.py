@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..arguments import shown
+from ..arguments import require_whole, shown
 from ..codec import Limits, from_json
 from ..errors import InvalidArgument, InvalidValue
 from ..kernel.operation import Row
+from ..kernel.portable import TIME_MS_MAX
 
 # A whole transcript may be larger than a value; its items are measured when they are stored.
 WIDE = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
@@ -28,11 +29,12 @@ def moment(row: Row, column: str, where: str = "") -> int:
     if value is None:
         return 0
     try:
+        seconds = value
         if isinstance(value, str):
             when = datetime.fromisoformat(value)
             when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-            return round(when.timestamp() * 1000)
-        return round(float(value) * 1000)
-    except (TypeError, ValueError, OverflowError):
+            seconds = when.timestamp()
+        return require_whole(column, round(float(seconds) * 1000), 0, TIME_MS_MAX)
+    except (TypeError, ValueError, OverflowError, InvalidArgument):
         where = where or f"session {row['session_id']!r}"
         raise InvalidArgument(f"{where} has a {column} that is no time: {shown(value)}") from None

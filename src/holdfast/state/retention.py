@@ -38,6 +38,7 @@ FIRST_RECENT = """
 SELECT min(sequence) AS sequence FROM hf_state_events
 WHERE root_id = :root_id AND sequence > :floor AND created_at > :now - :history_ms
 """
+READ_IS_OPEN = f"SELECT {OPEN_TREE.format(root_id=':root_id')} AS is_open"
 RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
 # Of each key stays what its value at the floor is made of, and what was asked under an idempotency
 # key in the last week: it must not be done again. A document's own row goes.
@@ -74,11 +75,12 @@ WHERE root_id = :root_id
 """
 
 
-def compact(runtime: Runtime, root_id: str, before: int) -> Flow[int]:
+def compact(runtime: Runtime, root_id: str, before: int, *, only_ended: bool = False) -> Flow[int]:
     """Remove what lies before a sequence, a bounded number of rows in each transaction."""
     ops = Compaction(runtime, root_id)
     removed, count = 0, -1
-    yield from perform(Compaction.raise_floor, ops, before)
+    if not (yield from perform(Compaction.raise_floor, ops, before, only_ended)):
+        return 0
     while count:
         count = yield from perform(Compaction.forget, ops, before)
         removed += count
@@ -105,7 +107,7 @@ def _forget_history(ended: EndedStates, retention: Retention, row: Row) -> Flow[
     until = yield from perform(EndedStates.old_until, ended, row)
     if retention.archive is not None:
         count = yield from _archive(ended, retention.archive, row, until)
-    removed = yield from compact(ended.runtime, row["root_id"], until)
+    removed = yield from compact(ended.runtime, row["root_id"], until, only_ended=True)
     return Pruned(state_changes=removed, archived=count)
 
 
@@ -162,11 +164,19 @@ class Compaction:
         self._root_id = root_id
 
     @operation
-    def raise_floor(self, floor: int) -> Op[None]:
-        """Say first that older history cannot be read, so that nobody reads a half of it."""
+    def raise_floor(self, floor: int, only_ended: bool) -> Op[bool]:
+        """Say first that older history cannot be read, so that nobody reads a half of it.
+
+        With `only_ended`, a tree that was opened again meanwhile keeps it, and False is returned.
+        """
         yield Lock(self._root_id)
         yield from require_reached(self._root_id, floor)
+        if only_ended:
+            [tree] = yield from rows(READ_IS_OPEN, root_id=self._root_id)
+            if tree["is_open"]:
+                return False
         yield from rows(RAISE_FLOOR, root_id=self._root_id, floor=floor)
+        return True
 
     @operation
     def forget(self, floor: int) -> Op[int]:

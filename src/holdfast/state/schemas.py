@@ -5,7 +5,6 @@ References are followed inside a schema only; nothing is ever fetched.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 VALIDATORS_KEPT = 256
 MESSAGE_CHARACTERS_MAX = 200
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# What the library raises for schemas that its own check lets pass, and for huge numbers.
-UNUSABLE = (ValueError, ArithmeticError, re.error)
+# What the part of the library that is written in Rust raises when Python's stack is used up.
+PANIC = "PanicException"
 
 
 class Schemas(PerStore):
@@ -58,20 +57,27 @@ def require_schema(key: str, schema: object) -> dict[str, Any]:
         raise InvalidArgument(f"{refused}: the dialect {shown(dialect)} is not known")
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
-        outside = list(_unresolved(schema, kind.META_SCHEMA["$schema"]))
+        outside = list(_unresolved(schema, kind))
         # One that refers to itself without end fails on any value.
         list(_validator(schema).iter_errors(None) if not outside else ())
     except jsonschema.SchemaError as error:
         raise InvalidArgument(f"{refused} at {error.json_path}: {_reason(error)}") from None
-    except RecursionError:
-        why = "it is nested too deeply, or refers to itself without end"
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        why = f"{type(error).__name__}: {shown(str(error))}"
+        if isinstance(error, RecursionError) or type(error).__name__ == PANIC:
+            why = "it is nested too deeply, or refers to itself without end"
         raise InvalidArgument(f"{refused}: {why}") from None
-    except UNUSABLE as error:
-        raise InvalidArgument(f"{refused}: {error}") from None
     if outside:
         why = f"{shown(outside[0])} is no part of it, and addresses are not fetched"
         raise InvalidArgument(f"{refused}: {why}")
     return schema
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether the library failed; it does in many ways on schemas that its own check lets pass."""
+    return isinstance(error, Exception) or type(error).__name__ == PANIC
 
 
 def _library() -> Any:
@@ -100,32 +106,41 @@ def _validator(schema: dict[str, Any]) -> Validator:
     return validator
 
 
-def _unresolved(schema: dict[str, Any], dialect: str) -> Iterator[str]:
-    """Yield the references that lead out of a schema, or nowhere."""
+def _unresolved(schema: dict[str, Any], kind: Any) -> Iterator[str]:
+    """Yield the references that lead out of a schema, or to no schema; check where others lead."""
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
 
-    specification = specification_with(dialect)
+    specification = specification_with(kind.META_SCHEMA["$schema"])
     resource = specification.create_resource(schema)
     registry: Registry[Any] = Registry()
     waiting = [(resource, registry.resolver_with_root(resource))]
+    followed: set[int] = set()
     while waiting:
         part, resolver = waiting.pop()
         contents = part.contents if isinstance(part.contents, dict) else {}
         for name in REFERENCES:
             if isinstance(reference := contents.get(name), str):
                 try:
-                    resolver.lookup(reference)
+                    found = resolver.lookup(reference)
                 except Unresolvable:
                     yield reference
+                    continue
+                if id(found.contents) not in followed:
+                    followed.add(id(found.contents))
+                    kind.check_schema(found.contents, format_checker=kind.FORMAT_CHECKER)
+                    target = specification.create_resource(found.contents)
+                    waiting.append((target, found.resolver))
         waiting += [(each, resolver.in_subresource(each)) for each in part.subresources()]
 
 
 def _require_fit(validator: Validator, key: str, value: Any) -> None:
     try:
         error: Any = next(validator.iter_errors(value), None)
-    except (RecursionError, *UNUSABLE) as failure:
+    except BaseException as failure:
+        if not _is_failure(failure):
+            raise
         raise InvalidValue(
             f"{key!r} cannot be checked against its schema ({type(failure).__name__}); nothing "
             "was changed",
