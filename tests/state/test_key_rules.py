@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import holdfast
 from holdfast.ciphers import AesGcm
 from holdfast.kernel.operation import rows
 from holdfast.state import State
+from holdfast.state.schemas import Schemas
 from tests.state.test_moving import other
 
 __all__ = ["other"]
@@ -236,6 +238,37 @@ def test_other_dialects_and_references_inside_are_followed(shared: holdfast.Stor
     with pytest.raises(holdfast.InvalidValue) as caught:
         state.set("long", ["y" * 5_000])
     assert len(str(caught.value)) < 600
+
+
+def test_items_of_any_kind_are_unique_at_a_cost_that_grows_with_their_number(
+    shared: holdfast.Store,
+) -> None:
+    state = shared.session("unique").state
+    state.set_rule("members", schema={"uniqueItems": True})
+    for equal in ([1, 1.0], [{"a": [1]}, "x", {"a": [1.0]}], [{"a": 1, "b": 2}, {"b": 2, "a": 1}]):
+        with pytest.raises(holdfast.InvalidValue, match="has non-unique elements"):
+            state.set("members", equal)
+    state.set("members", [1, True, "1", [1], {"1": 1}, 0, False, None, "null", {"1": True}])
+    body = shared.runtime.codec.encode({"uniqueItems": True}, name="schema")
+    check = partial(Schemas.of(shared.runtime).require_fit, body, "members")
+    steps = [calls_of(partial(check, [{"n": n} for n in range(count)])) for count in (500, 1_000)]
+    assert steps[1] < 3 * steps[0]
+
+
+def calls_of(function: Callable[[], Any]) -> int:
+    """Return how many functions were called on this thread."""
+    count = 0
+
+    def note(_frame: Any, kind: str, _argument: Any) -> None:
+        nonlocal count
+        count += kind == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_a_process_without_the_library_refuses_such_writes(

@@ -5,6 +5,7 @@ References are followed inside a schema only; nothing is ever fetched.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -102,8 +103,26 @@ def _kind(schema: dict[str, Any]) -> Any:
 def _validator(schema: dict[str, Any]) -> Validator:
     from referencing import Registry
 
-    validator: Validator = _kind(schema)(schema, registry=Registry())
+    kind = _library().validators.extend(_kind(schema), {"uniqueItems": _unique_items})
+    validator: Validator = kind(schema, registry=Registry())
     return validator
+
+
+def _unique_items(validator: Any, is_wanted: Any, items: Any, _: Any) -> Iterator[Any]:
+    """Yield an error if items are equal; the library compares each with each."""
+    if is_wanted and validator.is_type(items, "array"):
+        forms = {json.dumps(_comparable(each), sort_keys=True) for each in items}
+        if len(forms) < len(items):
+            yield _library().ValidationError(f"{shown(items)} has non-unique elements")
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value whose text is that of its equals: 1 and 1.0 are, true is not."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _comparable(each) for name, each in value.items()}
+    return [_comparable(each) for each in value] if isinstance(value, list) else value
 
 
 def _unresolved(schema: dict[str, Any], kind: Any) -> Iterator[str]:
