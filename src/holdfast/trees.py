@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .checkpoints.needs import Foreseen, foreseeing
 from .checkpoints.write import record_status
 from .errors import SessionBusy
 from .feed import emit, empty_events, read_position, sessions_told_of
@@ -76,8 +77,14 @@ def delete(
     session: SessionHandle[Any], *, force: bool, progress: Progress | None
 ) -> Flow[list[str]]:
     """Delete a session and everything below it; return their ids."""
-    tree = Tree.of(session)
-    deleted = yield from perform(Tree.delete_at_once, tree, force)
+    try:
+        return (yield from _delete(Tree.of(session), force, progress))
+    finally:
+        Foreseen.of(session.runtime).forget()
+
+
+def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str]]:
+    deleted = yield from foreseeing(tree.runtime, Tree.delete_at_once, tree, force)
     if deleted is not None:
         return deleted
     members = yield from _close(tree, force)
@@ -86,7 +93,7 @@ def delete(
         after = yield from perform(Tree.empty_events, tree, after)
     removed = 0
     for some in _parts(members[::-1], SESSIONS_PER_PASS):
-        while not (yield from perform(Tree.remove_some, tree, some)):
+        while not (yield from foreseeing(tree.runtime, Tree.remove_some, tree, some)):
             pass
         removed += len(some)
         yield from _tell(progress, removed, len(members))

@@ -10,6 +10,8 @@ import pytest
 
 import holdfast
 from holdfast import Landed
+from holdfast.checkpoints import needs
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import rows
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
@@ -214,6 +216,93 @@ def test_a_tail_stays_while_any_user_of_its_line_refers_to_it(place: Any, longes
         store.find_session(longest).delete()
         assert newest(shorter) == [*log[:3], "another"]
         assert store.run(items) == 4
+        sound(store)
+
+
+def other(place: Any, tmp_path: Path, number: int, hooks: Hooks) -> holdfast.Store:
+    """A store of its own beside others of one test."""
+    if "namespace" in place:
+        place = {**place, "namespace": f"{place['namespace']}_{number}"}
+    else:
+        place = {"url": f"sqlite:///{tmp_path}/{number}.db"}
+    return holdfast.open(**place, durability="normal", hooks=hooks)
+
+
+def grown(store: holdfast.Store, versions: int) -> tuple[holdfast.Session, holdfast.Session]:
+    """An origin of ten items, and a fork that has the first three and many versions of its own."""
+    origin = store.session("origin")
+    for number in range(10):
+        origin.append("list", [number])
+    fork = origin.fork(3, id="fork")
+    for number in range(versions):
+        fork.append("list", [number])
+    return origin, fork
+
+
+@pytest.mark.parametrize("call", ["delete", "prune"])
+def test_nobody_waits_while_the_versions_of_a_long_fork_are_read(
+    call: str, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "VERSIONS_AT_ONCE", 5)
+    monkeypatch.setattr(needs, "MANIFESTS_PER_PAGE", 4)
+    points: list[Point] = []
+    pages = []
+    for versions in (12, 48):
+        with other(place, tmp_path, versions, Hooks(probe=points.append)) as store:
+            origin, fork = grown(store, versions)
+            points.clear()
+            if call == "delete":
+                origin.delete()
+            else:
+                origin.rewind(2)
+                for number in range(3):
+                    origin.append("list", [number])
+                store.prune(session=origin, keep=2)
+            before = [point for point in points if point.moment == "before"]
+            read = [point.call for point in before if "SELECT key, manifest" in point.sql]
+            pages.append(len([each for each in read if each not in {"read_ahead", "read_plan"}]))
+            assert newest(fork) == [0, 1, 2, *range(versions)]
+            assert store.run(items) == versions + (3 if call == "delete" else 6)
+            sound(store)
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("meanwhile", ["append", "fork", "prune"])
+def test_what_happens_after_the_reading_ahead_counts(
+    meanwhile: str, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "VERSIONS_AT_ONCE", 5)
+
+    def trace(trace: Trace) -> None:
+        if trace.call != "read_ahead" or happened:
+            return
+        happened.append(meanwhile)
+        if meanwhile == "append":
+            happens.find_session("middle").append("list", ["more"])
+        elif meanwhile == "fork":
+            happens.find_session("middle").fork(7, id="late")
+        else:
+            happens.prune(session="middle", keep=1)
+
+    happened: list[str] = []
+    with (
+        holdfast.open(**place, durability="normal") as happens,
+        holdfast.open(**place, durability="normal", hooks=Hooks(trace=trace)) as store,
+    ):
+        origin = store.session("origin")
+        for number in range(10):
+            origin.append("list", [number])
+        middle = origin.fork(7, id="middle")
+        # What it needs last of the shared line is less than it needed before.
+        middle.record("turn")
+        middle.rewind(3)
+        for number in range(7):
+            middle.append("list", [number])
+        origin.delete()
+        assert happened == [meanwhile]
+        more = ["more"] if meanwhile == "append" else []
+        assert newest(middle) == [0, 1, 2, *range(7), *more]
+        assert store.run(items) == {"append": 15, "fork": 14, "prune": 10}[meanwhile]
         sound(store)
 
 

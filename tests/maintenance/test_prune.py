@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.checkpoints import removal
+from holdfast.checkpoints import needs, removal
 from holdfast.checkpoints.keys import VERSIONS
 from holdfast.ciphers import AesGcm
 from holdfast.errors import (
@@ -220,7 +220,7 @@ def test_each_manifest_is_read_a_bounded_number_of_times(
     place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removal, "VERSIONS_PER_PASS", 5)
-    monkeypatch.setattr(removal, "MANIFESTS_PER_PAGE", 10)
+    monkeypatch.setattr(needs, "MANIFESTS_PER_PAGE", 10)
     points: list[Point] = []
     with open_at(place, hooks=Hooks(probe=points.append)) as store:
         pages, costs = [], []

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codec import Codec
 from ..kernel.append_only import through_door
-from ..kernel.operation import Op, Query, batch, rows
+from ..kernel.operation import Op, Query, Runtime, batch, rows
 from ..sessions.rows import GIVEN_NUMBERS, given
 from .keys import ITEMS, VERSIONS
 from .removal import cut_tails
@@ -55,7 +54,7 @@ DELETE FROM hf_uses WHERE line_id IN {GIVEN_LINES} AND session_number IN {GIVEN_
 REMOVE_LINES = f"DELETE FROM hf_lines WHERE id IN {GIVEN_LINES}"  # noqa: S608
 
 
-def remove_sessions(codec: Codec, numbers: Sequence[int], limit: int) -> Op[int]:
+def remove_sessions(runtime: Runtime, numbers: Sequence[int], limit: int) -> Op[int]:
     """Remove versions of sessions, and then the lines that they alone use; at most `limit` rows.
 
     Return how many; less than the limit means that nothing is left.
@@ -74,11 +73,13 @@ def remove_sessions(codec: Codec, numbers: Sequence[int], limit: int) -> Op[int]
         if not found:
             break
         line_ids = [row["line_id"] for row in found]
-        removed += yield from _release(codec, numbers, line_ids, limit - removed)
+        removed += yield from _release(runtime, numbers, line_ids, limit - removed)
     return removed
 
 
-def _release(codec: Codec, numbers: Sequence[int], line_ids: Sequence[int], limit: int) -> Op[int]:
+def _release(
+    runtime: Runtime, numbers: Sequence[int], line_ids: Sequence[int], limit: int
+) -> Op[int]:
     """Release lines; those that nobody else uses go, once all of their items have gone."""
     used = {"numbers": given(numbers), "lines": given(line_ids)}
     _, found = yield from batch(Query(LOCK_LINES, used), Query(LIST_SHARED, used))
@@ -88,5 +89,5 @@ def _release(codec: Codec, numbers: Sequence[int], line_ids: Sequence[int], limi
     [removed] = yield from through_door(door, Query(REMOVE_FROM_RANGES["hf_items"], own))
     if len(removed) < limit:
         yield from through_door(door, Query(REMOVE_USES, used), Query(REMOVE_LINES, own))
-        yield from cut_tails(codec, shared)
+        yield from cut_tails(runtime, shared)
     return len(removed) + len(line_ids)

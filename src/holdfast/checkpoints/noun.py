@@ -23,7 +23,7 @@ class CheckpointsNoun(Noun):
         """Remove the versions of sessions, and the lines that nothing else needs."""
         heads, numbers = Heads.of(runtime), [each.number for each in sessions]
         yield AfterCommit(lambda: heads.forget(*numbers))
-        return (yield from remove_sessions(runtime.codec, numbers, limit))
+        return (yield from remove_sessions(runtime, numbers, limit))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove all but the newest versions of each session, except those that are needed."""

@@ -18,7 +18,8 @@ from ..validation import too_large
 from . import lines as stored
 from .keys import ITEMS, VERSIONS
 from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, Inline, Manifest, Piece, Stored
-from .removal import KEEP_ITEMS, LineNeeds, read_needs
+from .needs import LineNeeds, read_needs
+from .removal import KEEP_ITEMS
 from .write import ADD_EPOCH, ITERATIONS, USE_LINE
 
 # What a packed run has around its items.

@@ -10,9 +10,9 @@ process that is killed loses nothing: the next prune does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import groupby
 
 from ..codec import Codec
 from ..errors import CorruptRecord, SessionNotFound
@@ -26,7 +26,6 @@ from ..kernel.operation import (
     Query,
     Row,
     Runtime,
-    batch,
     large_query,
     one,
     operation,
@@ -41,13 +40,10 @@ from .keys import ITEMS, VERSIONS
 from .lines import (
     RUN_ITEMS,
     Manifest,
-    Piece,
-    Ref,
-    Stored,
     manifest_of,
-    pieces_of,
     written_until,
 )
+from .needs import Foreseen, LineNeeds, each_row, foreseeing, read_behind, read_needs
 from .read import READ_VERSION, header, read_delta, resume_row
 
 SESSIONS_PER_PAGE = 200
@@ -55,7 +51,6 @@ VERSIONS_PER_PASS = 250
 ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
 LINES_PER_PASS = 1_000
 LINES_PER_BATCH = 100
-MANIFESTS_PER_PAGE = 500
 
 REMOVE_VERSION = "DELETE FROM hf_checkpoints WHERE key = :key"
 LIST_USES = "SELECT line_id FROM hf_uses WHERE session_number = :number ORDER BY line_id"
@@ -73,7 +68,8 @@ RELEASE_LINE = (
     """,
 )
 LIST_USERS = f"""
-SELECT s.number, s.root_id FROM hf_uses u JOIN {ALL_SESSIONS} ON s.number = u.session_number
+SELECT s.number, s.root_id, s.version - coalesce(s.origin_version, 0) AS versions
+FROM hf_uses u JOIN {ALL_SESSIONS} ON s.number = u.session_number
 WHERE u.line_id = :line_id
 """  # noqa: S608
 FIND_TAIL = """
@@ -82,10 +78,6 @@ ORDER BY key LIMIT 1
 """
 REMOVE_TAIL = "DELETE FROM hf_items WHERE key >= :low AND key < :high"
 KEEP_ITEMS = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
-LIST_MANIFESTS = """
-SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
-ORDER BY key LIMIT :limit
-"""
 # Everything that retention must keep is excluded here, in one place.
 LIST_PRUNABLE = f"""
 SELECT key FROM hf_checkpoints c
@@ -112,48 +104,6 @@ ORDER BY id LIMIT :limit
 """
 
 
-@dataclass(slots=True)
-class LineNeeds:
-    """Which lines checkpoints need, with their pieces, and up to which own item each."""
-
-    ends: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, list[Piece]] = field(default_factory=dict)
-
-    def add(self, codec: Codec, manifest: Manifest) -> Op[None]:
-        """Need what a manifest refers to."""
-        for entry in manifest.values():
-            if isinstance(entry, Stored):
-                self._add([Piece(entry.line_id, 0, 1)])
-            elif isinstance(entry, Ref):
-                if entry.base and entry.line_id not in self.pieces:
-                    whole = Ref(entry.line_id, entry.base, entry.base)
-                    self.pieces[entry.line_id] = yield from pieces_of(codec, whole)
-                    self._add(self.pieces[entry.line_id])
-                self._add([Piece(entry.line_id, entry.skip, entry.length - entry.base)])
-
-    def _add(self, pieces: Iterable[Piece]) -> None:
-        for line_id, start, length in pieces:
-            self.ends[line_id] = max(self.ends.get(line_id, 0), start + length)
-
-
-def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
-    """Read every manifest of some sessions once, to know what of which line they need."""
-    needs = LineNeeds()
-    for number in numbers:
-        yield from _read_behind(codec, number * VERSIONS, lambda _: needs)
-    return needs
-
-
-def _read_behind(codec: Codec, after: int, needs_of: Callable[[int], LineNeeds]) -> Op[int]:
-    """Read the manifests of a session behind a key, each as a need, and return the last key."""
-    bounds = {"high": (after // VERSIONS + 1) * VERSIONS, "limit": MANIFESTS_PER_PAGE}
-    while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
-        for row in page:
-            yield from needs_of(row["key"]).add(codec, manifest_of(codec, row))
-        after = page[-1]["key"]
-    return after
-
-
 def bounds_of(number: int) -> dict[str, int]:
     """Return the bounds of a session's keys."""
     low = number * VERSIONS
@@ -177,18 +127,26 @@ def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
         yield from through_door(f"release {number}", *removals)
 
 
-def cut_tails(codec: Codec, line_ids: Sequence[int]) -> Op[None]:
-    """Remove the items beyond the longest reference of any checkpoint to these lines."""
-    users: dict[int, str] = {}
+def cut_tails(
+    runtime: Runtime, line_ids: Sequence[int], known: Mapping[int, LineNeeds] | None = None
+) -> Op[None]:
+    """Remove the items beyond the longest reference of any checkpoint to these lines.
+
+    `known` is what sessions need, by their numbers. Raises Unread if there is more to read
+    than others should wait for.
+    """
+    codec = runtime.codec
+    users: dict[int, Row] = {}
     while True:
-        found = yield from _each(LIST_USERS, [{"line_id": line_id} for line_id in line_ids])
-        if users == (users := {row["number"]: row["root_id"] for row in found}):
+        found = yield from each_row(LIST_USERS, [{"line_id": line_id} for line_id in line_ids])
+        if users == (users := {row["number"]: row for row in found}):
             break
         # Whoever locks the trees of all that refer to a line keeps new references away.
-        for root_id in sorted(set(users.values())):
+        for root_id in sorted({row["root_id"] for row in users.values()}):
             yield Lock(root_id)
     try:
-        ends = (yield from read_needs(codec, users)).ends
+        versions = {number: row["versions"] for number, row in users.items()}
+        ends = yield from Foreseen.of(runtime).ends(codec, versions, known or {})
         cuts: list[Query] = []
         for line_id in line_ids:
             if line_id in ends:
@@ -209,15 +167,6 @@ def _cut(codec: Codec, line_id: int, end: int) -> Op[list[Query]]:
     kept = ({"key": key, "count": count, "data": data} for key, count, data in instead.rows)
     removal = Query(REMOVE_TAIL, {"low": low, "high": high})
     return [removal, *(Query(KEEP_ITEMS, row) for row in kept)]
-
-
-def _each(sql: str, asked: Sequence[dict[str, int]]) -> Op[list[Row]]:
-    """Return the rows of a statement for many parameters."""
-    found: list[Row] = []
-    for start in range(0, len(asked), LINES_PER_BATCH):
-        some = asked[start : start + LINES_PER_BATCH]
-        found += chain.from_iterable((yield from batch(*(Query(sql, each) for each in some))))
-    return found
 
 
 def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
@@ -262,9 +211,10 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
         for start in range(0, len(plan.unused), LINES_PER_BATCH):
             some = plan.unused[start : start + LINES_PER_BATCH]
             yield from perform(release_unused, runtime, session, plan, some)
-        removed += yield from perform(remove_planned, runtime, retention, session, plan)
+        removed += yield from foreseeing(runtime, remove_planned, runtime, retention, session, plan)
         if plan.is_last:
             break
+    Foreseen.of(runtime).forget()
     return removed, archived
 
 
@@ -278,6 +228,8 @@ class Plan:
     is_last: bool = False
     newest: int = 0
     """The last version that was looked at; those that came later may need any line."""
+    staying: LineNeeds = field(default_factory=LineNeeds)
+    """What the versions that were looked at and stay need."""
     unused: list[int] = field(default_factory=list)
     """Lines that no version needs any more."""
     going: list[int] = field(default_factory=list)
@@ -304,8 +256,8 @@ def read_plan(
             # One that cannot be read leaves the session as it is.
             yield from read_needs(codec, [number])
         return plan
-    staying, leaving, chosen = LineNeeds(), LineNeeds(), frozenset(plan.keys)
-    plan.newest = yield from _read_behind(
+    staying, leaving, chosen = plan.staying, LineNeeds(), frozenset(plan.keys)
+    plan.newest = yield from read_behind(
         codec, number * VERSIONS, lambda key: leaving if key in chosen else staying
     )
     used = {row["line_id"] for row in (yield from rows(LIST_USES, number=number))}
@@ -315,7 +267,7 @@ def read_plan(
     for line_id, end in staying.ends.items():
         low, run = line_id * ITEMS, end // RUN_ITEMS * RUN_ITEMS
         tails.append({"run": low + run, "low": low + end, "high": low + ITEMS})
-    plan.tails = [row["key"] // ITEMS for row in (yield from _each(FIND_TAIL, tails))]
+    plan.tails = [row["key"] // ITEMS for row in (yield from each_row(FIND_TAIL, tails))]
     return plan
 
 
@@ -338,8 +290,10 @@ def remove_planned(runtime: Runtime, retention: Retention, session: Row, plan: P
     removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
     yield from through_door(f"prune {number}", *removals)
     if plan.is_last:
-        yield from _release(runtime.codec, number, plan, plan.going, planned.difference(keys))
-        yield from cut_tails(runtime.codec, plan.tails)
+        spared = planned.difference(keys)
+        later = yield from _release(runtime.codec, number, plan, plan.going, spared)
+        later.include(plan.staying)
+        yield from cut_tails(runtime, plan.tails, {number: later})
     data = {"versions": _ranges([key % VERSIONS for key in keys]), "count": len(keys)}
     where = (session["root_id"], session["id"])
     yield from emit(runtime.codec, *where, "checkpoints_pruned", data)
@@ -348,15 +302,16 @@ def remove_planned(runtime: Runtime, retention: Retention, session: Row, plan: P
 
 def _release(
     codec: Codec, number: int, plan: Plan, line_ids: Sequence[int], spared: Iterable[int]
-) -> Op[None]:
-    """Release lines, except what later versions and those that were spared need."""
+) -> Op[LineNeeds]:
+    """Release lines, except what later versions and those that were spared need; return that."""
     needs = LineNeeds()
-    yield from _read_behind(codec, plan.newest, lambda _: needs)
+    yield from read_behind(codec, plan.newest, lambda _: needs)
     for key in spared:
         row = yield from one(READ_VERSION, key=key)
         if row is not None:
             yield from needs.add(codec, manifest_of(codec, row))
     yield from release_lines(number, [id for id in line_ids if id not in needs.ends])
+    return needs
 
 
 @query
