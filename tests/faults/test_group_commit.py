@@ -388,3 +388,21 @@ def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) 
         assert found_in(store) == []
         together(store, [partial(store.run, end, note) for note in ("a", "b", "c")])
         assert sorted(found_in(store)) == ["a", "b", "c"]
+
+
+def test_an_error_in_a_trace_belongs_to_its_call_and_ends_no_thread(path: Path) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def trace(trace: Trace) -> None:
+        if trace.call == "Counter.add_below":
+            raise Stopped
+
+    async def live() -> int:
+        async with holdfast.aopen(f"sqlite:///{path}", hooks=Hooks(trace=trace)) as store:
+            for _ in range(2):
+                with pytest.raises(Stopped):
+                    await Counter(store).add_below(100)
+            return await Counter(store).add()
+
+    assert asyncio.run(live()) == 3

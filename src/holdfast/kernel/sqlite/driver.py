@@ -104,7 +104,11 @@ class SqliteDriver(open_file.OpenFile):
         if job.error is None and (job.execution.hooks or job.execution.emits):
             job.execution.finish(self.signals)
         if self.settings.hooks.trace is not None:
-            self.settings.hooks.tell(job.execution, job.attempts, job.error)
+            try:
+                self.settings.hooks.tell(job.execution, job.attempts, job.error)
+            except BaseException as error:
+                # It is its caller's; the thread that delivers it serves others too.
+                job.error = error
 
     def require_usable(self) -> None:
         """Refuse a closed store, one that a forked child inherited, and one that was moved."""
