@@ -290,7 +290,7 @@ def test_a_number_that_is_not_written_as_we_do_is_refused(file: Path, number: by
     with open_at({"url": "sqlite://"}) as store, pytest.raises(CorruptRecord) as raised:
         store.import_sessions(file)
     assert str(raised.value).endswith(
-        ("not written as we write it", "has a wrong tree.sequence: Expected `int`, got `float`")
+        ("not written as we write it", "has a wrong tree.floor: Expected `int`, got `float`")
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..arguments import require_one_of
+from ..arguments import require_one_of, shown
 from ..codec import Codec
 from ..errors import InvalidArgument, LimitExceeded, NotFound
 from ..feed.events import event
@@ -110,7 +110,7 @@ def resolved(mutation: Mutation, rule: Rule) -> Mutation:
             )
         )
     except InvalidArgument as error:
-        raise InvalidArgument(f"the reducer of {key!r} is {reducer}: {error}") from error
+        raise InvalidArgument(f"the reducer of {shown(key)} is {reducer}: {error}") from error
 
 
 def read_rules(codec: Codec, root_id: str, keys: Iterable[str] | None) -> Op[dict[str, Rule]]:

@@ -50,8 +50,8 @@ class Schemas(PerStore):
 def require_schema(key: str, schema: object) -> dict[str, Any]:
     """Return a schema that values can be checked against, or raise InvalidArgument."""
     if type(schema) is not dict:
-        raise InvalidArgument(f"the schema of {key!r} must be an object, not {shown(schema)}")
-    refused = f"the schema of {key!r} cannot be used"
+        raise InvalidArgument(f"the schema of {shown(key)} must be an object, not {shown(schema)}")
+    refused = f"the schema of {shown(key)} cannot be used"
     jsonschema, dialect = _library(), schema.get("$schema", "")
     kind = _kind(schema) if type(dialect) is str else None
     if kind is None:
