@@ -387,3 +387,21 @@ def test_every_column_is_moved_or_left_behind_on_purpose(table: str) -> None:
     moved = set(RECORDS[table].__struct_fields__) - NO_COLUMNS.get(table, set())
     with open_at({"url": "sqlite://"}) as store:
         assert store.run(columns) == moved | LEFT_BEHIND[table]
+
+
+def test_a_session_that_comes_back_leaves_no_totals_under_its_old_number(
+    place: Any, file: Path
+) -> None:
+    def totals(tx: holdfast.Transaction) -> holdfast.Op[set[str]]:
+        found = yield from rows("SELECT scope FROM hf_spend_totals")
+        return {row["scope"] for row in found}
+
+    with open_at(place) as store:
+        session = store.session("s")
+        session.spend("m", usd="1")
+        store.export(file)
+        session.delete()
+        store.import_sessions(file)
+        back = store.find_session("s")
+        assert back.spent().usd == 1
+        assert store.run(totals) == {f"session {back.info().number}", "tree s"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument
 from ..kernel import portable
-from ..kernel.operation import Op, Row, batch
+from ..kernel.operation import Op, Row, batch, rows
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, read_each
 from ..sessions.portable import first_existing
 from .ledger import SpendState, context, recounted
@@ -50,6 +50,10 @@ class SpendRecord(Record, frozen=True, tag="spend"):
     def add(self, into: Import) -> Op[None]:
         """Add the attempt; the totals are made when all are there."""
         spends, number = into.of(_Spends), (yield from into.number(self.session_number))
+        if self.root_id not in spends.trees:
+            # What deleted sessions paid is here under their old numbers, and moves to the new.
+            found = yield from rows(PAYERS_OF_TREE, root_id=self.root_id)
+            spends.sessions.update(row["session_number"] for row in found)
         spends.sessions.add(number)
         spends.trees.add(self.root_id)
         problem = f"spend {self.id!r} is that of another session here"
@@ -68,6 +72,7 @@ SPENDS_OF_TREE = f"""
 SELECT number, {SpendRecord.selected()} FROM hf_spend
 WHERE root_id = :root_id AND number > :number ORDER BY number LIMIT :limit
 """  # noqa: S608
+PAYERS_OF_TREE = "SELECT DISTINCT session_number FROM hf_spend WHERE root_id = :root_id"
 # What a deleted session paid may be here still: it is its own again. Its tree is not here then,
 # because its root is in the file.
 ADD_SPEND = f"""
