@@ -23,7 +23,9 @@ def run(arguments: list[str], *, directory: Path, environment: Mapping[str, str]
     """Run the command line to its end."""
     with TemporaryFile() as output, TemporaryFile() as messages:
         child = _start(arguments, directory, environment, output.fileno(), messages.fileno())
-        ended, _, _ = select.select([os.pidfd_open(child)], [], [], SECONDS_MAX)
+        ending = os.pidfd_open(child)
+        ended, _, _ = select.select([ending], [], [], SECONDS_MAX)
+        os.close(ending)
         if not ended:
             os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -31,9 +33,12 @@ def run(arguments: list[str], *, directory: Path, environment: Mapping[str, str]
     return Result(arguments, code, *said)
 
 
-def show(arguments: list[str], *, directory: Path, environment: Mapping[str, str]) -> str:
-    """Return what the command line shows in a terminal until it ends."""
+def show(
+    arguments: list[str], *, directory: Path, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Return how the command line ends, and what it shows in a terminal of 80 columns."""
     controller, terminal = pty.openpty()
+    environment = {**environment, "TERM": "xterm-256color", "COLUMNS": "80"}
     child = _start(arguments, directory, environment, terminal, terminal)
     os.close(terminal)
     shown = b""
@@ -43,8 +48,7 @@ def show(arguments: list[str], *, directory: Path, environment: Mapping[str, str
     except OSError:
         pass  # Linux reports the end of a terminal as an error.
     os.close(controller)
-    os.waitpid(child, 0)
-    return shown.decode()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode()
 
 
 def _start(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -725,23 +724,7 @@ def test_backup_of_a_store_that_another_process_writes(
 
 def on_a_terminal(here: Path, *arguments: str) -> tuple[int, str]:
     """Run a command on a terminal of 80 columns and return what it shows."""
-    controller, terminal = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=here,
-        env=environment({"TERM": "xterm-256color", "COLUMNS": "80"}),
-        stdout=terminal,
-        stderr=terminal,
-    ) as process:
-        os.close(terminal)
-        shown = b""
-        try:
-            while piece := os.read(controller, 65536):
-                shown += piece
-        except OSError:
-            pass  # Linux reports the end of a terminal as an error.
-        os.close(controller)
-    return process.returncode, shown.decode()
+    return forked.show(list(arguments), directory=here, environment=environment({}))
 
 
 def test_a_terminal_gets_colour_and_a_progress_bar(here: Path, file: Path) -> None:

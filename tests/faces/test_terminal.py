@@ -53,12 +53,11 @@ def look(filled: dict[str, str], tmp_path: Path) -> Look:
     """Runs a command in a terminal of 80 columns and returns the lines that it shows."""
     options = [f"--{name}={text}" for name, text in filled.items()]
 
-    kept = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
-    environment = {**kept, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment = {n: text for n, text in os.environ.items() if not n.startswith("HOLDFAST_")}
 
     def look(*arguments: str) -> list[str]:
         words = [*arguments, *options]
-        text = forked.show(words, directory=tmp_path, environment=environment)
+        _, text = forked.show(words, directory=tmp_path, environment=environment)
         return STYLES.sub("", text).splitlines()
 
     return look

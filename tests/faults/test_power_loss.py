@@ -104,12 +104,12 @@ def reopen(image: Image, directory: Path) -> None:
 def test_at_full_durability_a_power_cut_loses_no_acknowledged_commit_and_corrupts_nothing(
     path: Path, report: Report
 ) -> None:
-    log = live(path, "full", rounds=14)
+    log = live(path, "full", rounds=28)
     verdict = judge(log, path.parent / "images", seeds=range(1), per_cut=7)
     report(f"full: {verdict}")
-    assert verdict.images >= 1_000
+    assert verdict.images >= 2_000
     assert (verdict.corrupt, verdict.lost) == (0, 0)
-    assert verdict.states > 14 * 3, "every state on the way must have been seen"
+    assert verdict.states > 28 * 3, "every state on the way must have been seen"
 
 
 def test_at_normal_durability_a_power_cut_is_seen_to_lose_commits_but_not_to_corrupt(
@@ -122,7 +122,7 @@ def test_at_normal_durability_a_power_cut_is_seen_to_lose_commits_but_not_to_cor
     assert verdict.lost > verdict.images // 10
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_power_cut_while_a_store_is_made_leaves_one_that_opens(
     tmp_path: Path, stride: int, report: Report
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_power_cut_while_a_store_is_made_leaves_one_that_opens(
     for image in images:
         reopen(image, tmp_path / "images")
     report(f"{len(images)} cuts while a store was made, all of them opened again")
-    assert len(images) * stride > 200
+    assert len(images) > 100
 
 
 @pytest.mark.slow
