@@ -3,12 +3,14 @@ MAKEFLAGS += --no-print-directory
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := -m pip --quiet --disable-pip-version-check install --no-deps
+# Everything is listed with its hash; what is never imported need not be compiled.
+PIP_LOCKED := $(PIP) --no-compile --require-hashes
 SOURCES = $(wildcard src tests benchmarks examples)
 # Tests wait for processes and servers: with one worker for each core, much of the time is idle.
 PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2) --dist worksteal
 QUICK = $(addprefix tests/,test_project.py docs/test_reference.py docs/test_links.py \
-	unit/test_codec.py unit/test_diffing.py unit/test_flow.py unit/test_operation.py \
+	unit/test_codec.py unit/test_diff.py unit/test_flow.py unit/test_operation.py \
 	unit/test_redaction.py unit/test_sql.py unit/test_tools.py checkpoints/test_rules.py \
 	effects/test_ledger.py effects/test_outcomes.py work/test_rules.py faces/test_cli_effects.py)
 
@@ -31,11 +33,11 @@ demo: $(VENV)/core ## Show the main job on SQLite
 	$(BIN)/holdfast demo
 
 .PHONY: test
-test: lint pooler ## Check the code and run every test against real databases
+test: lint pooler browser ## Check the code and run every test against real databases
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 .PHONY: check
-check: style ## Check style and types, and run a quick part of the tests on SQLite
+check: style mypy ## Check style and types, and run a quick part of the tests on SQLite
 	$(BIN)/pytest $(PYTEST_ARGS) -k "not postgres" $(QUICK)
 
 .PHONY: pythons
@@ -48,20 +50,33 @@ pythons: ## Run every test on each Python that is installed
 
 .PHONY: lint
 lint: style ## Check style, types and layers
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(MAKE) --jobs=2 mypy pyright
 
 .PHONY: style
 style: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports --no-logo
+
+.PHONY: mypy
+mypy: $(VENV)/dev
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: pyright
+pyright: $(VENV)/dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The tests behind a connection pooler are skipped, and say so, where it cannot be had.
 .PHONY: pooler
 pooler:
 	@command -v pgbouncer >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq pgbouncer; } >/dev/null 2>&1 || true
+
+# The tests of pages are skipped, and say so, where there is no browser.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || true
 
 .PHONY: faults
 faults: $(VENV)/dev ## Run the long fault tests
@@ -89,16 +104,16 @@ $(VENV)/core: requirements/core.txt pyproject.toml
 		echo "Holdfast needs Python 3.11 or newer with its venv module; none is on the path." >&2; \
 		echo "Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) install --require-hashes -r requirements/core.txt
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(BIN)/python $(PIP_LOCKED) -r requirements/core.txt
+	$(BIN)/python $(PIP) --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/core requirements/dev.txt
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(BIN)/python $(PIP_LOCKED) -r requirements/dev.txt
 	@touch $@
 
 .venv-peers/ready: requirements/peers.txt $(VENV)/core
 	test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
-	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r $<
-	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation -e .
+	$(@D)/bin/python $(PIP_LOCKED) -r $<
+	$(@D)/bin/python $(PIP) --no-build-isolation -e .
 	@touch $@

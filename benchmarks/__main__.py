@@ -10,7 +10,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import beside, checkpoints, costs, effects, growth, kernel, killed, state, steady, work
+from . import (
+    beside,
+    checkpoints,
+    costs,
+    effects,
+    exports,
+    growth,
+    kernel,
+    killed,
+    server,
+    state,
+    steady,
+    work,
+)
 from .measure import Report
 
 TABLE_WIDTH = 124
@@ -20,8 +33,10 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "effects": effects.run,
     "work": work.run,
     "state": state.run,
+    "server": server.run,
     "costs": costs.run,
     "growth": growth.run,
+    "exports": exports.run,
     "beside": beside.run,
     "steady": steady.run,
     "killed": killed.run,

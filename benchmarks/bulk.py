@@ -84,6 +84,8 @@ class Filling:
         yield "hf_spend", SPEND_COLUMNS, self._spend()
         yield "hf_spend_totals", TOTAL_COLUMNS, self._totals()
         yield "hf_work", WORK_COLUMNS, self._work()
+        yield "hf_asks", ASK_COLUMNS, self._asks()
+        yield "hf_pauses", PAUSE_COLUMNS, self._pauses()
         yield "hf_writers", ("id", "batch", "updated_at"), self._writers()
 
     def _pack(self, value: Any, *context: str) -> bytes:
@@ -201,6 +203,7 @@ class Filling:
                 self.now_ms + 3_600_000 if is_held else None,
                 self.now_ms if is_held else None,
                 self.now_ms if is_held else None,
+                self.now_ms + 3_600_000 if is_held else None,
                 3,
                 self._pack(None, "hf_work", id, "input"),
                 self.now_ms + 86_400_000 if state == "scheduled" else self.now_ms,
@@ -210,6 +213,42 @@ class Filling:
                 0,
                 int(is_held or is_final),
             )
+
+    def _asks(self) -> Rows:
+        """One call of each session; one in ten is open, and a few were answered by an error."""
+        for number in range(1, self.size + 1):
+            id, is_few = session_id(number), is_rare(number, self.size)
+            state = "error" if is_few else "open" if number % 10 == 1 else "ok"
+            stored: dict[str, Any] = {"status": state, "result": None, "artifacts": []}
+            at = None if state == "open" else self.now_ms
+            yield (
+                id,
+                number,
+                id,
+                id,
+                RARE if is_few else AGENTS[0],
+                state,
+                300_000,
+                self.now_ms + 300_000,
+                self._pack(None, "hf_asks", id, "input"),
+                self._pack(None, "hf_asks", id, "correlation"),
+                None if at is None else self._pack(stored, "hf_asks", id, "answer"),
+                self.now_ms,
+                at,
+                at,
+            )
+
+    def _pauses(self) -> Rows:
+        """One pause of each session; one in ten waits, and a few are ready."""
+        for number in range(1, self.size + 1):
+            id, is_few = session_id(number), is_rare(number, self.size)
+            state = "ready" if is_few else "waiting" if number % 10 == 1 else "closed"
+            context = self._pack(None, "hf_pauses", id, "context")
+            agent, reason = (RARE, "approval") if is_few else (AGENTS[0], "peers")
+            closed_at = self.now_ms if state == "closed" else None
+            owner = (number, id, id)
+            told = (agent, reason, state, 0, 1, 0, context)
+            yield id, *owner, 1, *told, self.now_ms, closed_at
 
     def _writers(self) -> Rows:
         for number in range(1, self.size + 1):
@@ -237,10 +276,18 @@ TOTAL_COLUMNS = (
     "scope", "model", "source", "state", "attempts", "input_tokens", "output_tokens", "nano_usd",
     "unpriced",
 )  # fmt: skip
+ASK_COLUMNS = (
+    "id", "session_number", "session_id", "root_id", "agent", "state", "timeout_ms", "deadline_at",
+    "input", "correlation", "answer", "created_at", "answered_at", "closed_at",
+)  # fmt: skip
+PAUSE_COLUMNS = (
+    "id", "session_number", "session_id", "root_id", "generation", "agent", "reason", "state",
+    "keeps_rest", "open_asks", "ok_asks", "context", "created_at", "closed_at",
+)  # fmt: skip
 WORK_COLUMNS = (
     "id", "type", "queue", "state", "on_crash", "holder", "lease_expires_at", "lease_acquired_at",
-    "heartbeat_at", "max_retries", "input", "available_at", "created_at", "completed_at",
-    "updated_at", "priority", "fence",
+    "heartbeat_at", "sweep_at", "max_retries", "input", "available_at", "created_at",
+    "completed_at", "updated_at", "priority", "fence",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from . import servers
 from .measure import Contestant, Figures, Report, compare, environment
 
 CPU = "CPU µs"
+SERVER_CPU = "server CPU µs"
 MESSAGE = {"role": "user", "content": "x" * 1_000}
 OPERATIONS = 1_000
 ROUNDS = 5
@@ -93,18 +94,23 @@ class PostgresSubject(Subject):
 
     def spent(self) -> Figures:
         """Return the times of both processes, the length of the log, and the schema's size."""
-        found = self.watcher.execute(
-            "SELECT pid FROM pg_stat_activity "
-            "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        ).fetchall()
         [[log]] = self.watcher.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
         [[kept]] = self.watcher.execute(SIZE_OF_SCHEMA, [self.schema]).fetchall()
         return {
             CPU: time.process_time() * 1e6,
-            "server CPU µs": sum(_processor_time(pid) for (pid,) in found),
+            SERVER_CPU: server_time(self.watcher),
             "bytes written": float(log),
             "bytes kept": float(kept),
         }
+
+
+def server_time(watcher: psycopg.Connection) -> float:
+    """Return the processor time of the processes that serve other connections, in microseconds."""
+    found = watcher.execute(
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    ).fetchall()
+    return sum(_processor_time(pid) for (pid,) in found)
 
 
 def _processor_time(pid: int) -> float:

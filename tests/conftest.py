@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import hypothesis
+import psycopg
 import pytest
 
 from holdfast.testing.proxy import PostgresProxy
+from holdfast.testing.subject import Subject
+from tests.ready import Schemas, drop_schemas, make_ready
+
+# An example may take long on a machine that is busy with something else.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+InColour = Callable[[Callable[[Subject], Awaitable[None]]], None]
 
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
 MEMORY = Path("/dev/shm")
@@ -74,26 +86,79 @@ def proxy(postgres_dsn: str) -> Iterator[PostgresProxy]:
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A schema of its own for one test, dropped afterwards."""
-    import psycopg
-
+def namespace() -> Iterator[str]:
+    """The name of a schema that is not there yet, dropped after the test."""
     name = f"t_{uuid.uuid4().hex[:20]}"
     yield name
     with psycopg.connect(os.environ[POSTGRES], autocommit=True) as connection:
-        found = connection.execute(
-            "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", [name]
-        ).fetchall()
-        for (schema,) in found:
-            connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
+        drop_schemas(connection, name)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="session")
+def ready_schemas(postgres_dsn: str) -> Iterator[Schemas]:
+    """Schemas that are ready for a test, shared by the tests of one process."""
+    schemas = Schemas(postgres_dsn)
+    yield schemas
+    schemas.close()
+
+
+@pytest.fixture(scope="session")
+def ready_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store that is ready for a test, to be copied."""
+    path = tmp_path_factory.mktemp("ready") / "store.db"
+    make_ready(url=f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def ready_namespace(ready_schemas: Schemas) -> Iterator[str]:
+    """The name of a schema that holds an empty store."""
+    with ready_schemas.lent() as name:
+        yield name
+
+
+databases = pytest.fixture(params=["sqlite", "postgres"])
+
+
+@databases
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """Where a new store can be opened: the arguments `url` and, on PostgreSQL, `namespace`."""
+    """An empty store: the arguments `url` and, on PostgreSQL, `namespace`."""
+    return ready(request, tmp_path / "store.db", request.param)
+
+
+@pytest.fixture
+def other(place: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """A second empty store, on the other database than `place`."""
+    return ready(request, tmp_path / "other.db", "sqlite" if "namespace" in place else "postgres")
+
+
+@databases
+def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Where a store can be made, and nothing is yet: the arguments of `place`."""
     if request.param == "sqlite":
         return {"url": f"sqlite:///{tmp_path}/store.db"}
-    return {
-        "url": os.environ[POSTGRES],
-        "namespace": request.getfixturevalue("namespace"),
-    }
+    return {"url": os.environ[POSTGRES], "namespace": request.getfixturevalue("namespace")}
+
+
+def ready(request: pytest.FixtureRequest, file: Path, database: str) -> dict[str, str]:
+    if database == "sqlite":
+        shutil.copy(request.getfixturevalue("ready_store"), file)
+        return {"url": f"sqlite:///{file}"}
+    return {"url": os.environ[POSTGRES], "namespace": request.getfixturevalue("ready_namespace")}
+
+
+@pytest.fixture(params=["sync", "async"])
+def in_colour(request: pytest.FixtureRequest, place: dict[str, Any], tmp_path: Path) -> InColour:
+    """Runs a case on both databases in both colours, and closes its stores."""
+
+    def run(case: Callable[[Subject], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            subject = Subject(place, request.param, tmp_path)
+            try:
+                await case(subject)
+            finally:
+                await subject.close()
+
+        asyncio.run(whole())
+
+    return run

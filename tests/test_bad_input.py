@@ -39,10 +39,13 @@ from holdfast.kernel.schema import newest
 from holdfast.testing.nouns import Counter, Setup
 from tests.schemas import next_format
 
-USE = "use sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
-NOT_AN_ID = "is not the id of a commit; take it from CommitUnknown.id"
+USE = (
+    "use sqlite:///file.db, sqlite:// (a temporary file), postgresql://user@host/database or "
+    "https://server"
+)
+NOT_AN_ID = "is not a commit id; take it from CommitUnknown.id"
 GENERATOR = "store.run takes a generator function: def f(tx): yield from tx.…; "
-OTHER_LOOP = "an AsyncStore belongs to the event loop in which it was opened"
+OTHER_LOOP = "an AsyncStore can be used only in the event loop in which it was opened"
 IN_NAMES = "in a file name write ? as %3F, # as %23"
 
 PAGE_BYTES = 4096
@@ -205,11 +208,11 @@ CUT = (
         ),
         (
             "postgresql://u:s3%cret@h/d",
-            "'postgresql://u:***@h/d' has a % that is no escape; write % as %25",
+            "'postgresql://u:***@h/d' has a % that is not an escape; write % as %25",
         ),
         (
             "postgresql://u:s3%00cret@h/d",
-            "'postgresql://u:***@h/d' has a % that is no escape; write % as %25",
+            "'postgresql://u:***@h/d' has a % that is not an escape; write % as %25",
         ),
         (
             "postgresql://u:s3@cret@h/d",
@@ -237,7 +240,7 @@ CUT = (
         ("postgresql://u:12#s3cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
         ("postgresql://h/d?listen=postgresql://u:12/s3cret@i/d",
          f"'postgresql://u:***@i/d' {CUT}"),
-        ("postgresql://u:s3cret:12@h:s3/d", "'postgresql://u:***@h:s3/d' has a port that is no "
+        ("postgresql://u:s3cret:12@h:s3/d", "'postgresql://u:***@h:s3/d' has a port that is not a "
                                             "number"),
         ("postgresql://u:s3cret\u2100@h/d", "'postgresql://u:***@h/d' is not usable: its host is "
                                             "not well-formed"),
@@ -280,7 +283,9 @@ def test_the_url_of_a_store_opens_it_again(place: dict[str, Any]) -> None:
     if namespace is not None:
         with holdfast.open(found, namespace=namespace) as again:
             assert again.store_id() == id
-        message = f"the URL names the namespace '{namespace}', not 'other'; name one of them"
+        message = (
+            f"the URL has the namespace '{namespace}', the argument is 'other'; pass one of them"
+        )
         with pytest.raises(InvalidArgument, match=re.escape(message)):
             holdfast.open(found, namespace="other")
 
@@ -359,12 +364,12 @@ BUSY = "busy_timeout_seconds must be above 0 and at most 3600, not "
         ({"busy_timeout_seconds": "10"}, f"{BUSY}'10'"),
         ({"busy_timeout_seconds": None}, f"{BUSY}None"),
         ({"busy_timeout_seconds": True}, f"{BUSY}True"),
-        ({"clock": 0}, "clock must have now_ms(), int has not"),
-        ({"clock": time}, "clock must have now_ms(), module has not"),
+        ({"clock": 0}, "clock must have now_ms(), which int lacks"),
+        ({"clock": time}, "clock must have now_ms(), which module lacks"),
         ({"limits": {}}, "limits must be holdfast.Limits, not dict"),
         ({"limits": 5}, "limits must be holdfast.Limits, not int"),
-        ({"cipher": b"key"}, "cipher must have encrypt(), bytes has not"),
-        ({"cipher": HalfACipher()}, "cipher must have decrypt(), HalfACipher has not"),
+        ({"cipher": b"key"}, "cipher must have encrypt(), which bytes lacks"),
+        ({"cipher": HalfACipher()}, "cipher must have decrypt(), which HalfACipher lacks"),
         ({"hooks": print}, "hooks must be Hooks, not builtin_function_or_method"),
     ],
     ids=name_of,
@@ -496,8 +501,8 @@ def test_a_damaged_page_is_told_when_it_is_read(here: Path) -> None:
         ("sqlite:///file/a.db", InvalidArgument,
          "there is no directory {here}/file; create it first"),
         ("sqlite:///dangling.db", StoreError,
-         "{here}/dangling.db is a symbolic link, put there perhaps to have another file written; "
-         "name the file itself. Nothing was opened"),
+         "{here}/dangling.db is a symbolic link, perhaps planted to redirect writes to another "
+         "file; name the file itself. Nothing was opened"),
         ("sqlite:////proc/a.db", StoreUnavailable,
          "cannot create /proc/a.db: No such file or directory"),
         (f"sqlite:///{'x' * 300}", StoreUnavailable,
@@ -544,7 +549,7 @@ def test_a_place_that_others_own() -> None:
         done = subprocess.run(
             [sys.executable, "-c", AS_NOBODY, *urls], capture_output=True, text=True, check=True
         )
-        denied = 'Permission denied; to look at the store, open it with mode="read"'
+        denied = 'Permission denied; to only read the store, use mode="read"'
         unable = "cannot be used: unable to open database file; nothing was written"
         assert [json.loads(line) for line in done.stdout.splitlines()] == [
             ["StoreUnavailable", f"cannot create {directory}/new.db: Permission denied"],
@@ -605,18 +610,18 @@ def test_a_store_of_an_older_format_is_refused_when_it_may_not_be_migrated(
 
 @pytest.mark.parametrize("leftover", ["nothing", "empty"])
 def test_no_store_is_made_when_it_may_not_be_migrated(
-    place: dict[str, Any], leftover: str, opener: Opener, tmp_path: Path
+    new_place: dict[str, Any], leftover: str, opener: Opener, tmp_path: Path
 ) -> None:
-    if leftover == "empty" and "namespace" not in place:
-        Path(where(place)).touch()
-    if leftover == "empty" and "namespace" in place:
-        with psycopg.connect(place["url"], autocommit=True) as other:
-            other.execute(f'CREATE SCHEMA "{place["namespace"]}"')
-    message = f"there is no store in {where(place)}; `holdfast migrate` creates it"
+    if leftover == "empty" and "namespace" not in new_place:
+        Path(where(new_place)).touch()
+    if leftover == "empty" and "namespace" in new_place:
+        with psycopg.connect(new_place["url"], autocommit=True) as other:
+            other.execute(f'CREATE SCHEMA "{new_place["namespace"]}"')
+    message = f"there is no store in {where(new_place)}; `holdfast migrate` creates it"
     with refused(NotFound, message, tmp_path):
-        opener(**place, migrate=False)
-    if "namespace" in place and leftover == "nothing":
-        assert place["namespace"] not in schemas(place["url"])
+        opener(**new_place, migrate=False)
+    if "namespace" in new_place and leftover == "nothing":
+        assert new_place["namespace"] not in schemas(new_place["url"])
 
 
 def said_by_psycopg(dsn: str) -> str:
@@ -785,8 +790,8 @@ def returns(tx: holdfast.Transaction) -> Any:
     [
         (returns, f"{GENERATOR}returns returned int"),
         (coroutine, f"{GENERATOR}coroutine returned coroutine"),
-        (None, f"{GENERATOR}NoneType is none"),
-        ("add", f"{GENERATOR}str is none"),
+        (None, f"{GENERATOR}NoneType is not one"),
+        ("add", f"{GENERATOR}str is not one"),
         (forgets_from, "forgets_from yielded generator; inside store.run write `yield from tx.…`"),
         (yields_nothing,
          "yields_nothing yielded NoneType; inside store.run write `yield from tx.…`"),
@@ -896,7 +901,7 @@ def test_a_second_backup_to_the_same_name_takes_nothing_from_the_first(
     with holdfast.open(**place) as second:
 
         def try_too(done: int, total: int) -> None:
-            with pytest.raises(holdfast.StoreBusy, match="is being written already") as raised:
+            with pytest.raises(holdfast.StoreBusy, match="another process is writing") as raised:
                 second.backup("copy.db")
             refusals.append(raised.value)
 
@@ -912,7 +917,10 @@ TAKES = "; SQLAlchemy has it as connection.connection.driver_connection"
 
 def test_within_is_refused_on_sqlite(here: Path) -> None:
     made(here / "a.db")
-    message = "within() needs a PostgreSQL store: two SQLite libraries on one file lose their locks"
+    message = (
+        "within() needs a PostgreSQL store: two SQLite libraries in one process lose each other's "
+        "locks"
+    )
     with (
         holdfast.open("sqlite:///a.db") as store,
         refused(InvalidArgument, message, here),
@@ -941,7 +949,7 @@ def test_within_refuses_what_is_no_transaction(
         for level in ("REPEATABLE READ", "SERIALIZABLE"):
             with connection.transaction():
                 connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-                message = f"within() needs READ COMMITTED, this is {level}"
+                message = f"within() needs a READ COMMITTED transaction, this one is {level}"
                 with refused(InvalidArgument, message, tmp_path):
                     Counter(store.within(connection)).add()
         connection.execute("BEGIN")
@@ -952,7 +960,7 @@ def test_within_refuses_what_is_no_transaction(
         connection.rollback()
         connection.close()
         with refused(
-            InvalidArgument, "within() needs an open connection, this one is closed", tmp_path
+            InvalidArgument, "within() needs an open connection; this one is closed", tmp_path
         ):
             store.within(connection)
         assert Counter(store).value() == 0

@@ -19,7 +19,7 @@ EXTRAS = {
 # Parts of the standard library that are slow to load, or that only a server needs.
 UNWANTED = {"sqlite3", "_sqlite3", "http.server", "xmlrpc", "unittest", "multiprocessing", "pickle"}
 
-OURS_MAX = 150
+OURS_MAX = 171
 OTHERS_MAX = 190
 
 LIST = """
@@ -69,7 +69,7 @@ def test_the_package_alone_loads_neither_the_command_line_nor_rich() -> None:
     packages = {name.partition(".")[0] for name in modules}
     core = {"holdfast", "apsw", "msgspec", "typing_extensions", "xxhash"}
     assert packages - sys.stdlib_module_names <= core
-    assert not any(name.startswith("holdfast.cli") for name in modules)
+    assert not any(name.startswith(("holdfast.cli", "holdfast.worlds")) for name in modules)
 
 
 def test_the_package_loads_few_modules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +29,38 @@ def test_migrations_are_numbered_without_holes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_migrated_schema_equals_a_fresh_one(
-    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    new_place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with holdfast.open(**place) as store:
+    with holdfast.open(**new_place) as store:
         store_id = store.store_id()
         store.session("kept").save(plan="kept")
-    fresh = dict(place)
+    fresh = dict(new_place)
     if "namespace" in fresh:
         fresh["namespace"] += "_fresh"
     else:
         fresh["url"] = f"sqlite:///{tmp_path}/fresh.db"
     with next_format(monkeypatch):
         with pytest.raises(holdfast.SchemaMismatch, match="run `holdfast migrate`"):
-            holdfast.open(**place, migrate=False)
-        with holdfast.open(**place) as store, holdfast.open(**fresh) as other:
+            holdfast.open(**new_place, migrate=False)
+        with holdfast.open(**new_place) as store, holdfast.open(**fresh) as other:
             assert store.store_id() == store_id
             assert describe(store) == describe(other)
             latest = store.session("kept").latest()
             assert latest is not None
             assert latest.channels == {"plan": "kept"}
     with pytest.raises(holdfast.SchemaMismatch, match="install a newer Holdfast"):
-        holdfast.open(**place)
+        holdfast.open(**new_place)
 
 
-def test_the_second_opening_migrates_nothing(place: dict[str, Any]) -> None:
-    with holdfast.open(**place) as store:
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_the_second_opening_migrates_nothing(new_place: dict[str, Any], colour: str) -> None:
+    if colour == "async":
+        asyncio.run(open_async(new_place))
+    with holdfast.open(**new_place, migrate=colour == "sync") as store:
         before = describe(store)
-    with holdfast.open(**place, migrate=False) as store:
+    with holdfast.open(**new_place, migrate=False) as store:
         assert describe(store) == before
+
+
+async def open_async(place: dict[str, Any]) -> None:
+    await (await holdfast.aopen(**place)).close()

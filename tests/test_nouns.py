@@ -140,7 +140,7 @@ def test_a_noun_in_the_list_is_swept_and_pruned_by_workers(
     upkeep = Upkeep(store, 1.0, 30, lambda: None)
     upkeep._sweep()
     assert queue.claim("next") is not None
-    upkeep._forget(30 * 24 * 3_600_000)
+    upkeep._prune(30 * 24 * 3_600_000)
     assert queue.counts() == {"pending": 1}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,11 +30,8 @@ CODE_LOADERS = {
     "pickle", "marshal", "shelve", "runpy",
 }  # fmt: skip
 FACES = {"cli", "server", "mcp", "adapters", "mesh"}
+STATEMENT = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|DROP|PRAGMA)\s")
 SQL_CALLS = {"execute", "executemany", "executescript", "Query", "one", "rows"}
-
-every_source = pytest.mark.parametrize(
-    "source", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix()
-)
 
 
 @cache
@@ -42,11 +39,15 @@ def tree_of(source: Path) -> ast.Module:
     return ast.parse(source.read_text(), filename=str(source))
 
 
-def calls_in(source: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Yield each call with the dotted name it is written with."""
-    for node in ast.walk(tree_of(source)):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+def dotted(node: ast.expr) -> str:
+    """Return the dotted name that is written, or its last parts."""
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            return f"{dotted(node.value)}.{node.attr}"
+        case _:
+            return ""
 
 
 def imports_in(source: Path) -> Iterator[tuple[str, int]]:
@@ -59,15 +60,20 @@ def imports_in(source: Path) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def uses_in(source: Path, forbidden: set[str]) -> list[str]:
-    """Return where a file imports or mentions one of these names."""
-    mentioned = (
-        (ast.unparse(node), node.lineno)
+@cache
+def names_in(source: Path) -> list[tuple[str, int]]:
+    """Return what is imported and every name that is mentioned, with their lines."""
+    mentioned = [
+        (dotted(node), node.lineno)
         for node in ast.walk(tree_of(source))
         if isinstance(node, ast.Name | ast.Attribute)
-    )
-    found = (*imports_in(source), *mentioned)
-    return [f"line {line}: {name}" for name, line in found if name in forbidden]
+    ]
+    return [*imports_in(source), *mentioned]
+
+
+def uses_in(source: Path, forbidden: set[str]) -> list[str]:
+    """Return where a file imports or mentions one of these names."""
+    return [f"line {line}: {name}" for name, line in names_in(source) if name in forbidden]
 
 
 def part_of(source: Path) -> str:
@@ -75,29 +81,40 @@ def part_of(source: Path) -> str:
     return source.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-@every_source
-def test_a_file_is_short_enough_to_read(source: Path) -> None:
-    lines = len(source.read_text().splitlines())
-    name = source.relative_to(PACKAGE).as_posix()
-    assert lines <= LINES_MAX, f"{name} has {lines} lines; make it a folder of the same name"
+def found_by(look: Callable[[Path], object]) -> dict[str, object]:
+    """Return what a look at each file finds, by the file's name, where it finds anything."""
+    found = {source.relative_to(PACKAGE).as_posix(): look(source) for source in SOURCES}
+    return {name: each for name, each in found.items() if each}
 
 
-@every_source
-def test_only_the_clock_module_reads_the_time(source: Path) -> None:
-    if source != PACKAGE / "clock.py":
-        assert not uses_in(source, CLOCK_READS)
+def test_a_file_is_short_enough_to_read() -> None:
+    """What is longer becomes a folder of the same name."""
+
+    def lines_of_a_long_one(source: Path) -> int:
+        lines = len(source.read_text().splitlines())
+        return lines if lines > LINES_MAX else 0
+
+    assert found_by(lines_of_a_long_one) == {}
 
 
-@every_source
-def test_no_stored_data_can_become_code(source: Path) -> None:
-    assert not uses_in(source, CODE_LOADERS)
+def test_only_the_clock_module_reads_the_time() -> None:
+    assert list(found_by(lambda source: uses_in(source, CLOCK_READS))) == ["clock.py"]
 
 
-@every_source
-def test_faces_reach_the_kernel_only_through_the_store(source: Path) -> None:
-    if part_of(source) in FACES:
-        found = [name for name, _ in imports_in(source) if name.startswith("holdfast.kernel")]
-        assert not found
+def test_no_stored_data_can_become_code() -> None:
+    assert found_by(lambda source: uses_in(source, CODE_LOADERS)) == {}
+
+
+def test_faces_hold_no_sql() -> None:
+    def statements(source: Path) -> list[str]:
+        found = [
+            node.value
+            for node in ast.walk(tree_of(source))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        return [each for each in found if STATEMENT.match(each)] if part_of(source) in FACES else []
+
+    assert found_by(statements) == {}
 
 
 def is_formatted(node: ast.expr) -> bool:
@@ -113,16 +130,19 @@ def is_formatted(node: ast.expr) -> bool:
             return False
 
 
-@every_source
-def test_sql_is_never_put_together_where_it_is_run(source: Path) -> None:
-    if part_of(source) == "kernel":
-        return
-    found = [
-        f"line {call.lineno}: {ast.unparse(call)[:80]}"
-        for name, call in calls_in(source)
-        if name.rpartition(".")[2] in SQL_CALLS and call.args and is_formatted(call.args[0])
-    ]
-    assert not found
+def test_sql_is_never_put_together_where_it_is_run() -> None:
+    def formatted_calls(source: Path) -> list[str]:
+        found = [
+            f"line {call.lineno}: {ast.unparse(call)[:80]}"
+            for call in ast.walk(tree_of(source))
+            if isinstance(call, ast.Call)
+            and dotted(call.func).rpartition(".")[2] in SQL_CALLS
+            and call.args
+            and is_formatted(call.args[0])
+        ]
+        return found if part_of(source) != "kernel" else []
+
+    assert found_by(formatted_calls) == {}
 
 
 @pytest.mark.parametrize("name", ["core.txt", "dev.txt"])
@@ -165,3 +185,13 @@ def test_nothing_tells_users_to_install_another_distribution() -> None:
 def test_the_readme_and_the_license_exist() -> None:
     assert (ROOT / "README.md").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_quick_tests_are_there() -> None:
+    listed = re.search(
+        r"QUICK = \$\(addprefix tests/,(.*?)\)", (ROOT / "Makefile").read_text(), re.S
+    )
+    assert listed is not None
+    names = listed[1].replace("\\", "").split()
+    assert [name for name in names if not (ROOT / "tests" / name).is_file()] == []
+    assert len(names) > 10

@@ -22,11 +22,12 @@ HOME = str(Path(holdfast.__file__).parent) + os.sep
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (63, 14, 12),
-    "save": (72, 14, 12),
-    "call": (117, 20, 16),
-    "claim": (43, 11, 12),
-    "complete": (43, 10, 11),
+    "append": (60, 14, 12),
+    "save": (69, 14, 12),
+    "call": (114, 20, 16),
+    "claim": (40, 11, 12),
+    "complete": (41, 10, 11),
+    "increment": (81, 17, 19),
 }
 
 
@@ -81,6 +82,7 @@ def calls(store: holdfast.Store) -> dict[str, Callable[[], Any]]:
         whole.append({"number": number})
         session.save(whole=whole)
         session.call(act, number=number)
+        session.state.increment("count")
         store.work.submit("t")
         store.work.submit("t")
     store.work.claim("w")[0].complete(1)
@@ -92,6 +94,7 @@ def calls(store: holdfast.Store) -> dict[str, Callable[[], Any]]:
         "call": lambda: session.call(act, number=2),
         "claim": lambda: held.extend(store.work.claim("w")),
         "complete": lambda: held[0].complete(1),
+        "increment": lambda: session.state.increment("count"),
     }
 
 

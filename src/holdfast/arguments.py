@@ -1,4 +1,4 @@
-"""What callers may pass: text, whole numbers, seconds, moments and paths, each checked here."""
+"""Validation of arguments: text, whole numbers, durations, times and paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Bounded(reprlib.Repr):
-    """A repr of bounded depth and length; Python's own fails on deep lists and long integers."""
+    """A repr of bounded depth and length; Python's own fails on deep lists and huge integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Bounded(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it, whatever it is: short, and without control codes."""
+    """Return any value as text for a message: short, and without control characters."""
     try:
         text = _Bounded().repr(value)
     except Exception:
@@ -56,7 +56,7 @@ def require_text(label: str, text: object, most: int = NAME_CHARACTERS_MAX) -> s
 
 
 def require_text_or_none(label: str, text: object, most: int = NAME_CHARACTERS_MAX) -> None:
-    """Refuse what is neither None nor such text."""
+    """Refuse anything but None and such text."""
     if text is not None:
         require_text(label, text, most)
 
@@ -72,7 +72,7 @@ def require_whole(label: str, number: object, least: int, most: int = WHOLE_MAX)
 
 
 def require_limit(limit: object, most: int) -> int:
-    """Return the length of a page."""
+    """Return a valid page size."""
     return require_whole("limit", limit, 1, most)
 
 
@@ -92,7 +92,7 @@ def require_seconds(
 
 
 def require_one_of(label: str, value: object, known: Collection[T]) -> T:
-    """Return one of a closed set of words."""
+    """Return the value if it is one of the known words."""
     if not isinstance(value, str) or value not in known:
         words = ", ".join(map(str, known))
         raise InvalidArgument(f"{label} must be one of {words}, not {shown(value)}")
@@ -100,11 +100,11 @@ def require_one_of(label: str, value: object, known: Collection[T]) -> T:
 
 
 def require_path(path: object, what: str = "a file") -> Path:
-    """Return the real path of what may be a file's name; whether it exists is not asked."""
+    """Return the real path of a valid file name, whether the file exists or not."""
     text = str(path) if isinstance(path, str | Path) else ""
     is_text = text not in {"", "."} and "\0" not in text and len(text) <= PATH_CHARACTERS_MAX
     try:
-        # A name from the file system may have bytes that are no text, which os.fsencode takes back.
+        # A name from the file system may contain surrogate escapes, which os.fsencode accepts.
         os.fsencode(text)
     except UnicodeEncodeError:
         is_text = False
@@ -114,7 +114,7 @@ def require_path(path: object, what: str = "a file") -> Path:
 
 
 def milliseconds_of(label: str, moment: object) -> int:
-    """Return a moment in milliseconds UTC; it is given as that, or as a datetime with a zone."""
+    """Return a time in milliseconds UTC, given as such or as an aware datetime."""
     milliseconds: Any = moment
     if isinstance(moment, datetime):
         if moment.utcoffset() is None:

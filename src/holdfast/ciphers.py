@@ -1,11 +1,11 @@
 """Ciphers for records at rest. `AesGcm` is AES-256-GCM with named keys that can be rotated.
 
-What it seals: one byte with the length of the key's id, the id in UTF-8, a random 96-bit nonce, and
+Its output: one byte with the length of the key's id, the id in UTF-8, a random 96-bit nonce, and
 the ciphertext with its 128-bit tag. The tag also covers the key's id and the context, so that no
 record opens in another place, at another version or under another key. Lengths stay visible.
 
-Random nonces are safe for 2**32 records of one key. Give a new key its turn long before, at 2**24
-records or 256 GB: add it, make it `current`, and keep the old one for as long as records name it.
+Random nonces are safe for 2**32 records of one key. Rotate well before that, at 2**24 records or
+256 GB: add a new key, make it `current`, and keep the old one as long as records use it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class AesGcm:
                 raise InvalidArgument("A key id has 1 to 255 bytes of UTF-8.", argument="keys")
             if type(key) is not bytes or len(key) != _KEY_BYTES:
                 raise InvalidArgument(
-                    f"The key {shown(key_id)} must be 32 random bytes; secrets.token_bytes(32) "
-                    "makes one, a password does not.",
+                    f"The key {shown(key_id)} must be 32 random bytes, not a password; "
+                    "secrets.token_bytes(32) makes one.",
                     argument="keys",
                 )
         if current not in keys:
@@ -58,12 +58,12 @@ class AesGcm:
         return f"AesGcm(keys={sorted(self._ciphers)}, current={self._current!r})"
 
     def fingerprints(self) -> list[str]:
-        """Return what the keys are known by, the current one last; it tells nothing of them."""
+        """Return one-way fingerprints of the keys, the current one last."""
         others = [mark for id, mark in self._fingerprints.items() if id != self._current]
         return [*others, self._fingerprints[self._current]]
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
-        """Return the sealed bytes under the current key; equal plaintexts never look equal."""
+        """Encrypt with the current key; equal plaintexts give different ciphertexts."""
         label = _label(self._current)
         nonce = os.urandom(_NONCE_BYTES)
         sealed = self._ciphers[self._current].encrypt(nonce, plain, label + context)
@@ -77,13 +77,13 @@ class AesGcm:
         nonce_at = 1 + sealed[0] if sealed else 0
         text_at = nonce_at + _NONCE_BYTES
         if len(sealed) < text_at + _TAG_BYTES:
-            raise CorruptRecord("The encrypted record is cut short.")
+            raise CorruptRecord("The encrypted record is truncated.")
         key_id = sealed[1:nonce_at].decode(errors="backslashreplace")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise StoreError(
-                f"The record is encrypted with the key {key_id!r}, which this store was not given; "
-                "add it to the keys of AesGcm.",
+                f"The record is encrypted with the key {key_id!r}, which is missing; add it to the "
+                "keys of AesGcm.",
                 key_id=key_id,
             )
         try:
@@ -92,8 +92,8 @@ class AesGcm:
             )
         except self._invalid_tag:
             raise CorruptRecord(
-                f"The record does not open with the key {key_id!r}: it is damaged, was moved here, "
-                "or another key had this id.",
+                f"The record cannot be decrypted with the key {key_id!r}: it is damaged or was "
+                "moved here, or another key had this id.",
                 key_id=key_id,
             ) from None
 
@@ -113,15 +113,15 @@ KEYS_FILE = "HOLDFAST_KEYS_FILE"
 def keys_of_environment() -> tuple[AesGcm | None, bytes | None]:
     """Return the cipher and the redactor's key that `$HOLDFAST_KEYS_FILE` names, if it is set.
 
-    The file is JSON, for its owner alone: {"cipher": {"current": ID, "keys": {ID: BASE64}},
-    "redactor": BASE64}, both optional. Raises InvalidArgument, without a word of what is in it.
+    The file is JSON with mode 600: {"cipher": {"current": ID, "keys": {ID: BASE64}},
+    "redactor": BASE64}, both optional. Raises InvalidArgument that quotes none of its content.
     """
     path = os.environ.get(KEYS_FILE, "")
     if not path:
         return None, None
     try:
         if os.stat(path).st_mode & 0o077:
-            raise InvalidArgument(f"{path} can be read by others; run `chmod 600 {path}`")
+            raise InvalidArgument(f"other users can read {path}; run `chmod 600 {path}`")
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         cipher, redactor = found.get("cipher"), found.get("redactor")
@@ -135,4 +135,4 @@ def keys_of_environment() -> tuple[AesGcm | None, bytes | None]:
     except OSError as error:
         raise InvalidArgument(f"cannot read {path} (${KEYS_FILE}): {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise InvalidArgument(f"{path} (${KEYS_FILE}) is not a file of keys") from None
+        raise InvalidArgument(f"{path} (${KEYS_FILE}) is not a valid key file") from None

@@ -1,4 +1,4 @@
-"""The one place that asks what time it is, and the sortable ids that are made from it."""
+"""The only module that reads the time, and the sortable ids made from it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wall_ms() -> int:
-    """Return the machine's time of day as integer milliseconds UTC; it may step."""
+    """Return the wall time in integer milliseconds UTC; it may step."""
     return time.time_ns() // 1_000_000
 
 
 def uptime_ms() -> int:
-    """Return the milliseconds since the machine booted, its sleep included where it tells."""
+    """Return the milliseconds since boot, including sleep where the system reports it."""
     nanoseconds = time.monotonic_ns() if _UPTIME is None else time.clock_gettime_ns(_UPTIME)
     return nanoseconds // 1_000_000
 
 
 @functools.cache
 def boot_id() -> str | None:
-    """Return what names this boot of the machine; None where uptimes cannot be compared."""
+    """Return the id of this boot; None where uptimes cannot be compared."""
     try:
         return None if _UPTIME is None else _BOOT_ID.read_text("ascii").strip()
     except OSError:
@@ -45,9 +45,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock. On PostgreSQL the database's own clock decides instead."""
 
-    def now_ms(self) -> int:
-        """Return the machine's time."""
-        return wall_ms()
+    now_ms = staticmethod(wall_ms)
 
 
 class UptimeClock:
@@ -62,7 +60,7 @@ class UptimeClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is moved. It also decides PostgreSQL's time."""
+    """A clock that stands still until it is advanced. It also replaces PostgreSQL's clock."""
 
     def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
         self._now_ms = now_ms
@@ -93,8 +91,8 @@ class IdSource:
     def __call__(self) -> str:
         """Return a new id."""
         with self._lock:
-            # The 60 bits that sort are the milliseconds and a 12-bit counter. When the clock
-            # stands still or goes back, the counter carries over into the milliseconds.
+            # The 60 sorting bits are the milliseconds and a 12-bit counter. When the clock stands
+            # still or goes back, the counter carries into the milliseconds.
             self._last = max(self._last + 1, self._clock.now_ms() << 12)
             stamp = self._last
         head = (stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF
@@ -104,5 +102,5 @@ class IdSource:
 
 
 def random_id(fresh: str) -> int:
-    """Return the random part of a fresh id as a number; a head is told by it from any other."""
+    """Return the random part of a fresh id as a number, which identifies a head."""
     return int(fresh[-17:].replace("-", ""), 16) & (2**63 - 1)

@@ -1,7 +1,7 @@
-"""Plain JSON data as bytes: what may be stored, how it is stored, and how it is compared.
+"""Plain JSON data as bytes: what can be stored, in which form, and how values are compared.
 
 A value is None, bool, int, float (finite), str, list, or dict with str keys, of exactly these
-types. Anything else is refused before a byte is written: what loads is what was saved.
+types. Anything else is refused before a byte is written: what is loaded is what was saved.
 
 A *body* is MessagePack. Integers beyond 64 bits are extension type 1: the shortest signed
 big-endian bytes. A *record* is a body with a header:
@@ -13,12 +13,12 @@ big-endian bytes. A *record* is a body with a header:
     bytes 19-     the body, compressed first, then encrypted
 
 The context names the place of a record (table, row, version), hashed as a MessagePack list of text.
-It is not stored: a record that was moved to another place does not open. The checksum finds damage;
-only a cipher stops a forger, whose records would still load as plain data and never as code.
+It is not stored: a record that was moved to another place does not open. The checksum detects
+damage; only a cipher prevents forgery, and even a forged record loads as plain data, never as code.
 
 The *canonical form* is a body whose text, keys included, is in Unicode normal form C and whose keys
-stand in code point order, which is also the order of their UTF-8 bytes. 1, 1.0 and true differ, and
-so do 0.0 and -0.0. It is the same in every process for text that Unicode 14 (Python 3.11) knows.
+are in code point order, which is also the order of their UTF-8 bytes. 1, 1.0 and true differ, and
+so do 0.0 and -0.0. It is the same in every process for text that Unicode 14 (Python 3.11) defines.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _WIDE_BYTES: Final = 2**28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The largest things a store accepts; an excess raises LimitExceeded and writes nothing.
+    """The size limits of a store; more raises LimitExceeded and writes nothing.
 
-    `digits` is at most 4,096: Python reads and writes integers beyond 4,300 as text only if asked.
-    `record_bytes` bounds a record of many values, and what a compressed one may expand to.
+    `digits` is at most 4,096: by default Python converts integers of up to 4,300 digits to text.
+    `record_bytes` limits a record of many values, and the size of a decompressed one.
     """
 
     value_bytes: int = 1_048_576
@@ -94,10 +94,10 @@ Raw = msgspec.Raw
 
 
 class Cipher(Protocol):
-    """Encrypts bodies so that they open only if unchanged and in their own context."""
+    """Encrypts bodies so that they open only unchanged and in their own context."""
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
-        """Return sealed bytes; the context is authenticated and not stored."""
+        """Return the encrypted bytes; the context is authenticated and not stored."""
         ...
 
     def decrypt(self, sealed: bytes, context: bytes) -> bytes:
@@ -106,7 +106,7 @@ class Cipher(Protocol):
 
 
 class Codec:
-    """Turns plain data into records and back, for one store; any thread may use it."""
+    """Turns plain data into records and back, for one store; thread-safe."""
 
     def __init__(
         self,
@@ -127,35 +127,35 @@ class Codec:
         return self._cipher is not None
 
     def widened(self) -> Codec:
-        """Return a codec for records of many values, each of which is within the limits."""
+        """Return a codec for records of many values, each within the limits."""
         most = max(self.limits.record_bytes, _WIDE_BYTES)
         limits = Limits(value_bytes=most, record_bytes=most, depth=_DEPTH_MAX)
         compression: Compression = "none" if self._zstd is None else "zstd"
         return Codec(limits, compression=compression, cipher=self._cipher)
 
     def bounded(self, record_bytes: int) -> Codec:
-        """Return a codec that expands no record to more bytes, whatever the limits say."""
+        """Return a codec that expands records to at most so many bytes, whatever the limits."""
         limits = replace(self.limits, record_bytes=max(record_bytes, self.limits.value_bytes))
         return Codec(limits, cipher=self._cipher)
 
     def without_cipher(self) -> Codec:
-        """Return a codec for records that are not encrypted."""
+        """Return a codec for unencrypted records."""
         return Codec(self.limits)
 
     def pack(self, value: object, *, context: tuple[str, ...] = (), name: str = "value") -> bytes:
-        """Return a value as a record; InvalidValue or LimitExceeded say what is refused, where."""
+        """Return a value as a record, or raise InvalidValue or LimitExceeded with the path."""
         return self.seal(_encode(value, self.limits, name), context=context)
 
     def unpack(self, record: bytes, *, context: tuple[str, ...] = ()) -> Any:
-        """Return exactly the value that was packed, or raise as `unseal` does; no code runs."""
+        """Return exactly the value that was packed, or raise as `unseal` does."""
         return _decode(self._body(record, context))
 
     def encode(self, value: object, *, name: str = "value") -> bytes:
-        """Return a value as a body; InvalidValue or LimitExceeded say what is refused, where."""
+        """Return a value as a body, or raise InvalidValue or LimitExceeded with the path."""
         return _encode(value, self.limits, name)
 
     def encode_each(self, values: Iterable[object], *, name: str = "value") -> list[bytes]:
-        """Return one body per value, each within the limits; a refusal names `name[index]`."""
+        """Return one body per value, each within the limits; errors name `name[index]`."""
         return [_encode(value, self.limits, (name, i)) for i, value in enumerate(values)]
 
     def check_each(self, values: Sequence[object], name: str, start: int) -> None:
@@ -164,20 +164,20 @@ class Codec:
             validation.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
     def compose(self, value: object, *, name: str) -> bytes:
-        """Return a value that we made as a body; a Raw in it is a body that was checked."""
+        """Return an internal value as a body, unchecked; a Raw in it is a checked body."""
         body = _encoder.encode(value)
         if len(body) > self.limits.value_bytes:
             raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         return body
 
     def encode_decoded(self, value: object) -> bytes:
-        """Return a decoded value as a body again; it was within the limits when it was saved."""
+        """Return a decoded value as a body again, without checking the limits."""
         return _messagepack(value)
 
     def encode_into(self, value: object, buffer: bytearray) -> bool:
-        """Encode a value into a buffer that is reused, only to compare it; whether that worked.
+        """Encode a value into a reused buffer, for comparison only; return whether that worked.
 
-        Never store it: nothing was checked.
+        Nothing is checked, so the result must not be stored.
         """
         try:
             _encoder.encode_into(value, buffer)
@@ -186,12 +186,12 @@ class Codec:
         return True
 
     def decode(self, body: bytes) -> Any:
-        """Return the value of a body, or raise CorruptRecord if it is not one."""
+        """Return the value of a body, or raise CorruptRecord."""
         return _decode(body)
 
     def admit(self, body: bytes, *, name: str = "value") -> Any:
-        """Return the value of a foreign body, or raise CorruptRecord or LimitExceeded if this store
-        would not have written exactly these bytes.
+        """Return the value of an untrusted body; raise CorruptRecord or LimitExceeded unless this
+        store would have written exactly these bytes.
         """
         if len(body) > self.limits.value_bytes:
             raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
@@ -211,11 +211,11 @@ class Codec:
     def unpack_items(
         self, record: bytes, low: int, high: int, *, context: tuple[str, ...] = ()
     ) -> list[Any]:
-        """Return the items from `low` to `high` of a list that was packed; no other is decoded."""
+        """Return the items from `low` to `high` of a packed list, decoding no others."""
         return [_decode(item) for item in _items(self._body(record, context))[low:high]]
 
     def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
-        """Return a body as a record that opens only if unchanged and in the same context."""
+        """Return a body as a record that opens only unchanged and in the same context."""
         if len(body) > self.limits.record_bytes:
             raise validation.too_large(
                 "record", len(body), self.limits.record_bytes, "record_bytes"
@@ -234,16 +234,16 @@ class Codec:
         return b"".join((header, checksum.digest(), body))
 
     def unseal(self, record: bytes, *, context: tuple[str, ...] = ()) -> bytes:
-        """Return the body of an intact record; CorruptRecord if it is damaged or was moved.
+        """Return the body of a record, or raise CorruptRecord if it is damaged or was moved.
 
-        StoreError says what is missing to read it: a key, a cipher or a package.
+        Raises StoreError if a key, a cipher or a package is missing.
         """
         return bytes(self._body(record, context))
 
     def _body(self, record: bytes, context: tuple[str, ...]) -> bytes | memoryview:
         """Return a view of the body: copying a large one would cost as much as checking it."""
         if len(record) <= _BODY_AT or record[0] != _MAGIC or record[1] == 0:
-            raise _corrupt(context, "is cut short or overwritten")
+            raise _corrupt(context, "is truncated or overwritten")
         version, flags = record[1], record[2]
         body: bytes | memoryview = memoryview(record)[_BODY_AT:]
         if version > _VERSION:
@@ -268,8 +268,8 @@ class Codec:
         elif self._cipher:
             raise _corrupt(
                 context,
-                "is not encrypted and this store has a cipher: plaintext is refused, because "
-                "anybody could have put it there",
+                "is not encrypted, but this store has a cipher: plaintext is refused because it "
+                "could have been forged",
             )
         return self._expand(body) if flags & _ZSTD else body
 
@@ -279,8 +279,8 @@ class Codec:
             size = zstd.content_size(body)
             if not 0 <= size <= limit:
                 raise CorruptRecord(
-                    f"The compressed record does not promise to expand to at most {limit:,} bytes "
-                    "(Limits.record_bytes).",
+                    f"The compressed record would expand to more than {limit:,} bytes "
+                    "(Limits.record_bytes), or to an unknown size.",
                     limit=limit,
                     actual=size,
                 )
@@ -295,9 +295,9 @@ def check(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value"
 
 
 def canonical(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> bytes:
-    """Return the canonical form; two keys that are one after normalisation are InvalidValue."""
+    """Return the canonical form; raise InvalidValue if two keys have the same normal form."""
     _encode(value, limits, name)
-    # ASCII text is in normal form; JSON, where text stands as it is, shows whether all of it is.
+    # ASCII text is in normal form, and the JSON encoding is ASCII iff all text is.
     try:
         if _json_encoder.encode(value).isascii():
             return _ordered_encoder.encode(value)
@@ -307,12 +307,12 @@ def canonical(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "va
 
 
 def with_first(text: str, form: bytes) -> bytes:
-    """Return the canonical form of a list of less than 15 items with a text put before them."""
+    """Return the canonical form of a list of fewer than 15 items with a text prepended."""
     return b"".join((bytes((form[0] + 1,)), _messagepack(_composed(text)), form[1:]))
 
 
 def digest(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "value") -> str:
-    """Return the SHA-256 of the version and the canonical form, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a version prefix and the canonical form, in hexadecimal."""
     return sha256(_CANONICAL_PREFIX + canonical(value, limits, name=name)).hexdigest()
 
 
@@ -320,7 +320,7 @@ def from_json(text: str | bytes, limits: Limits = DEFAULT_LIMITS, *, name: str =
     """Return the value of a JSON text (RFC 8259, UTF-8); InvalidValue names the line or path.
 
     Duplicate keys, NaN, Infinity, numbers too large for a float, lone surrogates and text after the
-    value are refused; too much depth, size or digits is LimitExceeded.
+    value are refused; too much depth, size or digits raises LimitExceeded.
     """
     if len(text) > limits.record_bytes:
         raise validation.too_large(
@@ -340,7 +340,7 @@ def from_json(text: str | bytes, limits: Limits = DEFAULT_LIMITS, *, name: str =
 def to_json(value: object, *, indent: int | None = None, name: str = "value") -> str:
     """Return JSON that from_json reads as the same value; refuses what is not plain data.
 
-    The size is not limited, and the depth is 512, so that answers may hold several values.
+    The size is not limited and the depth is 512, so that answers can contain several values.
     """
     validation.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
     separators = (",", ":") if indent is None else (",", ": ")
@@ -415,7 +415,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
         pass
     except _UNREADABLE as error:
         raise CorruptRecord(f"The record cannot be read: {error}.") from error
-    # More levels, integers beyond 64 bits, and foreign data are walked.
+    # Deeper data, integers beyond 64 bits, and corrupt data need the slow path.
     try:
         value = _any_decoder.decode(body)
         validation.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
@@ -426,7 +426,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
 
 @cache
 def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
-    """Accepts only seven levels of plain data, which is faster than accepting anything."""
+    """Return a decoder for up to seven levels of plain data, the fast path."""
     finite = msgspec.Meta(ge=-validation.FLOAT_MAX, le=validation.FLOAT_MAX)
     scalar: Any = None | bool | int | Annotated[float, finite] | str
     kind = scalar
@@ -453,7 +453,7 @@ def _normal(value: object, path: validation.ValuePath) -> object:
     pairs = sorted((_composed(key), key) for key in value)
     normal = {key: _normal(value[original], (path, original)) for key, original in pairs}
     if len(normal) < len(value):
-        problem = f"{validation.show(path)} has two keys that are one in Unicode normal form C."
+        problem = f"{validation.show(path)} has two keys with the same Unicode normal form C."
         raise InvalidValue(problem, path=validation.show(path))
     return normal
 
@@ -479,7 +479,7 @@ _json_decoder: Final = json.JSONDecoder(object_pairs_hook=_json_object, parse_in
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread, because threads must not share them."""
+    """A compressor and a decompressor per thread; zstandard's are not thread-safe."""
 
     def __init__(self) -> None:
         try:
@@ -494,7 +494,7 @@ class _Zstd(threading.local):
         self._small = zstandard.ZstdCompressor(level=5)
 
     def compressor(self, size_bytes: int) -> Any:
-        """Return the compressor for a body: only a large one is worth a higher level."""
+        """Return the compressor for a body; a higher level pays only for large ones."""
         return self._small if size_bytes >= _COMPRESS_HARDER_BYTES_MIN else self._fast
 
 

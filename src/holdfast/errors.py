@@ -38,22 +38,34 @@ class HoldfastError(Exception):
 
 
 class InvalidArgument(HoldfastError, ValueError):
-    """An argument is not usable; nothing was written."""
+    """An argument is invalid; nothing was written."""
 
-    http_status = 400
+    http_status = 422
     exit_code = 2
 
 
 class InvalidValue(InvalidArgument):
-    """A value is not plain JSON data; `path` names the offender and nothing was written."""
+    """A value is not plain JSON data; `path` names the part that is not. Nothing was written."""
 
     path: str
 
 
+class SequenceInFuture(InvalidArgument):
+    """The shared state has not come to this sequence yet; `head_sequence` is where it stands."""
+
+    http_status = 400
+
+
 class LimitExceeded(InvalidArgument):
-    """Something is larger than its limit allows; nothing was written."""
+    """Something exceeds its limit; nothing was written."""
 
     http_status = 413
+
+
+class TooDeep(LimitExceeded):
+    """A value has more levels than its limit, or contains itself."""
+
+    http_status = 422
 
 
 class NotFound(HoldfastError, LookupError):
@@ -67,50 +79,64 @@ class SessionNotFound(NotFound):
     """There is no session with this id."""
 
 
+class AskNotFound(NotFound):
+    """There is no peer call with this id; its answer was not stored."""
+
+
+class KeyNotFound(NotFound):
+    """There is no such key in the shared state."""
+
+
 class CheckpointNotFound(NotFound, KeyError):
     """There is no checkpoint with this version: never written, or pruned."""
 
     def __str__(self) -> str:
-        # A KeyError shows its argument quoted, which reads badly for a sentence.
+        # A KeyError would quote the message.
         return str(self.args[0])
 
 
 class Conflict(HoldfastError):
-    """The state of the store does not allow this; every error of status 409 is one."""
+    """The state of the store does not allow this; every error of status 409 is a Conflict."""
 
     http_status = 409
     exit_code = 4
 
 
 class SessionEnded(Conflict):
-    """The session has ended; open it with reopen=True to go on."""
+    """The session has ended; open it with reopen=True to continue."""
 
 
 class SessionBusy(Conflict):
-    """Another process drives this session; only its driver may write while the lease lives."""
+    """Another process drives this session; only the driver may write until its lease expires."""
+
+
+class SessionWaiting(Conflict):
+    """The session waits; it can ask or pause again once it has been resumed."""
 
 
 class Forbidden(HoldfastError):
-    """This caller may not do that."""
+    """The caller is not allowed to do this."""
 
     http_status = 403
     exit_code = 6
 
 
 class VersionConflict(Conflict):
-    """Another writer was first; read the current version and decide again."""
+    """Another writer was first; read the current version and try again."""
 
 
 class TypeConflict(Conflict):
-    """The stored value has another type than this operation needs; nothing was changed."""
+    """The stored value does not have the type that this operation needs; nothing was changed."""
+
+    http_status = 422
 
 
 class Refused(Conflict):
-    """The database refused the change because it breaks a rule of its schema."""
+    """The database refused the change because it violates a constraint."""
 
 
 class LeaseLost(Conflict):
-    """The lease is lost to another holder; stop this attempt. Nothing was written."""
+    """The lease was lost to another holder; stop this attempt. Nothing was written."""
 
 
 class LeaseHeld(Conflict):
@@ -118,7 +144,17 @@ class LeaseHeld(Conflict):
 
 
 class RequestMismatch(Conflict):
-    """This key or call id belongs to another request; nothing was run."""
+    """This key or call id was used for another request; nothing was run."""
+
+
+class IdempotencyKeyReused(RequestMismatch):
+    """This idempotency key was used for another request; nothing was run."""
+
+    http_status = 422
+
+
+class RequestOutOfOrder(Conflict):
+    """The requests of a lane are numbered, and this is neither its last nor its next."""
 
 
 class InProgress(Conflict):
@@ -134,11 +170,11 @@ class EffectFailed(Conflict):
 
 
 class NotDone(Conflict):
-    """A tool raises this when it is certain that nothing happened."""
+    """Raised by a tool that is certain that its effect did not happen."""
 
 
 class WorkFailed(Conflict):
-    """A handler raises this to fail its attempt; `retry` and `delay_seconds` say what follows."""
+    """Raised by a handler to fail its attempt; `retry` and `delay_seconds` decide what follows."""
 
     def __init__(
         self,
@@ -169,7 +205,7 @@ class Compacted(HoldfastError):
 
 
 class StoreError(HoldfastError):
-    """The store itself cannot serve the call."""
+    """The store cannot serve the call."""
 
     http_status = 503
     exit_code = 5
@@ -184,7 +220,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """The database has no room left; nothing was written. Free some space and try again."""
+    """The database has no space left; nothing was written. Free some space and try again."""
 
     http_status = 507
 
@@ -201,7 +237,7 @@ class StoreReadOnly(StoreError):
 
 
 class StoreForked(StoreError):
-    """This store was opened by the parent process; open it again after the fork."""
+    """This store was opened by the parent process; open it again in the child."""
 
 
 class StoreReentered(StoreError):
@@ -233,7 +269,7 @@ class SchemaMismatch(StoreError):
 
 
 class CommitUnknown(StoreError):
-    """The database went away during COMMIT; ask `store.settle(id)` whether it was committed."""
+    """The database was lost during COMMIT; `store.settle(id)` tells whether it was committed."""
 
     exit_code = 9
 
@@ -248,7 +284,7 @@ class OperationNotRun(HoldfastError):
 
 
 class UnknownBlock(InvalidValue):
-    """A transcript holds a kind of block that this version of Holdfast does not know."""
+    """A transcript contains a kind of block that this version of Holdfast does not know."""
 
 
 class BudgetExceeded(HoldfastError):
@@ -267,7 +303,40 @@ class ApprovalNeeded(Conflict):
 
 
 class ModelFailed(HoldfastError):
-    """The model did not answer, retries included; every attempt is recorded in spend."""
+    """The model did not answer, even after retries; every attempt is recorded in spend."""
 
     http_status = 502
     exit_code = 5
+
+
+class CheckpointInvalid(Conflict):
+    """This checkpoint of a world cannot be restored any more; reach its state by replay."""
+
+
+class CheckpointError(HoldfastError):
+    """A system of a world could not make its checkpoint; nothing was registered."""
+
+    system: str
+
+
+class RollbackError(HoldfastError):
+    """A system of a world could not be rolled back; `outcomes` says where each system is."""
+
+    outcomes: dict[str, str]
+    is_consistent: bool
+
+
+class SystemBusy(Conflict):
+    """A system of a world does not hold still: somebody else is using it just now."""
+
+
+class WorldInconsistent(Conflict):
+    """The systems of this world are at different states; only a rollback is possible now."""
+
+
+class ReplayFailed(Conflict):
+    """Repeating the recorded actions did not lead to the same state, or is not allowed."""
+
+
+class ExplorationAborted(HoldfastError):
+    """An exploration could restore neither the state it wanted nor the one it was in."""

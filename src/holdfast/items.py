@@ -1,4 +1,4 @@
-"""Work as users hold it: `store.work`, and the handles of its items."""
+"""The public API of work: `store.work`, and the handles of items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from .arguments import require_limit, require_text, require_whole
 from .checkpoints.read import Growth, growth
 from .errors import InvalidArgument
-from .kernel.flow import Flow, flow
+from .kernel.flow import Flow, served
 from .kernel.nouns import SWEPT_PER_PASS, find_row
 from .kernel.operation import (
     AfterCommit,
@@ -26,9 +26,13 @@ from .kernel.operation import (
     query,
     rows,
 )
+from .peers import PeerRequest, Resumption
+from .peers.asks import RESUME
+from .peers.pauses import receive, resume
 from .records import Swept
 from .session import Session
 from .state import State
+from .wire import travels
 from .work import WorkNoun, claims, reports, transitions
 from .work.claims import Beat
 from .work.handle import ItemOps, require_held, require_list
@@ -57,14 +61,13 @@ ITEMS_PER_PAGE_MAX = 1_000
 GROWTH_MAX = 1_000
 
 
+@travels
 class WorkItem(ItemOps[C]):
-    """A work item; the handle that a claim gave may write under its lease."""
+    """A work item. A handle returned by a claim may write under its lease."""
 
     @property
     def session(self) -> Session[C] | None:
-        """The item's session, None if it has none; while the item is held, what is written
-        through this handle is written only as long as the item's lease lives.
-        """
+        """The item's session, if it has one. Its writes require the lease of a held item."""
         if self.session_number is None:
             return None
         return self._session(self.driving_fence if self.is_held else None)
@@ -73,24 +76,57 @@ class WorkItem(ItemOps[C]):
     def state(self) -> State[C]:
         """The shared state of the session's tree.
 
-        What an attempt that died has added already is not added again: increment, append, add and
-        batch get an idempotency key of the item, the mutation, and how often the attempt made it.
+        A retried attempt does not apply the same mutations again: increment, append, add and batch
+        get an idempotency key from the item, the mutation, and its count within the attempt.
         """
         if self.session is None:
-            raise InvalidArgument(f"work item {self.id} has no session, and so no shared state")
+            raise InvalidArgument(f"work item {self.id} has no session, so it has no shared state")
         return self.session.state
+
+    def _take_answer(self, result: Any, row: Any) -> None:
+        """Remember the row; a session that the call returned is driven for this item."""
+        super()._take_answer(result, row)
+        if isinstance(result, PeerRequest | Resumption):
+            result = result.session
+        if isinstance(result, Session):
+            result.item = self
 
     @operation
     def drive(self) -> Op[Session[C]]:
-        """Take the session's lease in this attempt's name, and return the session to advance.
+        """Lease the session for this attempt, and return it.
 
-        The item's heartbeat renews it, and whatever ends the attempt gives it back. Raises
-        SessionBusy while somebody else drives the session.
+        The item's heartbeat renews the lease, and the end of the attempt releases it. Raises
+        SessionBusy while another holder drives the session.
         """
         require_held([self])
         fence = yield from claims.drive(self)
         yield AfterCommit(lambda: self._take({"driving_fence": fence}))
         return self._session(fence)
+
+    @operation
+    def receive(self) -> Op[PeerRequest[C]]:
+        """Lease the session that serves a request, and return what is asked.
+
+        The output of the item is the answer; if it fails for good, the answer is an error.
+        """
+        require_held([self])
+        fence = yield from claims.drive(self)
+        request = yield from receive(self._session(fence), self.type)
+        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        return request
+
+    @operation
+    def resume(self) -> Op[Resumption[C]]:
+        """Lease the session that this item resumes, and return its context and the answers.
+
+        Another attempt gets the same, until a turn is saved or the session pauses again.
+        """
+        require_held([self])
+        fence = yield from claims.drive(self)
+        pause_id = self.input["pause"] if self.type == RESUME else ""
+        resumption = yield from resume(self._session(fence), pause_id)
+        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        return resumption
 
     def _session(self, fence: int | None) -> Session[C]:
         place = self._place()
@@ -106,8 +142,9 @@ class WorkItem(ItemOps[C]):
 Items: TypeAlias = list[WorkItem[C]]
 
 
+@travels
 class Work(Handle[C]):
-    """Work items that survive their workers."""
+    """The work items of a store."""
 
     @deciding
     def submit(
@@ -125,11 +162,11 @@ class Work(Handle[C]):
         on_crash: OnCrash = "retry",
         id: str | None = None,
     ) -> Op[WorkItem[C]]:
-        """Submit an item; while one with the same key lives in the queue, that one is returned.
+        """Submit an item, or return the unfinished one with the same key in the queue.
 
-        An `id` of your own finds its item for ever, or raises RequestMismatch if that is another.
-        The queue is the type unless given. `max_retries=3` means at most 4 executions. `on_crash`
-        says what a dead worker leads to: `retry`, `fail`, or `review` by a person.
+        An `id` of your own returns its item if it exists, or raises RequestMismatch if the request
+        differs. The queue defaults to the type. `max_retries=3` means at most 4 executions.
+        `on_crash` decides what happens after a worker died: `retry`, `fail`, or `review`.
         """
         given = Submission(
             type=type,
@@ -149,7 +186,7 @@ class Work(Handle[C]):
 
     @operation
     def submit_many(self, submissions: Sequence[Submission]) -> Op[Items[C]]:
-        """Submit items in one commit, in this order; all of them or none."""
+        """Submit items in one commit, in this order, all or none."""
         require_list("submissions", submissions)
         found = yield from submit_all(self.runtime, submissions)
         return [WorkItem(self.runtime, row) for row in found]
@@ -163,7 +200,7 @@ class Work(Handle[C]):
         queues: Sequence[str] | str | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> Op[Items[C]]:
-        """Lease up to `limit` ready items: highest priority first, then in order of submission."""
+        """Lease up to `limit` ready items, highest priority first, then in order of submission."""
         found = yield from claims.claim(holder, limit, queues, lease_seconds)
         return [WorkItem(self.runtime, row, lease_seconds=lease_seconds) for row in found]
 
@@ -171,7 +208,7 @@ class Work(Handle[C]):
     def heartbeat(
         self, items: Sequence[Item[Any]], *, lease_seconds: float | None = None
     ) -> Op[Beats]:
-        """Prolong the leases of items, and return for each whether it is lost or asked to stop."""
+        """Renew the leases of items; return for each whether it is lost or should stop."""
         require_held(items)
         seconds = lease_seconds
         if seconds is None:
@@ -181,9 +218,7 @@ class Work(Handle[C]):
 
     @operation
     def complete_many(self, outputs: Sequence[tuple[Item[Any], Any]]) -> Op[Flags]:
-        """Complete items in one commit; False for each whose lease was lost, of which nothing is
-        written.
-        """
+        """Complete items in one commit; False for each whose lease was lost, which is unchanged."""
         require_list("outputs", outputs)
         if not all(isinstance(each, tuple | list) and len(each) == 2 for each in outputs):
             raise InvalidArgument("outputs must be pairs of a claimed work item and its output")
@@ -196,7 +231,7 @@ class Work(Handle[C]):
         found = yield from transitions.finish(ended)
         return [row is not None for row in found]
 
-    @flow
+    @served
     def sweep(self, *, limit: int = SWEPT_PER_PASS) -> Flow[Swept]:
         """Requeue or end up to `limit` items whose lease expired, and promote due ones.
 
@@ -207,43 +242,43 @@ class Work(Handle[C]):
 
     @operation
     def promote(self, *, limit: int = PROMOTED_PER_PASS) -> Op[int]:
-        """Make items ready whose time has come; return how many."""
+        """Make delayed items ready that are due; return how many."""
         require_limit(limit, PROMOTED_PER_PASS)
         return (yield from promote(self.runtime, limit))[0]
 
     @operation
     def cancel(self, id: str) -> Op[WorkStatus]:
-        """Cancel an item, or ask its worker to stop, and return its status now.
+        """Cancel an item, or ask its worker to stop; return its status.
 
-        A worker that runs it learns of it with its next heartbeat; if it dies, the item is
-        cancelled rather than run again. A finished item stays as it is.
+        The worker is told at its next heartbeat; if it dies, the item is cancelled instead of
+        retried. A finished item is unchanged.
         """
         return (yield from transitions.cancel((yield from self._found(id))))
 
     @operation
     def retry(self, id: str) -> Op[WorkItem[C]]:
-        """Make a pending item ready now that waits for its time or for review."""
+        """Make an item ready at once that is delayed or parked for review."""
         item = yield from self._found(id)
         change = Transition("pending", "retried by hand")
         [row] = yield from transitions.finish([(item, change)], transitions.FINISH_IDLE)
         if row is None:
             now = yield from self._found(id)
             raise InvalidArgument(
-                f"work item {id} is {now.status}; only a pending one can be made ready, and a "
-                "failed one redriven"
+                f"work item {id} is {now.status}; only a pending one can be retried; redrive a "
+                "failed one"
             )
         return WorkItem(self.runtime, (yield from self._found_row(id)))
 
     @operation
     def redrive(self, id: str) -> Op[WorkItem[C]]:
-        """Submit a failed or cancelled item again, as a new one that names it; only once.
+        """Submit a failed or cancelled item again, once, as a new item that refers to it.
 
-        Refused while another item has its key.
+        Raises Refused while another item has its key.
         """
         dead = yield from self._found(id)
         if dead.stored_state not in {"failed", "cancelled"}:
             raise InvalidArgument(
-                f"work item {id} is {dead.status}; only a failed or cancelled one is redriven"
+                f"work item {id} is {dead.status}; only a failed or cancelled one can be redriven"
             )
         again = Submission(
             type=dead.type,
@@ -260,7 +295,7 @@ class Work(Handle[C]):
 
     @query
     def get(self, id: str, *, fence: int | None = None) -> Op[WorkItem[C]]:
-        """Return an item, or NotFound. With the fence of its lease the handle may write."""
+        """Return an item, or raise NotFound. With the fence of its lease, the handle may write."""
         row = yield from self._found_row(id)
         if fence is None:
             return WorkItem(self.runtime, row)
@@ -283,7 +318,7 @@ class Work(Handle[C]):
         before: int | None = None,
         limit: int = 100,
     ) -> Op[Items[C]]:
-        """Return items, the newest first; `before` is the `number` of the last one seen."""
+        """Return items, newest first; `before` is the `number` of the last one seen."""
         statuses = () if status is None else reports.statuses_of(status)
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
@@ -298,23 +333,28 @@ class Work(Handle[C]):
 
     @query
     def dead(self, *, before: int | None = None, limit: int = 100) -> Op[Items[C]]:
-        """Return failed items that were not redriven, the newest first."""
+        """Return failed items that were not redriven, newest first."""
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         found = yield from rows(reports.LIST_DEAD, before=reports.before_of(before), limit=limit)
         return [WorkItem(self.runtime, row) for row in found]
 
     @large_query
     def counts(self, *, finished: bool = True, at_most: int | None = None) -> Op[Counts]:
-        """Count items by type and status, with their ages; it reads every item.
+        """Count items by type and status, with their ages. Reads every item.
 
-        With `at_most` no more than so many of each, the oldest, which costs the same in any store.
+        With `at_most`, counting stops there for each type and status, so the cost is bounded.
         """
         return (yield from reports.counts(finished=finished, at_most=at_most))
 
     @query
-    def health(self, *, stale_seconds: float = reports.STALE_SECONDS) -> Op[LeaseHealth]:
-        """Count the leases of running items; one without a heartbeat for that long is stale."""
-        return (yield from reports.health(stale_seconds))
+    def health(
+        self, *, stale_seconds: float = reports.STALE_SECONDS, at_most: int = reports.COUNTED_MAX
+    ) -> Op[LeaseHealth]:
+        """Count the leases of running items; one is stale without a heartbeat for this long.
+
+        Only the `at_most` leases that expire first are read, so the cost is bounded.
+        """
+        return (yield from reports.health(stale_seconds, at_most))
 
     @large_query
     def growth(self, *, limit: int = 10) -> Op[Grown]:
@@ -324,9 +364,9 @@ class Work(Handle[C]):
 
     @query
     def find(self, id: str) -> Op[WorkItem[C]]:
-        """Return an item by its id, its number, or the beginning of its id; or NotFound.
+        """Return an item by its id, its number or a unique prefix of its id, or raise NotFound.
 
-        8 characters or more are enough if no other id begins with them.
+        A prefix has 8 characters or more.
         """
         row = yield from find_row("work item", SELECT_ITEMS, require_text("id", id))
         if row is None:
@@ -335,13 +375,13 @@ class Work(Handle[C]):
 
     @query
     def errors(self, id: str) -> Op[Failures]:
-        """Return the last attempts of an item that failed, the newest first; at least 10."""
+        """Return the last failed attempts of an item, newest first; the last 20 are kept."""
         row = yield from self._found_row(id)
         return (yield from reports.errors(self.runtime.codec, row))
 
     @query
     def why(self, id: str) -> Op[str]:
-        """Say in a sentence why an item runs or does not."""
+        """Return a sentence that says why an item runs or does not."""
         row = yield from one(reports.READ_ITEM_NOW, id=require_text("id", id))
         if row is None:
             raise transitions.not_found(id)

@@ -1,8 +1,8 @@
 """Leases: a time-limited right to write one row, with a fence that only grows.
 
-A noun that can be leased has the columns `holder`, `fence` and `lease_expires_at` in its own
-table. A lease is expired iff `lease_expires_at <= now`; its holder may still renew it with the
-right fence until another takes it. Every protected write checks the fence in its own transaction.
+A noun that can be leased has the columns `holder`, `fence` and `lease_expires_at` in its table. A
+lease has expired iff `lease_expires_at <= now`; its holder may still renew it with the right fence
+until another takes it over. Every protected write checks the fence in its own transaction.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ import queue
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from .arguments import require_seconds, require_text, shown
 from .clock import uptime_ms
-from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound, StoreBusy
+from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound, StoreBusy, StoreError
 from .kernel.opening import open_driver
 from .kernel.operation import Call, Op, PerStore, Query, Row, Runtime, batch, one, operation
-from .kernel.threads import Flag, Thread
+from .kernel.threads import Latch, Thread
 from .kernel.url import SqliteTarget
 from .records import Lease
+from .wire import travels
 
 LEASE_SECONDS_MAX = 7 * 24 * 3600
 SELF_FENCE_SHARE = 0.2
 LEAVE_SECONDS_MAX = 2.0
-# How long a renewal waits for a row that somebody has locked.
+# How long a renewal waits for a locked row.
 LOCKED_SECONDS_MAX = 1.0
 RENEWED_MAX = 1_000
 log = logging.getLogger("holdfast.leases")
 
-# The holder `boots…`, where `boots` is an instance's name, but not the boot that is running now.
+# The holder is an earlier boot of the instance named by the prefix `boots`.
 EARLIER_BOOT = """holder <> :holder
     AND substr(holder, 1, length(CAST(:boots AS TEXT))) = :boots"""
 ACQUIRE_LEASE = """
@@ -62,7 +64,7 @@ SELECT id, holder, fence, lease_expires_at FROM {table} WHERE id = :id /*pg FOR 
 
 
 class LeasedTable:
-    """The lease rules over one table."""
+    """The lease operations on one table."""
 
     def __init__(self, table: str, noun: str) -> None:
         if not table.isidentifier():
@@ -71,10 +73,10 @@ class LeasedTable:
         self._acquire = ACQUIRE_LEASE.format(table=table)
         self._renew = RENEW_LEASE.format(table=table)
         self._release = RELEASE_LEASE.format(table=table)
-        self._look = LOCK_LEASE.format(table=table)
+        self._lock = LOCK_LEASE.format(table=table)
 
     def acquire(self, id: str, holder: str, lease_seconds: float) -> Op[Lease]:
-        """Take the lease and raise its fence. Raises LeaseHeld while another's is alive."""
+        """Take the lease and raise its fence. Raises LeaseHeld while another holder has it."""
         lease_ms = lease_milliseconds(lease_seconds)
         require_text("holder", holder)
         row = yield from one(self._acquire, id=id, holder=holder, lease_ms=lease_ms)
@@ -89,7 +91,7 @@ class LeasedTable:
         )
 
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
-        """Prolong the lease, never shorten it. Raises LeaseLost under an old fence."""
+        """Extend the lease, never shorten it. Raises LeaseLost if the fence is old."""
         lease_ms = lease_milliseconds(lease_seconds)
         _require_lease(lease)
         row = yield from one(self._renew, id=lease.id, fence=lease.fence, lease_ms=lease_ms)
@@ -98,20 +100,20 @@ class LeasedTable:
         return _lease(row)
 
     def check(self, lease: Lease) -> Op[None]:
-        """Lock the row and make sure that the fence is still the lease's, or raise LeaseLost."""
+        """Lock the row and check the fence; raise LeaseLost if it is old."""
         _require_lease(lease)
         current = yield from self._current(lease.id)
         if current["fence"] != lease.fence or current["holder"] is None:
             raise self._error(lease, current)
 
     def release(self, lease: Lease) -> Op[None]:
-        """Give the lease back. Raises LeaseLost under an old fence."""
+        """Release the lease. Raises LeaseLost if the fence is old."""
         _require_lease(lease)
         if (yield from one(self._release, id=lease.id, fence=lease.fence)) is None:
             raise (yield from self._lost(lease))
 
     def _current(self, id: str) -> Op[Row]:
-        row = yield from one(self._look, id=id)
+        row = yield from one(self._lock, id=id)
         if row is None:
             raise NotFound(f"there is no {self._noun} {id!r}", id=id)
         return row
@@ -122,7 +124,7 @@ class LeasedTable:
     def _error(self, lease: Lease, current: Row) -> LeaseLost:
         reason = f"the current fence is {current['fence']}"
         if current["fence"] == lease.fence:
-            reason = "it was given back"
+            reason = "it was released"
         return LeaseLost(
             f"{self._noun} {lease.id}: {lease.holder!r} lost its lease with fence {lease.fence}, "
             f"{reason}; stop this attempt, nothing was written",
@@ -132,9 +134,10 @@ class LeasedTable:
         )
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A lease that every write through a handle needs; plain data, which the keeper checks."""
+    """A lease that every write through a handle needs, as data that the keeper checks."""
 
     noun: str
     id: str
@@ -142,7 +145,7 @@ class Guard:
     fence: int
 
     def lost(self) -> LeaseLost:
-        """Return the error of a holder whose lease is lost."""
+        """Return the error for a holder that lost its lease."""
         return LeaseLost(
             f"{self.noun} {self.id}: the lease with fence {self.fence} is lost or was not renewed "
             "in time; stop this attempt, nothing was written",
@@ -155,9 +158,9 @@ NOT_TAKEN = Guard("", "", 0, 0)
 
 
 class Kept:
-    """A lease that the keeper renews until it is dropped, or its owner is gone.
+    """A lease that the keeper renews until it is dropped or its owner is garbage-collected.
 
-    `told` is called with the owner and the row of each renewal, None once the lease is lost.
+    `on_renewal` is called with the owner and the renewed row, or None once the lease is lost.
     """
 
     def __init__(
@@ -166,47 +169,47 @@ class Kept:
         guard: Guard,
         lease_seconds: float,
         taken_at: float,
-        told: Callable[[Any, Row | None], None] | None = None,
+        on_renewal: Callable[[Any, Row | None], None] | None = None,
     ) -> None:
         self.owner: weakref.ref[Any] = weakref.ref(owner)
         self.guard = guard
         self.lease_seconds = lease_seconds
         self.renewed_at = taken_at
         self.is_stopped = False
-        self._told = told
+        self._on_renewal = on_renewal
         self._is_lost = False
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease must be taken for lost: another has it, or it is about to expire."""
+        """Whether the lease must be considered lost: taken over, or about to expire."""
         margin = self.lease_seconds * (1 - SELF_FENCE_SHARE)
         return self._is_lost or uptime_seconds() - self.renewed_at > margin
 
     @property
     def due_at(self) -> float:
-        """When it is to be renewed; never, once it is lost for good."""
+        """When to renew it; never, once it is lost."""
         return math.inf if self._is_lost else self.renewed_at + self.lease_seconds / 3
 
     def lose(self) -> None:
-        """Take it for lost for good: another holder has it."""
+        """Mark it as lost for good."""
         self._is_lost = True
 
-    def take_in(self, row: Row | None, asked_at: float) -> None:
-        """Take in what a renewal that was asked for at `asked_at` has brought."""
+    def note_renewal(self, row: Row | None, sent_at: float) -> None:
+        """Record the result of a renewal that was sent at `sent_at`."""
         if row is None:
             self.lose()
         else:
-            self.renewed_at = asked_at
+            self.renewed_at = sent_at
         owner = self.owner()
-        if self._told is not None and owner is not None:
-            self._told(owner, row)
+        if self._on_renewal is not None and owner is not None:
+            self._on_renewal(owner, row)
 
 
 class Held(Kept):
-    """A lease that the keeper also takes and gives back, on threads that no interrupt hits.
+    """A lease that the keeper also takes and releases, on threads that no interrupt hits.
 
-    It is given back when it is stopped and when `owner` is gone. So whatever interrupts or cancels
-    who asked for it, there is no lease of which nobody knows.
+    It is released when it is stopped or `owner` is garbage-collected. So no interrupt or
+    cancellation of the caller can leak a lease.
     """
 
     def __init__(
@@ -218,8 +221,7 @@ class Held(Kept):
         release: Callable[[Lease], object],
     ) -> None:
         super().__init__(owner, NOT_TAKEN, lease_seconds, uptime_seconds())
-        # `inbox.put(held)` stops it: one call of a function written in C, which an interrupt cannot
-        # cut in two, nor the clearing of `owner` drop.
+        # `inbox.put(held)` stops it: one C call, which an interrupt cannot split.
         self.inbox = keeper.inbox
         self.owner = weakref.ref(owner, self.inbox.put)
         self.take = take
@@ -227,10 +229,10 @@ class Held(Kept):
         self.lease: Lease | None = None
         self.has_begun = False
         self.error: BaseException | None = None
-        self.ended = Flag()
+        self.ended = Latch()
 
     def give_back(self) -> None:
-        """Give it back, and say so to who waits; one that is lost already is not an error."""
+        """Release it and wake the waiter; it is not an error if it was lost before."""
         try:
             if self.lease is not None:
                 self.release(self.lease)
@@ -239,26 +241,27 @@ class Held(Kept):
         except BaseException as error:
             self.error = error
             if self.owner() is None:
-                log.warning("a lease could not be given back; it will expire", exc_info=True)
+                log.warning("a lease could not be released; it will expire", exc_info=True)
         finally:
             self.ended.set()
 
     def leave(self) -> None:
-        """After a stop, wait for the lease to be given back, but not for long."""
+        """After a stop, wait briefly for the lease to be released."""
         if self.has_begun:
             self.ended.wait(LEAVE_SECONDS_MAX)
 
 
+@travels
 class Keeper(PerStore):
     """One thread that renews the leases of a store, all that are due in one call.
 
-    It starts with the first lease and ends when the keeper is closed. A lease is renewed at a third
-    of its length, and taken for lost shortly before it would expire without an answer.
+    It starts with the first lease and ends when the keeper is closed. A lease is renewed after a
+    third of its length, and considered lost shortly before it would expire without a renewal.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        """Wakes the thread; what is held and put here is given back."""
+        """Wakes the thread; a `Held` that is put here is released."""
         self._runtime = runtime
         self._kept: dict[Guard, Kept] = {}
         self._wakes_at = 0.0
@@ -273,23 +276,23 @@ class Keeper(PerStore):
     # Guards
 
     def is_lost(self, guard: Guard) -> bool:
-        """Whether a lease that this store keeps is known to be lost."""
+        """Whether a lease kept here is known to be lost."""
         kept = self._kept.get(guard)
         return kept is not None and kept.is_lost
 
     def is_kept(self, guard: Guard) -> bool:
-        """Whether this store keeps a lease."""
+        """Whether this process keeps a lease."""
         return guard in self._kept
 
     def looks(self, guard: Guard | None) -> list[Query]:
-        """Return what must find something for a write to be allowed; it locks the lease's row."""
+        """Return the query that locks the lease's row and must return it for a write to proceed."""
         if guard is None:
             return []
         given = {"number": guard.number, "fence": guard.fence}
         return [Query(self._noun(guard.noun).guard, given, must_find=True)]
 
     def require(self, guard: Guard | None, answers: list[list[Row]]) -> list[list[Row]]:
-        """Raise LeaseLost if the look found nothing; return the answers behind it."""
+        """Raise LeaseLost if the guard query returned nothing; return the other answers."""
         if guard is None:
             return answers
         if not answers[0] or self.is_lost(guard):
@@ -302,7 +305,7 @@ class Keeper(PerStore):
             raise guard.lost()
 
     def check(self, guard: Guard | None) -> Op[None]:
-        """Lock the row and make sure that the lease still lives, or raise LeaseLost."""
+        """Lock the row and check the lease, or raise LeaseLost."""
         if guard is not None:
             self.require(guard, (yield from batch(*self.looks(guard))))
 
@@ -312,29 +315,29 @@ class Keeper(PerStore):
     # Keeping
 
     def keep(self, kept: Kept) -> Kept:
-        """Keep a lease alive until it is dropped, or its owner is gone."""
+        """Renew a lease until it is dropped or its owner is garbage-collected."""
         self._kept[kept.guard] = kept
-        # Idle, the thread wakes in time for any lease of this length: none need wake it.
+        # An idle thread wakes in time for any lease of this length.
         self._idle_seconds = min(self._idle_seconds, kept.lease_seconds / 3)
         with self._lock:
-            # An interrupt may have come between making the thread and starting it.
+            # An earlier call may have been interrupted before it started the thread.
             if not self._is_closed and (self._thread is None or self._thread.ident is None):
                 self._thread = Thread(self._run, "holdfast-keeper")
                 self._thread.start()
-        # It may have been stopped, or lost its owner, before the thread could see it here.
+        # It may have been stopped, or have lost its owner, before the thread could see it.
         if kept.due_at < self._wakes_at or kept.is_stopped or kept.owner() is None:
             self.inbox.put(None)
         return kept
 
     def drop(self, kept: Kept) -> None:
-        """Renew a lease no longer. One that is lost stays known as such to who still has it."""
+        """Stop renewing a lease. One that is lost stays known as lost to its handles."""
         if kept.is_lost:
             kept.lose()
         else:
             self._kept.pop(kept.guard, None)
 
     def take(self, held: Held) -> Lease:
-        """Take a lease and keep it; on a thread of our own, where no interrupt comes."""
+        """Take a lease and keep it; called on a background thread, which no interrupt hits."""
         held.has_begun, held.renewed_at = True, uptime_seconds()
         try:
             held.guard, lease = held.take()
@@ -346,9 +349,9 @@ class Keeper(PerStore):
         return lease
 
     def finish(self, held: Held) -> None:
-        """After a stop, wait until the lease is given back; raise why it was not.
+        """After a stop, wait until the lease is released; raise the error if that failed.
 
-        An interrupt is raised once that is done; a second one at once, and it is still done.
+        An interrupt is raised afterwards; a second one at once, and the lease is still released.
         """
         try:
             while not held.ended.wait(1.0 if self._is_running else 0.0):
@@ -363,7 +366,7 @@ class Keeper(PerStore):
             raise error
 
     def close(self) -> None:
-        """End the thread; what is still kept expires by itself."""
+        """End the thread; leases still kept expire by themselves."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -372,22 +375,21 @@ class Keeper(PerStore):
             thread.join()
 
     @operation
-    def renew(self, due: Sequence[Kept]) -> Op[dict[Kept, Row | None]]:
-        """Prolong leases, those of one noun and length in one statement; None for a lost one."""
-        groups: dict[tuple[str, float], list[Kept]] = {}
-        for kept in due:
-            groups.setdefault((kept.guard.noun, kept.lease_seconds), []).append(kept)
-        renewed: dict[Kept, Row | None] = {}
-        # As everybody locks them: items, then sessions, then effects.
+    def renew(self, due: Sequence[tuple[Guard, float]]) -> Op[list[Row | None]]:
+        """Renew leases, those of one noun and length together; None for a lost one."""
+        groups: dict[tuple[str, float], list[Guard]] = {}
+        for guard, lease_seconds in due:
+            groups.setdefault((guard.noun, lease_seconds), []).append(guard)
+        renewed: dict[Guard, Row | None] = {}
+        # In the lock order of all operations: items, sessions, effects.
         for (noun, lease_seconds), group in sorted(groups.items(), reverse=True):
-            # Whoever lost a lease may still run beside the next holder; the newest fence counts.
-            in_order = sorted(group, key=lambda kept: kept.guard.fence)
-            held = {kept.guard.number: kept.guard.fence for kept in in_order}
+            # A holder that lost its lease may still run beside the next one: the newest fence wins.
+            held = {guard.number: guard.fence for guard in sorted(group, key=attrgetter("fence"))}
             found = yield from self._noun(noun).renew(held, lease_seconds)
-            for kept in group:
-                is_newest = held[kept.guard.number] == kept.guard.fence
-                renewed[kept] = found.get(kept.guard.number) if is_newest else None
-        return renewed
+            for guard in group:
+                is_newest = held[guard.number] == guard.fence
+                renewed[guard] = found.get(guard.number) if is_newest else None
+        return [renewed[guard] for guard, _ in due]
 
     # The thread
 
@@ -401,7 +403,7 @@ class Keeper(PerStore):
                 return
             due, idle_seconds = self._look()
             if due:
-                self._beat(due)
+                self._renew_due(due)
             self._receive(idle_seconds)
         self._look()
         for thread in self._leaving:
@@ -410,7 +412,7 @@ class Keeper(PerStore):
             self._driver.close()
 
     def _receive(self, seconds: float) -> None:
-        """Wait for a message, and take in all that have come."""
+        """Wait for a message, and process all that have arrived."""
         with contextlib.suppress(queue.Empty):
             message = self.inbox.get(timeout=seconds)
             while True:
@@ -419,8 +421,8 @@ class Keeper(PerStore):
                 message = self.inbox.get_nowait()
 
     def _look(self) -> tuple[list[Kept], float]:
-        """Let go of what nobody holds; return what is to be renewed, or how long nothing is."""
-        # Whoever adds a lease meanwhile wakes the thread.
+        """Release leases without an owner; return those due for renewal, or how long to sleep."""
+        # Adding a lease meanwhile wakes the thread.
         self._wakes_at = math.inf
         for kept in list(self._kept.values()):
             if kept.is_stopped or kept.owner() is None:
@@ -433,39 +435,44 @@ class Keeper(PerStore):
         if next_at > now:
             self._wakes_at = min(next_at, now + self._idle_seconds)
             return [], self._wakes_at - now
-        # With those that are due soon: in the end all of one length are renewed at once.
+        # Including those due soon, so that all of one length end up being renewed together.
         due = [kept for kept in all_kept if kept.due_at - kept.lease_seconds / 6 <= now]
         return sorted(due, key=lambda kept: kept.due_at)[:RENEWED_MAX], 0.0
 
-    def _beat(self, due: Sequence[Kept]) -> None:
+    def _renew_due(self, due: Sequence[Kept]) -> None:
         began = uptime_seconds()
         try:
-            for kept, row in self._ask(due).items():
-                kept.take_in(row, began)
-        except Exception:
-            log.warning("leases could not be renewed; trying again", exc_info=True)
+            for kept, row in self._send(due):
+                kept.note_renewal(row, began)
+        except Exception as error:
+            # A store that is away for a while is an event, not a fault to look for in the code.
+            is_fault = not isinstance(error, StoreError)
+            log.warning("leases could not be renewed; retrying: %s", error, exc_info=is_fault)
             pause_seconds = min(1.0, min(kept.lease_seconds for kept in due) / 10)
             self._pauses_until = uptime_seconds() + pause_seconds
 
-    def _ask(self, due: Sequence[Kept]) -> dict[Kept, Row | None]:
-        run: Callable[[Call[Any]], dict[Kept, Row | None]] = self._connected().run
+    def _send(self, due: Sequence[Kept]) -> Iterator[tuple[Kept, Row | None]]:
+        run: Callable[[Call[Any]], list[Row | None]] = self._connected().run
         try:
-            return run(Call(Keeper.renew, self, (due,)))
+            yield from zip(due, run(self._renewal(due)), strict=True)
         except StoreBusy:
             if self._driver is None or len(due) == 1:
                 raise
-        # Somebody keeps a row locked; the others shall not wait for it.
-        renewed: dict[Kept, Row | None] = {}
+        else:
+            return
+        # One row is locked; renew the others without waiting for it.
         for kept in due:
             with contextlib.suppress(StoreBusy):
-                renewed |= run(Call(Keeper.renew, self, ([kept],)))
-        return renewed
+                yield kept, run(self._renewal([kept]))[0]
+
+    def _renewal(self, due: Sequence[Kept]) -> Call[list[Row | None]]:
+        return Call(Keeper.renew, self, ([(kept.guard, kept.lease_seconds) for kept in due],))
 
     def _connected(self) -> Any:
-        """Return the driver that leases are renewed with, which nothing else can keep busy."""
+        """Return the driver for renewals, which no other calls can keep busy."""
         runtime = self._runtime
         if isinstance(runtime.target, SqliteTarget):
-            # All writers of a file wait for one lock; another connection would only wait as well.
+            # All writers of a file share one lock, so a separate driver would not help.
             return runtime.driver.twin()
         if self._driver is None:
             seconds = min(runtime.settings.busy_timeout_seconds, LOCKED_SECONDS_MAX)
@@ -474,9 +481,8 @@ class Keeper(PerStore):
         return self._driver
 
     def _let_go(self, held: Held) -> None:
-        """Give a lease back, on a thread of its own if it may wait where renewals need not."""
+        """Release a lease; on PostgreSQL on its own thread, because it may wait for a row."""
         if isinstance(self._runtime.target, SqliteTarget):
-            # All writers of a file wait for one lock.
             return held.give_back()
         self._leaving = [thread for thread in self._leaving if thread.is_alive()]
         thread = Thread(held.give_back, "holdfast-release")
@@ -489,12 +495,12 @@ class Keeper(PerStore):
 
 
 def uptime_seconds() -> float:
-    """Return the seconds since the machine booted, those spent asleep included where it tells."""
+    """Return the seconds since boot, including sleep where the system reports it."""
     return uptime_ms() / 1000
 
 
 def default_holder() -> str:
-    """Return this process's name, which no other process, on this machine or another, has."""
+    """Return a name for this process that is unique across machines."""
     return _name_of_process(os.getpid())
 
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from .wire import travels
+
 if TYPE_CHECKING:
     from typing import Self
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One committed change in a session tree's feed."""
@@ -23,18 +26,47 @@ class Event:
     created_at: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedEvent(Event):
-    """An event of any tree, and where `follow_all` goes on after it."""
+    """An event of any tree, with the cursor to continue `follow_all` after it."""
 
     _cursor: Callable[[], str] = field(repr=False, compare=False)
 
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the event and its cursor."""
+        return (*(getattr(self, each.name) for each in fields(Event)), self.cursor)
+
+    @classmethod
+    def _from_wire(
+        cls,
+        runtime: object,
+        root_id: str,
+        position: int,
+        session_id: str,
+        kind: str,
+        data: Any,
+        created_at: int,
+        cursor: str,
+    ) -> FollowedEvent:
+        """Return the event with its cursor."""
+        return cls(
+            root_id=root_id,
+            position=position,
+            session_id=session_id,
+            kind=kind,
+            data=data,
+            created_at=created_at,
+            _cursor=lambda: cursor,
+        )
+
     @property
     def cursor(self) -> str:
-        """What to begin with to get what comes after this event."""
+        """Pass it to `follow_all(after=…)` to continue after this event."""
         return self._cursor()
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """A time-limited right to write a row, and its fence: a number that only grows."""
@@ -56,7 +88,7 @@ class Finding:
 
     @classmethod
     def of(cls, check: str, message: str, *, problem: str = "", warning: str = "") -> Self:
-        """Return a finding; what to do about a `problem` or a `warning`, if it is one."""
+        """Return a finding, ok unless the advice for a `problem` or a `warning` is given."""
         level: Literal["ok", "warning", "problem"] = "warning" if warning else "ok"
         return cls(check, "problem" if problem else level, message, problem or warning)
 
@@ -101,15 +133,41 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+@travels
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """In whose name a store is used, as the audit trail tells; `token_id` if it is a token's."""
+
+    name: str
+    token_id: str | None = None
+
+
+LOCAL = Actor("local")
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRef:
-    """What names a session in every noun."""
+    """The identifiers of a session that every noun uses."""
 
     id: str
     number: int
     root_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedItem:
+    """A work item of a session that has ended, for the noun that submitted it."""
+
+    id: str
+    type: str
+    session: SessionRef
+    status: Literal["completed", "failed", "cancelled"]
+    output: bytes | None
+    """What a completed one returned, encoded."""
+    error: str | None
+
+
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
     """A session as it is stored, without its channels."""
@@ -141,6 +199,7 @@ class SessionInfo:
         return self.status
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """One version of a session, without its channels."""
@@ -157,6 +216,7 @@ class Checkpoint:
     created_at: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint(Checkpoint):
     """A version with its channels; `left_out` counts the items that a window did not load."""
@@ -168,9 +228,10 @@ class LoadedCheckpoint(Checkpoint):
         return self.channels[channel]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a session resumes: the iteration to run next, and the record that says so."""
+    """Where a session resumes: the iteration to run next, and the checkpoint that says so."""
 
     iteration: int
     checkpoint: Checkpoint | None
@@ -185,15 +246,16 @@ EffectReason = Literal[
 EFFECT_STATUSES: tuple[EffectStatus, ...] = get_args(EffectStatus)
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One row of the ledger: an attempt of an effect, and what is known of it.
+    """One row of the ledger: an attempt of an effect, and what is known about it.
 
-    `arguments`, `result` and `error` are stored without the secrets that they held. `late` is
-    what an owner reported after it had lost its lease. `takeover_at` is when another may take
-    over from an owner that sends no heartbeats. `replay_of` is the effect that answered this call,
-    which was not run; `unlinked_at` is when its session was deleted, and with it, if the effect was
-    settled, `arguments`, `error`, `note` and `decided_by`.
+    `arguments`, `result` and `error` are stored with secrets redacted. `late` is what an owner
+    reported after it had lost its lease. `takeover_at` is when another may take over from an owner
+    without heartbeats. `replay_of` is the effect that answered this call, which was not run.
+    `unlinked_at` is when its session was deleted; if the effect was settled, `arguments`, `error`,
+    `note` and `decided_by` were deleted too.
     """
 
     id: str
@@ -229,9 +291,10 @@ class Effect:
     unlinked_at: int | None
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep did; with `has_more`, another pass would find more.
+    """The counts of a sweep; with `has_more`, another pass would find more.
 
     `next_due_ms` is how long until the next delayed item is due, None if there is none.
     """
@@ -241,11 +304,12 @@ class Swept:
     cancelled: int = 0
     parked: int = 0
     promoted: int = 0
+    timed_out: int = 0
     has_more: bool = False
     next_due_ms: int | None = None
 
     def __add__(self, other: Swept) -> Swept:
-        counts = ("requeued", "failed", "cancelled", "parked", "promoted")
+        counts = ("requeued", "failed", "cancelled", "parked", "promoted", "timed_out")
         due = [swept.next_due_ms for swept in (self, other) if swept.next_due_ms is not None]
         return Swept(
             **{name: getattr(self, name) + getattr(other, name) for name in counts},
@@ -254,9 +318,10 @@ class Swept:
         )
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What a prune removed, and the sessions it left alone because a record of them is damaged."""
+    """What a prune removed; sessions with damaged records, which it skipped, are in `damaged`."""
 
     sessions: int = 0
     checkpoints: int = 0
@@ -266,11 +331,11 @@ class Pruned:
     items: int = 0
     effects: int = 0
     events: int = 0
-    """Of the feeds of ended trees."""
+    """Events of ended trees."""
     state_changes: int = 0
-    """Of the histories of shared state of ended trees."""
+    """History of shared state of ended trees."""
     others: Counter[str] = field(default_factory=Counter)
-    """What nouns beside these removed, by their names."""
+    """Rows of other nouns, by name."""
     is_vacuumed: bool = False
     damaged: tuple[str, ...] = ()
 
@@ -282,7 +347,7 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class _Moved:
-    """How much an export or an import wrote."""
+    """The counts of an export or an import."""
 
     sessions: int = 0
     checkpoints: int = 0
@@ -292,13 +357,13 @@ class _Moved:
     entries: int = 0
     """Keys of shared state."""
     others: Counter[str] = field(default_factory=Counter)
-    """What nouns beside these wrote, by their names."""
+    """Rows of other nouns, by name."""
 
     @classmethod
     def counted(cls, counts: Mapping[str, int], **more: Any) -> Self:
-        """Return it with the counts of all nouns."""
+        """Return it with these counts."""
         known = {each.name for each in fields(_Moved)} & counts.keys()
-        others = Counter({name: counts[name] for name in counts.keys() - known})
+        others = Counter({name: n for name, n in counts.items() if n and name not in known})
         return cls(**{name: counts[name] for name in known}, others=others, **more)
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,7 +374,7 @@ class _Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(_Moved):
-    """What an export wrote; `moved` are the roots of the trees that were cancelled here."""
+    """What an export wrote; `moved` are the roots of the trees that it cancelled here."""
 
     path: str
     bytes: int
@@ -318,6 +383,6 @@ class Exported(_Moved):
 
 @dataclass(frozen=True, kw_only=True)
 class Imported(_Moved):
-    """What an import wrote; `notes` say what could not be taken over as it was."""
+    """What an import wrote; `notes` say what could not be imported unchanged."""
 
     notes: tuple[str, ...]

@@ -1,29 +1,36 @@
-"""Sessions as users hold them: what all nouns can do with one session, in one class."""
+"""The public API of sessions: what all nouns can do with one session, in one class."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import threading
+import uuid
 from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
 from . import trees
-from .arguments import require_one_of, require_text, require_text_or_none, shown
+from .access import Tokens, record
+from .arguments import (
+    require_one_of,
+    require_text,
+    require_text_or_none,
+    shown,
+)
 from .checkpoints.handle import CheckpointOps, require_version
 from .checkpoints.keys import VERSIONS
 from .checkpoints.read import naming
-from .checkpoints.write import copy_fork_point, find_and_hold, record_status, write_rewind
+from .checkpoints.write import copy_fork_point, end_session, find_and_hold, write_rewind
 from .clock import random_id
 from .effects import SessionEffects
 from .effects.history import inherit
 from .effects.tools import by_name
 from .effects.undo import Compensation, Rewound, leave_behind, undo_after
 from .errors import InvalidArgument
-from .feed import emit, plant_tree
-from .kernel.flow import Flow, finish, flow, in_thread, perform
+from .feed import create_tree, emit
+from .kernel.flow import Flow, finish, flow, in_thread, perform, served
 from .kernel.opening import Opening
 from .kernel.operation import (
     Async,
@@ -40,13 +47,14 @@ from .kernel.operation import (
     rows,
 )
 from .leases import Guard, Held, Keeper, default_holder
+from .peers import SessionPeers
 from .records import Checkpoint, Lease, SessionInfo, SessionRef, Status
 from .sessions.access import (
     CLOSING,
     LOCK_SESSION,
     Place,
     ended,
-    lock_and_look,
+    lock_and_read,
     require_writable,
 )
 from .sessions.rows import (
@@ -58,7 +66,6 @@ from .sessions.rows import (
     LIST_DESCENDANTS,
     READ_SESSION,
     SESSION_LEASES,
-    SET_SESSION_STATUS,
     info,
     place_of_number,
 )
@@ -66,12 +73,14 @@ from .spend import SpendOps
 from .state import State
 from .state.copy import StateCopy, read_copy, write_copy
 from .trees import Progress
+from .wire import travels
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 
 
-class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
-    """A session; every change is durable when its call returns."""
+@travels
+class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C]):
+    """A session. Every change is durable when its call returns."""
 
     @property
     def url(self) -> str:
@@ -90,49 +99,48 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @query
     def children(self) -> Op[list[SessionInfo]]:
-        """Return the sessions whose parent this is."""
+        """Return the direct children of this session."""
         return [
             info(self.runtime.codec, row) for row in (yield from rows(LIST_CHILDREN, id=self.id))
         ]
 
     @query
     def tree(self) -> Op[list[SessionInfo]]:
-        """Return this session and everything below it, parents before their children."""
+        """Return this session and everything below it, parents before children."""
         return [
             info(self.runtime.codec, row) for row in (yield from rows(LIST_DESCENDANTS, id=self.id))
         ]
 
     @operation
     def end(self, status: Status = "completed") -> Op[None]:
-        """End the session as completed, failed or cancelled; its lease is given back."""
+        """End the session as completed, failed or cancelled, and release its lease."""
         if status not in {"completed", "failed", "cancelled"}:
             raise InvalidArgument(
                 f"a session ends as completed, failed or cancelled, not {shown(status)}"
             )
         place = self._place
-        found = yield from lock_and_look(self.runtime, place)
+        found = yield from lock_and_read(self.runtime, place)
         row = require_writable(self.runtime, place, found)
-        yield from record_status(self.runtime, place, row["status"], status)
-        yield from rows(SET_SESSION_STATUS, number=self.number, status=status, raised=0)
+        yield from end_session(self.runtime, place, row["status"], status)
 
-    @flow
+    @served
     def cancel(self, *, progress: Progress | None = None) -> Flow[list[str]]:
-        """Cancel the session and everything below it; drivers are fenced. Returns their ids.
+        """Cancel the session and everything below it, and fence their drivers. Returns their ids.
 
-        Work items are cancelled too, those of sessions that have ended already included. A large
-        tree takes several transactions, and `progress` is told how many of its sessions are done:
-        until the last, this one is `cancelling`; after a crash, cancel it again.
+        Work items are cancelled too, also those of sessions that have ended. A large tree takes
+        several transactions; `progress` is called with the number of sessions done and in all.
+        Until the last, this session is `cancelling`; after a crash, cancel it again.
         """
         return (yield from trees.cancel(self, progress))
 
-    @flow
+    @served
     def delete(self, *, force: bool = False, progress: Progress | None = None) -> Flow[list[str]]:
         """Delete the session and everything below it, with their checkpoints. Returns their ids.
 
-        Events stay, empty; of settled effects what a late retry needs, of spend the sums.
-        Refused while one of them is leased, or active below this one, unless forced. A large tree
-        takes several transactions, and `progress` is told how many of its sessions are gone: until
-        the last they are `deleting` and refuse everything else; after a crash, delete it again.
+        Kept are emptied events, what a late retry needs of settled effects, and totals of spend.
+        Raises SessionBusy while one of them is leased, or open below this one, unless forced. A
+        large tree takes several transactions; `progress` is called with the number of sessions
+        removed and in all. Until then they are `deleting`; after a crash, delete it again.
         """
         return (yield from trees.delete(self, force=force, progress=progress))
 
@@ -145,10 +153,10 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         name: str | None = None,
         state: Literal["copy"] | None = None,
     ) -> Op[Session[C]]:
-        """Start a session that shares this one's history up to a version, at no cost per item.
+        """Start a session that shares this one's history up to a version, without copying it.
 
-        It stands beside this one in the tree; the fork of a root is a new root, whose shared state
-        is empty, or with `state="copy"` what it was at that version.
+        It has the same parent. The fork of a root is a new root with empty shared state or, with
+        `state="copy"`, the state as of that version.
         """
         require_version(version)
         require_text_or_none("name", name)
@@ -160,7 +168,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         root_id = self.root_id
         if origin["parent_id"] is None:
             root_id = new_id
-            yield from plant_tree(root_id)
+            yield from create_tree(root_id)
             yield Lock(root_id)
         metadata = self.runtime.codec.unpack(origin["metadata"], context=("hf_sessions", self.id))
         created = yield from one(
@@ -176,7 +184,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         )
         if created is None:
             yield from self._require_staying(origin)
-            raise InvalidArgument(f"there is a session {shown(new_id)} already; choose another id")
+            raise InvalidArgument(f"session {shown(new_id)} exists already; choose another id")
         yield from inherit(self.number, self.id, version, created["number"])
         with naming(self.id, version):
             yield from copy_fork_point(self.runtime.codec, row, created["number"])
@@ -188,7 +196,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         return Session(self.runtime, new_id, created["number"], root_id, name or origin["name"])
 
     def _require_staying(self, origin: Row) -> Op[None]:
-        """Refuse to fork what is deleted now, or stands below what is cancelled or deleted now."""
+        """Raise if this session, or its parent, is being deleted or its parent cancelled."""
         if origin["status"] == "deleting":
             raise ended(self.id, origin["status"])
         parent = yield from one(READ_SESSION, id=origin["parent_id"])
@@ -198,14 +206,14 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
     def _copied_state(
         self, state: Literal["copy"] | None, origin: Row, checkpoint: Row
     ) -> Op[StateCopy | None]:
-        """Return the shared state at a checkpoint; its sequence is that of the tree it is from."""
+        """Return the shared state as of a checkpoint, from the tree that wrote the checkpoint."""
         if state is None:
             return None
         require_one_of("state", state, ("copy",))
         if origin["parent_id"] is not None:
             raise InvalidArgument(
-                f"session {self.id} is no root: its fork shares the state of its tree; leave "
-                "state out"
+                f"session {self.id} is not a root: its fork shares the state of its tree; omit "
+                "state"
             )
         owner = yield from place_of_number(checkpoint["key"] // VERSIONS)
         root_id = self.root_id if owner is None else owner["root_id"]
@@ -213,15 +221,15 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @operation
     def move_back(self, version: int) -> Op[Rewound]:
-        """Go on from an older version, in a new epoch, without undoing any effect.
+        """Continue from an older version, in a new epoch, without undoing any effect.
 
-        Versions go on counting: the rewind itself is a `state_transition` record. What came
-        after the version stays, aside; effects that stand are remembered and listed. Work items
-        that run for the session are fenced and made ready again; no retry is spent.
+        Version numbers continue: the rewind itself is a `state_transition` record. Later versions
+        are kept off the path; effects that remain in place are listed. Running work items of the
+        session are fenced and requeued, without using up a retry.
         """
         require_version(version)
         place = self._place
-        require_writable(self.runtime, place, (yield from lock_and_look(self.runtime, place)))
+        require_writable(self.runtime, place, (yield from lock_and_read(self.runtime, place)))
         keeping = None if self.guard is None else self.guard.id
         here = SessionRef(self.id, self.number, self.root_id)
         for noun in reversed(self.runtime.nouns):
@@ -230,6 +238,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             yield from rows(FENCE_EXPIRED_SESSION, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)
         checkpoint = yield from write_rewind(self.runtime, place, version)
+        yield from record(self.runtime.actor, "session_rewound", self.id, f"to version {version}")
         return Rewound(
             **{name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__},
             **{name: getattr(left, name) for name in Compensation.__dataclass_fields__},
@@ -237,11 +246,11 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @flow
     def rewind(self, version: int, *, tools: object = None) -> Flow[Rewound]:
-        """Undo what was done since a version, newest first, and go on from it in a new epoch.
+        """Undo the effects since a version, newest first, and continue from it in a new epoch.
 
-        `tools` are those to undo with, beside those that this process has called. What was not
-        undone stands: equal calls get its result, it is listed with the reason, and unless it is
-        irreversible it can be compensated later.
+        `tools` adds to those that this process has called. Effects that are not undone remain in
+        place: equal calls get their results, they are listed with the reason, and unless they are
+        irreversible they can be compensated later.
         """
         require_version(version)
         known = {**self.ledger.tools, **by_name(tools)}
@@ -254,7 +263,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @operation
     def lease(self, holder: str, lease_seconds: float, *, instance: str | None = None) -> Op[Lease]:
-        """Take the session's lease. Raises SessionBusy while another's is alive.
+        """Take the session's lease. Raises SessionBusy while another holder has it.
 
         With `instance`, the lease of an earlier boot of that name is taken over at once.
         """
@@ -274,12 +283,12 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
     @operation
     def renew(self, lease: Lease, lease_seconds: float) -> Op[Lease]:
-        """Prolong the lease, or raise LeaseLost."""
+        """Renew the lease, or raise LeaseLost."""
         return (yield from SESSION_LEASES.renew(lease, lease_seconds))
 
     @operation
     def release(self, lease: Lease) -> Op[None]:
-        """Give the lease back, or raise LeaseLost."""
+        """Release the lease, or raise LeaseLost."""
         yield from SESSION_LEASES.release(lease)
 
     @overload
@@ -301,11 +310,11 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
     def drive(
         self, holder: str | None = None, lease_seconds: float = 60, *, instance: str | None = None
     ) -> Any:
-        """Take the session's lease and keep it until closed: one process advances a session.
+        """Take the session's lease, and renew it until the handle is closed.
 
-        An async session is driven by `await` or `async with`. Raises SessionBusy while another
-        drives it; `instance` names this one over restarts, and fences what an earlier boot of that
-        name still holds.
+        Use `await` or `async with` on an async session. Raises SessionBusy while another holder
+        drives it. `instance` names this process across restarts, and fences the lease of an earlier
+        boot of that name.
         """
         driven: DrivenSession[Any] = DrivenSession(self, holder, lease_seconds, instance)
         if self.runtime.is_async:
@@ -313,7 +322,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
         self.runtime.driver.require_outside()
         try:
             taking = in_thread(partial(driven.keeper.take, driven.held))
-            taking.flag.wait(threading.TIMEOUT_MAX)
+            taking.latch.wait(threading.TIMEOUT_MAX)
             driven.take(taking.result())
         except BaseException:
             driven.held.inbox.put(driven.held)
@@ -321,21 +330,35 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
             raise
         return driven
 
-    @query
-    def environment(self) -> Op[dict[str, str]]:
-        """Return what a child process needs to find this session; a temporary store refuses."""
-        url = self.url
-        return {**(yield from self._names()), "HOLDFAST_URL": url}
+    @flow
+    def environment(self) -> Flow[dict[str, str]]:
+        """Return the environment by which a child process finds this session.
 
-    @query
-    def expand(self, text: str) -> Op[str]:
-        """Fill `${AGENT_SESSION_NAME}`-style placeholders; unknown ones are left alone."""
+        On a server, that includes a new token limited to the tree. Raises for a temporary store.
+        """
+        url = self.url
+        found = {**(yield from perform(Session._names, self)), "HOLDFAST_URL": url}
+        if self.runtime.is_remote:
+            made = yield from perform(
+                Tokens.create,
+                Tokens(self.runtime),
+                f"environment {uuid.uuid4()}",
+                permission="write",
+                session=self.id,
+            )
+            found["HOLDFAST_TOKEN"] = made.secret
+        return found
+
+    @flow
+    def expand(self, text: str) -> Flow[str]:
+        """Expand placeholders such as `${AGENT_SESSION_NAME}`; unknown ones are kept."""
         if not isinstance(text, str):
             raise InvalidArgument(f"text must be text, not {type(text).__name__}")
         values = {"HOLDFAST_URL": self.url} if "${HOLDFAST_URL}" in text else {}
-        values |= yield from self._names()
+        values |= yield from perform(Session._names, self)
         return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
+    @query
     def _names(self) -> Op[dict[str, str]]:
         row = yield from self._row()
         root = yield from one(READ_SESSION, id=self.root_id)
@@ -348,9 +371,9 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C]):
 
 
 class DrivenSession(Session[C]):
-    """A session whose lease this handle holds; all its writes carry the fence.
+    """A session whose lease this handle holds; all its writes check the fence.
 
-    The lease is given back when the handle is closed, and also when nobody has it any more.
+    The lease is released when the handle is closed or garbage-collected.
     """
 
     def __init__(
@@ -376,11 +399,11 @@ class DrivenSession(Session[C]):
         self.held = Held(self, self.keeper, lease_seconds, take, release)
 
     def take(self, lease: Lease) -> None:
-        """Write under this lease from now on."""
+        """Use this lease for all further writes."""
         self.fence, self.holder = lease.fence, lease.holder
 
     async def open_async(self) -> DrivenSession[C]:
-        """Take the lease; whoever is cancelled meanwhile has none."""
+        """Take the lease; if cancelled meanwhile, release it."""
         try:
             taking = in_thread(partial(self.keeper.take, self.held))
             self.take(await asyncio.wrap_future(taking))
@@ -396,12 +419,12 @@ class DrivenSession(Session[C]):
     @overload
     def close(self: DrivenSession[Async]) -> Awaitable[None]: ...
     def close(self) -> Any:
-        """Give the lease back, also when cancelled; one that is lost already is not an error."""
+        """Release the lease, also when cancelled. A lost lease is not an error."""
         return self._close_async() if self.runtime.is_async else self._close()
 
     def _close(self) -> None:
         self.held.inbox.put(self.held)
-        # A signal handler or `__del__` may be inside a call that the release has to wait for.
+        # A signal handler or `__del__` may run inside a call that the release would wait for.
         if not self.runtime.driver.is_inside:
             self.keeper.finish(self.held)
 

@@ -1,16 +1,16 @@
-"""The store: an open database, in both colours, with every noun reachable from it."""
+"""The store: an open database, sync or async, from which every noun is reached."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
+from .access import AccessNoun, Audit, Token, Tokens
 from .arguments import require_one_of, require_seconds, require_text, require_whole
 from .checkpoints import CheckpointsNoun
 from .ciphers import keys_of_environment
@@ -20,7 +20,7 @@ from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
-from .feed.follow_all import follow_all
+from .feed.follow_all import AllTreesReader, follow_all
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
@@ -58,28 +58,34 @@ from .kernel.schema import CipherKeys, read_now_ms, read_store_id
 from .kernel.url import Target, parse
 from .leases import Keeper
 from .maintenance import MaintenanceOps, RecoveryOps
+from .peers import PeersNoun, StorePeers
 from .portable import PortableOps
 from .records import Event, Finding, FollowedEvent, StoreInfo
 from .redaction import Redaction, Redactor, require_key
+from .replies import RepliesNoun
 from .session import Session
-from .sessions import Identity, IdentityOps, SessionsNoun
+from .sessions import SessionsNoun
 from .spend import SpendNoun, StoreSpend
 from .state import StateNoun
 from .store_sessions import StoreSessions
+from .wire import travels
 from .work import WorkNoun
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Everything that a store keeps, each after what it stands on. A new noun is a package and a line.
+# Everything that a store keeps, in order of dependency. A new noun is a package and a line here.
 NOUNS = (
     FeedNoun(),
     SessionsNoun(),
+    RepliesNoun(),
+    AccessNoun(),
     CheckpointsNoun(),
     EffectsNoun(),
     SpendNoun(),
     StateNoun(),
     WorkNoun(),
+    PeersNoun(),
 )
 
 COMPOSED_SECONDS_MAX = 1.0
@@ -87,22 +93,24 @@ BUSY_SECONDS = 10.0
 BUSY_SECONDS_MAX = 3600.0
 
 
+@travels
 class StoreHandle(
     StoreSessions[C],
     StoreEffects[C],
     StoreSpend[C],
+    StorePeers[C],
     MaintenanceOps[C],
     RecoveryOps[C],
     PortableOps[C],
 ):
-    """What a store does, in every colour."""
+    """The operations of a store: sync, async, or within a transaction."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.runtime.target.shown}>"
 
     @property
     def url(self) -> str:
-        """The URL that opens this store again, with its password; a temporary store has none."""
+        """The URL that opens this store again, password included; a temporary store has none."""
         return self.runtime.target.url
 
     @property
@@ -110,29 +118,39 @@ class StoreHandle(
         """Work items."""
         return Work(self.runtime)
 
+    @property
+    def tokens(self) -> Tokens[C]:
+        """The tokens with which a server of this store is used."""
+        return Tokens(self.runtime)
+
+    @property
+    def audit(self) -> Audit[C]:
+        """What people and administrators decided."""
+        return Audit(self.runtime)
+
     @query
     def store_id(self) -> Op[str]:
-        """Return the id that this store was given when it was made."""
+        """Return the store's id, set when it was created."""
         return (yield from read_store_id())
 
     @query
     def now_ms(self) -> Op[int]:
-        """Return the store's time in milliseconds UTC, which decides leases and deadlines."""
+        """Return the store's time in UTC milliseconds, by which leases and deadlines are judged."""
         return (yield from read_now_ms())
 
     @query
     def events(self, root_id: str, *, after: int = 0, limit: int = 100) -> Op[list[Event]]:
-        """Return a session tree's events after a position, oldest first, without holes."""
+        """Return a session tree's events after a position, oldest first, without gaps."""
         return (yield from read_events(self.runtime.codec, root_id, after, limit))
 
     @stream
     def follow(
         self, root: object, *, after: int = 0, poll_seconds: float = POLL_SECONDS
     ) -> Stream[Event]:
-        """Give a session tree's events after a position as they come, each once and in order.
+        """Yield a session tree's events after a position as they are committed, once, in order.
 
-        It never ends by itself. `poll_seconds` is how long an event may go unnoticed where nobody
-        tells of it; a slow reader slows no writer.
+        It never ends by itself. `poll_seconds` bounds the delay where change signals are not
+        available. A slow reader does not slow down writers.
         """
         root_id = require_text("root", getattr(root, "root_id", root))
         require_whole("after", after, 0)
@@ -147,32 +165,40 @@ class StoreHandle(
         poll_seconds: float = POLL_SECONDS,
         wait: bool = True,
     ) -> Stream[FollowedEvent]:
-        """Give the events of all trees as they come: each once, and each tree's in order.
+        """Yield the events of all trees as they are committed, once, in order within each tree.
 
-        `after` is the `cursor` of the last event that was seen. With `wait=False` it ends where
-        nothing more was committed. What retention has removed is not given.
+        `after` is the `cursor` of the last event seen. With `wait=False` it ends after the last
+        committed event. Events removed by retention are skipped.
         """
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
         yield from follow_all(self.runtime, after, poll_seconds, wait=wait)
 
+    @query
+    def last_cursor(self) -> Op[str]:
+        """Return a cursor for `follow_all` that leaves out what is committed already.
+
+        On PostgreSQL it may begin some events earlier, with the oldest transaction under way.
+        """
+        return (yield from AllTreesReader.end(AllTreesReader(self.runtime)))
+
     @operation
     def settle(self, id: str) -> Op[bool]:
-        """Tell whether the commit that CommitUnknown named was made; the answer is final."""
+        """Return whether the commit named by CommitUnknown was made; the answer is final."""
         return (yield from MarkOps.is_committed(MarkOps(), *parse_commit_id(id)))
 
     @flow
     def backup(
         self, path: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Flow[None]:
-        """Copy the live database into a new SQLite file, one consistent moment of it.
+        """Copy a snapshot of the live database into a new SQLite file.
 
-        That moment is held while it is read: on PostgreSQL dead rows stay, on SQLite the log grows.
+        It is held while it is read: dead rows stay on PostgreSQL, and the log grows on SQLite.
         """
         yield from invoke(back_up, self.runtime.driver, path, progress)
 
 
 class Transaction(StoreHandle[Tx]):
-    """A store inside `store.run`: every operation is a generator to `yield from`."""
+    """The store inside `store.run`: every operation is a generator to `yield from`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.composition = Composition(is_read_only=runtime.settings.mode == "read")
@@ -204,7 +230,7 @@ class _Compose:
 
     @large_query
     def read(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
-        """Do so in one snapshot."""
+        """Run `function(tx, …)` to its end in one snapshot."""
         return (yield from self._run(function, args, kwargs))
 
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Op[Any]:
@@ -223,7 +249,7 @@ class _Compose:
 
 
 def _within_time(body: Op[R], name: str) -> Op[R]:
-    """Pass commands on, and stop a function that computes or waits while it holds the lock."""
+    """Pass on commands; raise LimitExceeded if the function itself takes too long."""
     spent_seconds = 0.0
     answer: Any = None
     outcome: Any
@@ -251,10 +277,12 @@ def _within_time(body: Op[R], name: str) -> Op[R]:
 
 
 def _compose(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> Call[Any]:
+    if runtime.is_remote:
+        raise InvalidArgument("store.run needs the database itself, not a server before it")
     if not callable(function):
         raise InvalidArgument(
             "store.run takes a generator function: def f(tx): yield from tx.…; "
-            f"{type(function).__name__} is none"
+            f"{type(function).__name__} is not one"
         )
     composed = _Compose.run if runtime.settings.mode == "write" else _Compose.read
     return Call(composed, _Compose(runtime), (function, args, kwargs))
@@ -274,12 +302,16 @@ class Store(StoreHandle[Sync]):
         result: R = self.runtime.start(_compose(self.runtime, function, args, kwargs))
         return result
 
+    def on_behalf_of(self, token: Token) -> Store:
+        """Return this store in the name of a token, for the audit trail and what it may make."""
+        return Store(_acting(self.runtime, token))
+
     def within(self, connection: object) -> Store:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
         return Store(_joined(self.runtime, connection))
 
     def close(self) -> None:
-        """Finish what is under way and close; a second time does nothing."""
+        """Finish running calls and close; a second call does nothing."""
         self.runtime.driver.require_outside()
         Keeper.of(self.runtime).close()
         self.runtime.driver.close()
@@ -305,12 +337,16 @@ class AsyncStore(StoreHandle[Async]):
         result: R = await self.runtime.start(_compose(self.runtime, function, args, kwargs))
         return result
 
+    def on_behalf_of(self, token: Token) -> AsyncStore:
+        """Return this store in the name of a token, for the audit trail and what it may make."""
+        return AsyncStore(_acting(self.runtime, token))
+
     def within(self, connection: object) -> AsyncStore:
         """Return a store whose operations join the caller's own PostgreSQL transaction."""
         return AsyncStore(_joined(self.runtime, connection))
 
     async def close(self) -> None:
-        """Finish what is under way and close; a second time does nothing."""
+        """Finish running calls and close; a second call does nothing."""
         await finish(asyncio.to_thread(Keeper.of(self.runtime).close))
         await self.runtime.driver.close()
 
@@ -343,29 +379,38 @@ def _runtime(
         is_async=is_async,
         states={} if keeper is None else {Keeper: keeper},
     )
-    # Made here, they know the store and not the first transaction that needs them.
+    # Made here, so that it belongs to the store and not to the first transaction that needs it.
     Ledger.of(runtime)
     return runtime
 
 
 def sync_twin(store: AsyncStore) -> Store:
-    """Return a sync store over the same connections, for threads of our own."""
+    """Return a sync store over the same connections, for background threads."""
     runtime = store.runtime
     parts = (runtime.target, runtime.settings, runtime.codec, runtime.redactor)
     keeper = Keeper.of(runtime)
-    return Store(_runtime(runtime.driver.twin(), *parts, is_async=False, keeper=keeper))
+    twin = _runtime(runtime.driver.twin(), *parts, is_async=False, keeper=keeper)
+    return Store(replace(twin, actor=runtime.actor))
+
+
+def _acting(runtime: Runtime, token: object) -> Runtime:
+    if not isinstance(token, Token):
+        raise InvalidArgument(f"token must be a token, not {type(token).__name__}")
+    return replace(runtime, actor=token.actor)
 
 
 def _joined(runtime: Runtime, connection: object) -> Runtime:
     given = (runtime.target, runtime.settings)
     driver = join(*given, connection, is_async=runtime.is_async)
     parts = (runtime.codec, runtime.redactor)
-    return _runtime(driver, *given, *parts, is_async=runtime.is_async)
+    joined = _runtime(driver, *given, *parts, is_async=runtime.is_async)
+    return replace(joined, actor=runtime.actor)
 
 
 def open(
     url: str | None = None,
     *,
+    token: str | None = None,
     mode: StoreMode = "write",
     durability: Durability = "full",
     namespace: str | None = None,
@@ -380,25 +425,26 @@ def open(
 ) -> Store:
     """Open a store, creating it if it does not exist.
 
-    The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, or `postgresql://…`; without
-    one, `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives the death of
-    the process, not a power loss. `compression="zstd"` needs `holdfast-agents[compress]`; records
-    of both kinds can be read whatever it is. `redaction` takes secrets out of what tools are given
-    and return before it is stored; common shapes are known by default. With `migrate=False` an
-    older or missing store is refused. So is one whose keys are not given, by `cipher` and
-    `redaction` or in the file that `$HOLDFAST_KEYS_FILE` names.
+    The URL is `sqlite:///file.db`, `sqlite://` for a temporary file, `postgresql://…`, or that of a
+    server, `https://…`, whose `token` defaults to `$HOLDFAST_TOKEN`. The default URL is
+    `$HOLDFAST_URL` or `sqlite:///holdfast.db`. `durability="normal"` survives a crash of the
+    process, but not a power loss. `compression="zstd"` needs `holdfast-agents[compress]`; records
+    are readable with either setting. `redaction` removes secrets from the arguments and results of
+    tools before they are stored; common patterns are known by default. With `migrate=False`,
+    opening an older or missing store raises. So does a store whose keys are not given by `cipher`
+    and `redaction`, or in the file named by `$HOLDFAST_KEYS_FILE`.
 
-    With `mode="read"` nothing is created, migrated, locked or written, and no writer is waited for;
-    a call that writes raises StoreReadOnly.
+    With `mode="read"` nothing is created, migrated, locked or written, and reads do not wait for
+    writers; a call that writes raises StoreReadOnly.
     """
-    target = parse(url, namespace)
+    target = parse(url, namespace, token)
     settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
     cipher, redaction = _keys(cipher, redaction)
     codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
     driver = open_driver(target, settings, migrate=migrate)
     store = Store(_runtime(driver, target, settings, codec, redaction, is_async=False))
     try:
-        _require_keys(driver.run, store.ledger, cipher)
+        _require_keys(driver.run, store, cipher)
     except BaseException:
         store.close()
         raise
@@ -408,6 +454,7 @@ def open(
 def aopen(
     url: str | None = None,
     *,
+    token: str | None = None,
     mode: StoreMode = "write",
     durability: Durability = "full",
     namespace: str | None = None,
@@ -420,17 +467,17 @@ def aopen(
     busy_timeout_seconds: float = BUSY_SECONDS,
     hooks: Hooks | None = None,
 ) -> Opening[AsyncStore]:
-    """Open a store in this event loop, by `await` or `async with`; the arguments of `open`."""
+    """Open a store in this event loop, with `await` or `async with`; the arguments of `open`."""
 
     async def opening() -> AsyncStore:
-        target = parse(url, namespace)
+        target = parse(url, namespace, token)
         settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
-        used, hider = _keys(cipher, redaction)
-        codec, chosen = _codec(limits, used, compression), _redaction(hider)
+        used, redactor = _keys(cipher, redaction)
+        codec, chosen = _codec(limits, used, compression), _redaction(redactor)
         driver = await open_async_driver(target, settings, migrate=migrate)
         store = AsyncStore(_runtime(driver, target, settings, codec, chosen, is_async=True))
         try:
-            await asyncio.to_thread(_require_keys, driver.twin().run, store.ledger, used)
+            await asyncio.to_thread(_require_keys, driver.twin().run, store, used)
         except BaseException:
             await store.close()
             raise
@@ -440,27 +487,8 @@ def aopen(
 
 
 def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:
-    """Tell what a store is, without creating or migrating it. Raises NotFound if there is none."""
-    return health.inspect(
-        parse(url, namespace), _settings("read", "full", None, BUSY_SECONDS, None)
-    )
-
-
-def current_session(environment: Mapping[str, str] | None = None) -> Identity | None:
-    """Return the session that started this process, as its store knows it, or None.
-
-    The environment names the store (`HOLDFAST_URL`) and the session. One that names a root which
-    is not the session's raises Forbidden; a session that the store does not have, SessionNotFound.
-    """
-    found = os.environ if environment is None else environment
-    if not isinstance(found, Mapping):
-        raise InvalidArgument(f"environment must be a dict, not {type(found).__name__}")
-    id, url = found.get("AGENT_SESSION_ID"), found.get("HOLDFAST_URL")
-    if not id or not url:
-        return None
-    with health.read_only_driver(parse(url, None), _looking()) as driver:
-        asked = (id, found.get("AGENT_ROOT_SESSION_ID"), url)
-        return driver.run(Call(IdentityOps.find, IdentityOps(), asked))
+    """Describe a store without creating or migrating it. Raises NotFound if there is none."""
+    return health.inspect(parse(url, namespace), read_settings())
 
 
 def check(
@@ -470,14 +498,20 @@ def check(
     full: bool = False,
     progress: health.Tell | None = None,
 ) -> list[Finding]:
-    """Examine a store and what it stands on, without changing it; `full` reads every index.
+    """Check a store and its environment without changing it; `full` reads every index.
 
-    `progress` is told the name of each check as it begins, its place and how many there are.
+    `progress` is called with the name of each check as it starts, its position, and their number.
     """
-    return health.check(parse(url, namespace), _looking(), full=full, tell=progress)
+    return health.check(parse(url, namespace), read_settings(), full=full, tell=progress)
 
 
-def _looking() -> Settings:
+def extent(url: str | None = None, *, namespace: str | None = None) -> health.Extent:
+    """Return how much `check` would read and about how long that takes, without reading it."""
+    return health.extent(parse(url, namespace), read_settings())
+
+
+def read_settings() -> Settings:
+    """Return what a store is opened with to be examined."""
     return _settings("read", "full", None, BUSY_SECONDS, None)
 
 
@@ -488,14 +522,14 @@ def _settings(
     busy_timeout_seconds: float,
     hooks: Hooks | None,
 ) -> Settings:
-    """Check what a store is opened with, before anything is touched."""
+    """Return checked settings, before anything is opened."""
     require_one_of("mode", mode, get_args(StoreMode))
     require_one_of("durability", durability, get_args(Durability))
     name, most = "busy_timeout_seconds", BUSY_SECONDS_MAX
     require_seconds(name, busy_timeout_seconds, most, may_be_least=False)
     clock = SystemClock() if clock is None else clock
     if not callable(getattr(clock, "now_ms", None)):
-        raise InvalidArgument(f"clock must have now_ms(), {type(clock).__name__} has not")
+        raise InvalidArgument(f"clock must have now_ms(), which {type(clock).__name__} lacks")
     if hooks is not None and not isinstance(hooks, Hooks):
         raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
@@ -511,26 +545,34 @@ def _settings(
 
 
 def _codec(limits: Limits | None, cipher: Cipher | None, compression: Compression) -> Codec:
-    """Check how values are stored, before anything is touched."""
+    """Return the codec for checked options, before anything is opened."""
     limits = Limits() if limits is None else limits
     if not isinstance(limits, Limits):
         raise InvalidArgument(f"limits must be holdfast.Limits, not {type(limits).__name__}")
     for method in ("encrypt", "decrypt"):
         if cipher is not None and not callable(getattr(cipher, method, None)):
-            raise InvalidArgument(f"cipher must have {method}(), {type(cipher).__name__} has not")
+            kind = type(cipher).__name__
+            raise InvalidArgument(f"cipher must have {method}(), which {kind} lacks")
     return Codec(limits, compression=compression, cipher=cipher)
 
 
 def _keys(
     cipher: Cipher | None, redaction: Redaction | None
 ) -> tuple[Cipher | None, Redaction | None]:
-    """Return what was given, or what the environment names instead."""
+    """Return the given keys, or else those that the environment names."""
     known, key = keys_of_environment()
     return cipher or known, Redactor(key=key) if redaction is None and key else redaction
 
 
-def _require_keys(run: Callable[[Call[Any]], Any], ledger: Ledger, cipher: Cipher | None) -> None:
-    """Refuse a store whose keys this process does not have; note a new one."""
+def _require_keys(
+    run: Callable[[Call[Any]], Any], store: StoreHandle[Any], cipher: Cipher | None
+) -> None:
+    """Raise if this process lacks the store's keys; record new ones."""
+    ledger = store.ledger
+    if store.runtime.is_remote:
+        # The keys are at the server. A wrong address or token is reported here.
+        run(Call(StoreHandle.store_id, store))
+        return
     fingerprints: Callable[[], list[str]] = getattr(cipher, "fingerprints", list)
     keys = CipherKeys(fingerprints(), NOUNS)
     is_noted = run(Call(CipherKeys.are_noted, keys))
@@ -540,13 +582,13 @@ def _require_keys(run: Callable[[Call[Any]], Any], ledger: Ledger, cipher: Ciphe
 
 
 def _redaction(redaction: Redaction | None) -> Redaction:
-    """Check what takes secrets out, before anything is touched."""
+    """Return the checked redaction, before anything is opened."""
     if redaction is None:
         return Redactor()
     if not callable(getattr(redaction, "redact", None)):
         raise InvalidArgument(
-            f"redaction must have redact(), {type(redaction).__name__} has not; "
-            "holdfast.NoRedaction() stores secrets as they are"
+            f"redaction must have redact(), which {type(redaction).__name__} lacks; "
+            "holdfast.NoRedaction() stores secrets in plain text"
         )
     require_key(getattr(redaction, "key", None))
     return redaction

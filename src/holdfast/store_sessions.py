@@ -1,4 +1,4 @@
-"""Starting, resuming and listing sessions: what a store does with them."""
+"""Starting, resuming and listing the sessions of a store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from .arguments import (
 from .checkpoints.handle import require_kind
 from .checkpoints.read import newest_of_all
 from .checkpoints.write import record_status
-from .clock import random_id
 from .errors import InvalidArgument, SessionNotFound
-from .feed import emit, plant_tree
+from .feed import create_tree, emit
 from .kernel.operation import (
     C,
     Handle,
@@ -33,13 +32,17 @@ from .kernel.operation import (
 from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import CLOSING, Place, ended
-from .sessions.rows import CREATE_SESSION, READ_SESSION, RESUME_SESSION, find_place, info, list_rows
+from .sessions.creation import insert_session
+from .sessions.rows import READ_SESSION, RESUME_SESSION, find_place, info, list_rows
+from .wire import travels
 
 SESSIONS_PER_PAGE_MAX = 1_000
+NUMBER_MAX = 2**62
 
 
+@travels
 class StoreSessions(Handle[C]):
-    """What a store does with its sessions."""
+    """The sessions of a store."""
 
     @operation
     def session(
@@ -55,7 +58,7 @@ class StoreSessions(Handle[C]):
     ) -> Op[Session[C]]:
         """Start a session, or resume it if it exists. An ended one needs `reopen=True`.
 
-        Its root is its parent's root, for ever; without a parent it is a root itself.
+        Its root is its parent's root and never changes; without a parent it is a root itself.
         """
         for label, text in (("name", name), ("agent", agent), ("user", user)):
             require_text_or_none(label, text)
@@ -80,31 +83,19 @@ class StoreSessions(Handle[C]):
     def _create(self, given: dict[str, Any], parent_id: str | None, reopen: bool) -> Op[Row]:
         root_id = given["id"]
         if parent_id is None:
-            yield from plant_tree(root_id)
+            yield from create_tree(root_id)
         else:
             parent = yield from one(READ_SESSION, id=parent_id)
             if parent is None:
                 raise SessionNotFound(f"there is no parent session {parent_id!r}", id=parent_id)
             root_id = parent["root_id"]
         yield Lock(root_id)
-        if parent_id is not None:
-            parent = yield from one(READ_SESSION, id=parent_id)
-            if parent is None:
-                raise SessionNotFound(f"parent session {parent_id!r} was deleted", id=parent_id)
-            if parent["status"] in CLOSING:
-                raise ended(parent_id, parent["status"])
-        head = random_id((yield from fresh_id()))
-        place = {"parent_id": parent_id, "root_id": root_id, "head": head}
-        empty = self.runtime.codec.pack({}, context=("hf_sessions", given["id"]))
-        metadata = given["metadata"] or empty
-        row = yield from one(CREATE_SESSION, **{**given, **place, "metadata": metadata})
+        row = yield from insert_session(self.runtime.codec, given, parent_id, root_id)
         if row is None:
-            # Somebody started it between our look and our lock.
+            # Another process started it between the read and the lock.
             row = yield from one(READ_SESSION, id=given["id"])
             assert row is not None
             return (yield from self._resume(given, row["root_id"], reopen))
-        data = {"name": given["name"], "parent_id": parent_id, "agent": given["agent"]}
-        yield from emit(self.runtime.codec, root_id, given["id"], "session_created", data)
         return row
 
     def _resume(self, given: dict[str, Any], root_id: str, reopen: bool) -> Op[Row]:
@@ -125,9 +116,9 @@ class StoreSessions(Handle[C]):
 
     @query
     def find_session(self, id: str) -> Op[Session[C]]:
-        """Return a session that exists, ended or not, and change nothing; or SessionNotFound.
+        """Return an existing session, ended or not, or raise SessionNotFound. Changes nothing.
 
-        It is named by its id, its number, or 8 characters or more that no other id begins with.
+        `id` is its id, its number, or a unique prefix of its id of 8 characters or more.
         """
         row = yield from find_place(require_text("id", id))
         if row is None:
@@ -142,11 +133,13 @@ class StoreSessions(Handle[C]):
         agent: str | None = None,
         root: object = None,
         after: int = 0,
+        before: int | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Op[list[SessionInfo]]:
-        """Return sessions in the order of their creation, without reading any channel.
+        """Return sessions in order of creation, without reading channels.
 
-        `after` is the `number` of the last one seen.
+        `after` is the `number` of the last one seen; newest first it is `before`.
         """
         if status is not None:
             require_one_of("status", status, STATUSES)
@@ -155,9 +148,13 @@ class StoreSessions(Handle[C]):
         root_id = getattr(root, "root_id", root)
         require_text_or_none("root", root_id)
         require_whole("after", after, 0)
+        below = NUMBER_MAX if before is None else require_whole("before", before, 0, NUMBER_MAX)
+        if (newest_first and after) or (before is not None and not newest_first):
+            raise InvalidArgument("sessions are listed after one, or newest first before one")
         wanted = {"status": status, "agent": agent, "root_id": root_id}
         given = {column: value for column, value in wanted.items() if value is not None}
-        found = yield from list_rows(given, after, limit)
+        start = below if newest_first else after
+        found = yield from list_rows(given, start, limit, newest_first=newest_first)
         return [info(self.runtime.codec, row) for row in found]
 
     @query

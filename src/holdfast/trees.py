@@ -1,9 +1,8 @@
 """Cancelling and deleting a session with everything below it, in passes of bounded size.
 
-What fits into one pass is one transaction. A larger tree takes several, and others write in
-between; whoever calls again goes on where a pass was killed. What is to be deleted is first closed,
-parents before their children, so that nothing new begins there and nobody gets a child any more;
-then it is removed, children first.
+A small tree takes one transaction. A larger one takes several, with other writers in between; after
+a crash, a second call continues. Sessions to be deleted are first closed, parents before children,
+so that nothing new starts and no children are added; then they are removed, children first.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .checkpoints.needs import Foreseen, foreseeing
+from .access import record
+from .checkpoints.needs import NeedsCache, perform_reading_ahead
 from .checkpoints.write import record_status
 from .errors import SessionBusy
-from .feed import emit, empty_events, read_position, sessions_told_of
+from .feed import emit, empty_events, read_position, sessions_of_events
 from .kernel.flow import Flow, invoke, perform
 from .kernel.operation import Lock, Op, Row, operation, query, rows, together
 from .records import SessionRef
@@ -28,6 +28,7 @@ from .sessions.subtree import (
     read_statuses,
     set_statuses,
 )
+from .wire import travels
 
 SESSIONS_PER_PASS = 50
 SESSIONS_CLOSED_PER_PASS = 1_000
@@ -40,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 def cancel(session: SessionHandle[Any], progress: Progress | None) -> Flow[list[str]]:
-    """Cancel a session and everything below it; return the ids of those that had not ended."""
+    """Cancel a session and everything below it; return the ids of those that were open."""
     tree = Tree.of(session)
     cancelled = yield from perform(Tree.cancel_at_once, tree)
     if cancelled is not None:
@@ -48,13 +49,13 @@ def cancel(session: SessionHandle[Any], progress: Progress | None) -> Flow[list[
     below: list[str] = []
     done = total = 0
     after = session.number
-    # Those that are started meanwhile come last.
+    # Sessions that are started meanwhile have higher numbers and come last.
     while members := (yield from _members(tree, after)):
         total += len(members)
         for some in _parts(members, SESSIONS_PER_PASS):
             below += yield from _cancel(tree, some)
             done += len(some)
-            yield from _tell(progress, done, total)
+            yield from _report(progress, done, total)
         after = members[-1].number
     return [*(yield from _cancel(tree, [tree.top])), *below]
 
@@ -80,11 +81,11 @@ def delete(
     try:
         return (yield from _delete(Tree.of(session), force, progress))
     finally:
-        Foreseen.of(session.runtime).forget()
+        NeedsCache.of(session.runtime).clear()
 
 
 def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str]]:
-    deleted = yield from foreseeing(tree.runtime, Tree.delete_at_once, tree, force)
+    deleted = yield from perform_reading_ahead(tree.runtime, Tree.delete_at_once, tree, force)
     if deleted is not None:
         return deleted
     members = yield from _close(tree, force)
@@ -93,20 +94,20 @@ def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str
         after = yield from perform(Tree.empty_events, tree, after)
     removed = 0
     for some in _parts(members[::-1], SESSIONS_PER_PASS):
-        while not (yield from foreseeing(tree.runtime, Tree.remove_some, tree, some)):
+        while not (yield from perform_reading_ahead(tree.runtime, Tree.remove_some, tree, some)):
             pass
         removed += len(some)
-        yield from _tell(progress, removed, len(members))
+        yield from _report(progress, removed, len(members))
     return [each.id for each in members]
 
 
 def _close(tree: Tree, force: bool) -> Flow[list[SessionRef]]:
-    """Close a session and everything below it, and return all of them."""
+    """Close a session and everything below it; return all of them."""
     members = yield from _members(tree, 0)
     if not force:
-        # All of them are looked at before the first is changed, and each again when it is.
+        # All are checked before the first is changed, and each again when it is.
         for some in _parts(members, SESSIONS_CLOSED_PER_PASS):
-            yield from perform(Tree.look, tree, some)
+            yield from perform(Tree.check, tree, some)
     closed = 0
     while closed < len(members):
         for some in _parts(members[closed:], SESSIONS_CLOSED_PER_PASS):
@@ -121,17 +122,18 @@ def _parts(members: Sequence[SessionRef], size: int) -> Iterator[Sequence[Sessio
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
-def _tell(progress: Progress | None, done: int, total: int) -> Flow[None]:
+def _report(progress: Progress | None, done: int, total: int) -> Flow[None]:
     if progress is not None:
         yield from invoke(progress, done, total)
 
 
+@travels
 class Tree(SessionHandle[Any]):
     """A session with everything below it, and the transactions that cancel or delete it."""
 
     @classmethod
     def of(cls, session: SessionHandle[Any]) -> Tree:
-        """Return the tree below a session; the session's lease counts until the first change."""
+        """Return the tree of a session; the session's lease is required until the first change."""
         place = (session.id, session.number, session.root_id)
         return cls(session.runtime, *place, fence=session.fence, guard=session.guard)
 
@@ -142,12 +144,12 @@ class Tree(SessionHandle[Any]):
 
     @query
     def page(self, after: int) -> Op[list[SessionRef]]:
-        """Return the next members, parents before their children."""
+        """Return the next members, parents before children."""
         return (yield from list_members(self.top, after, SESSIONS_PER_PAGE))
 
     @operation
     def cancel_at_once(self) -> Op[list[str] | None]:
-        """Cancel a small tree; of a large one its top is marked, and None returned."""
+        """Cancel a small tree; mark the top of a large one as `cancelling` and return None."""
         yield from self._lock()
         row = yield from self._row()
         members = yield from list_some(self.top, SESSIONS_PER_PASS + 1)
@@ -161,13 +163,13 @@ class Tree(SessionHandle[Any]):
 
     @operation
     def cancel_some(self, some: Sequence[SessionRef]) -> Op[list[str] | None]:
-        """Cancel sessions and what belongs to them; None if that is too much for one pass."""
+        """Cancel sessions and what belongs to them; None if another pass is needed."""
         yield Lock(self.root_id)
         yield from self._row()
         return (yield from self._cancel(some))
 
     def cancel_whole(self) -> Op[None]:
-        """Cancel all of it within one transaction."""
+        """Cancel all of it within the current transaction."""
         yield Lock(self.root_id)
         yield from self._row()
         after = 0
@@ -198,7 +200,7 @@ class Tree(SessionHandle[Any]):
 
     def _change_status(self, found: Sequence[Row], status: str) -> Op[None]:
         members = [SessionRef(row["id"], row["number"], self.root_id) for row in found]
-        # The leases are taken away first: the records are then nobody's to refuse.
+        # The leases are removed first, so that no lease refuses the records.
         yield from set_statuses(members, "active", fences=True)
         yield from together(
             record_status(
@@ -213,9 +215,9 @@ class Tree(SessionHandle[Any]):
 
     @operation
     def delete_at_once(self, force: bool) -> Op[list[str] | None]:
-        """Delete a small tree; None if there is more to do than fits into one pass."""
+        """Delete a small tree; None if one pass is not enough."""
         yield from self._lock()
-        yield from self._row()
+        row = yield from self._row()
         members = yield from list_some(self.top, SESSIONS_PER_PASS + 1)
         position = yield from read_position(self.root_id)
         if len(members) > SESSIONS_PER_PASS or position > EVENTS_PER_PASS:
@@ -224,34 +226,43 @@ class Tree(SessionHandle[Any]):
             yield from self._require_free(members)
         ids = [each.id for each in members]
         yield from empty_events(self.runtime.codec, self.root_id, 0, position, ids)
-        if not (yield from self._remove(members)):
+        is_removed = yield from self._remove(members)
+        if not is_removed:
             yield from set_statuses(members, "deleting", fences=True)
-            return None
-        return ids
+        yield from self._audit(row, force)
+        return ids if is_removed else None
 
     @query
-    def look(self, some: Sequence[SessionRef]) -> Op[None]:
-        """Refuse to delete sessions that something runs for, or that are active below the top."""
+    def check(self, some: Sequence[SessionRef]) -> Op[None]:
+        """Raise SessionBusy if a session is in use, or open below the top."""
         yield from self._require_free(some)
 
     @operation
     def close(self, some: Sequence[SessionRef], force: bool) -> Op[bool]:
-        """Have sessions refuse everything but their deletion; say whether all of it has stopped."""
+        """Make sessions refuse everything but deletion; False if another pass is needed."""
         yield Lock(self.root_id)
-        yield from self._row()
+        row = yield from self._row()
         if not force:
             yield from self._require_free(some)
         yield from set_statuses(some, "deleting", fences=True)
-        return (yield from self._cancel_rows(some))
+        is_stopped = yield from self._cancel_rows(some)
+        yield from self._audit(row, force)
+        return is_stopped
+
+    def _audit(self, row: Row, force: bool) -> Op[None]:
+        """Write down that the session is deleted, in the first transaction that changes it."""
+        if row["status"] != "deleting":
+            reason = "forced" if force else None
+            yield from record(self.runtime.actor, "session_deleted", self.id, reason)
 
     @operation
     def empty_events(self, after: int) -> Op[int | None]:
-        """Empty the next events of sessions that are deleted; None behind the last."""
+        """Empty the next events of deleted sessions; return the position, None at the end."""
         yield Lock(self.root_id)
         yield from self._row()
         position = yield from read_position(self.root_id)
         last = min(after + EVENTS_PER_PASS, position)
-        ids = yield from sessions_told_of(self.root_id, after, last)
+        ids = yield from sessions_of_events(self.root_id, after, last)
         deleting = [row["id"] for row in (yield from rows(LIST_DELETING, ids=given(ids)))]
         if deleting:
             yield from empty_events(self.runtime.codec, self.root_id, after, last, deleting)
@@ -259,7 +270,7 @@ class Tree(SessionHandle[Any]):
 
     @operation
     def remove_some(self, some: Sequence[SessionRef]) -> Op[bool]:
-        """Remove closed sessions, and say whether nothing of them is left."""
+        """Remove closed sessions; False if another pass is needed."""
         yield Lock(self.root_id)
         yield from self._row()
         present = [ref_of(row) for row in (yield from read_statuses(some))]
@@ -271,8 +282,8 @@ class Tree(SessionHandle[Any]):
             limit -= yield from noun.remove(self.runtime, some, limit)
             if limit <= 0:
                 return False
-        told = {"sessions": len(some)}
-        yield from emit(self.runtime.codec, self.root_id, self.id, "session_deleted", told)
+        data = {"sessions": len(some)}
+        yield from emit(self.runtime.codec, self.root_id, self.id, "session_deleted", data)
         return True
 
     def _require_free(self, some: Sequence[SessionRef]) -> Op[None]:

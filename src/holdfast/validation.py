@@ -1,4 +1,4 @@
-"""What plain data is: the check of every value, and errors that name the path of an offender."""
+"""The check that a value is plain data, and errors that name the path of what is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-from .errors import InvalidValue, LimitExceeded
+from .errors import InvalidValue, LimitExceeded, TooDeep
 
 FLOAT_MAX: Final = sys.float_info.max
 
@@ -18,7 +18,7 @@ ValuePath: TypeAlias = "str | tuple[ValuePath, str | int]"
 
 
 def measure(value: object, path: ValuePath, room: int, depth: int, level: int = 1) -> int:
-    """Refuse what is not plain data, and return how many bytes of room its nodes leave."""
+    """Refuse what is not plain data; return the remaining room, in bytes, after its nodes."""
     is_dict = type(value) is dict
     if not is_dict and type(value) is not list:
         if not _is_scalar(value):
@@ -27,8 +27,8 @@ def measure(value: object, path: ValuePath, room: int, depth: int, level: int = 
     nodes: Any = value
     if level > depth:
         raise too_deep(show(path), depth)
-    # A node takes a byte at least. Counting them ends the walk of a few lists that hold each other
-    # so often that they would be written as billions.
+    # A node takes at least a byte. Counting them bounds the walk of a few lists that contain each
+    # other so often that they would expand to billions of nodes.
     room -= len(nodes)
     if room < 0:
         return room
@@ -66,7 +66,7 @@ def _scalars(value: object, path: ValuePath) -> Iterator[tuple[object, ValuePath
 
 
 def refuse_scalars(value: object, path: ValuePath, digits: int) -> None:
-    """Name the first text that is not Unicode, or integer with too many digits, if there is one."""
+    """Refuse text that is not valid Unicode, and integers with too many digits."""
     bound = 10**digits
     for scalar, place in _scalars(value, path):
         if isinstance(scalar, str) and _SURROGATE.search(scalar):
@@ -82,7 +82,7 @@ def refuse_scalars(value: object, path: ValuePath, digits: int) -> None:
 
 
 class Repeated:
-    """Stands in for a JSON object that had a key twice, until its path is known."""
+    """Placeholder for a JSON object with a duplicate key, until its path is known."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -115,7 +115,7 @@ def _refusal(value: object, path: ValuePath) -> InvalidValue:
     if isinstance(value, Repeated):
         problem = f"has the key {json.dumps(value.key[:60])} twice"
     elif kind is float:
-        problem = f"is {value}: JSON has only finite numbers, no larger than a float can be"
+        problem = f"is {value}: JSON has only finite numbers within the range of a float"
     else:
         problem = f"is of type {kind.__qualname__}, which is not plain JSON data{_hint(kind)}"
     return InvalidValue(f"{where} {problem}.", path=where)
@@ -136,9 +136,9 @@ def _refused_key(key: object, path: ValuePath) -> InvalidValue:
     return InvalidValue(problem, path=where)
 
 
-def too_deep(where: str, depth: int) -> LimitExceeded:
+def too_deep(where: str, depth: int) -> TooDeep:
     """Return the error for a value with too many levels."""
-    return LimitExceeded(
+    return TooDeep(
         f"{where} is more than {depth} levels deep (Limits.depth), or contains itself.",
         limit=depth,
         actual=depth + 1,
@@ -157,7 +157,7 @@ def too_large(where: str, actual: int, limit: int, name: str) -> LimitExceeded:
 
 
 def show(path: ValuePath) -> str:
-    """Return a path as a person would write it: `value.items[3]["a b"]`."""
+    """Return a path in readable form: `value.items[3]["a b"]`."""
     keys: list[str | int] = []
     while not isinstance(path, str):
         path, key = path

@@ -107,12 +107,17 @@ async def test_sessions_that_ask_at_once_stay_within_the_budget_of_their_tree(
 ) -> None:
     store = await subject.open()
     await done(store.session("root"))
-    barrier = threading.Barrier(4)
+    barrier, is_refused = threading.Barrier(4), threading.Event()
 
     class Together(Flaky):
         def estimate(self, request: Request) -> Usage:
             barrier.wait(60)
             return super().estimate(request)
+
+        def __call__(self, request: Request) -> Response:
+            # What has answered costs less than its estimate, and would leave room for all.
+            is_refused.wait(60)
+            return super().__call__(request)
 
     async def ask(number: int) -> str:
         session = await done(store.session(f"s{number}", parent="root"))
@@ -120,6 +125,7 @@ async def test_sessions_that_ask_at_once_stay_within_the_budget_of_their_tree(
         try:
             return (await run(agent, "hi")).text
         except BudgetExceeded:
+            is_refused.set()
             return "refused"
 
     if subject.colour == "sync":

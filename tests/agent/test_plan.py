@@ -72,7 +72,7 @@ def test_no_plan_is_no_plan() -> None:
     [
         ({"steps": [{"title": "x"}]}, r"steps\[0\] has no 'id'"),
         ({"steps": [{"id": "a", "status": "maybe"}]}, "status is 'maybe'"),
-        ({"steps": [{"id": "a"}, {"id": "a"}]}, "two steps of one id"),
+        ({"steps": [{"id": "a"}, {"id": "a"}]}, "two steps with the same id"),
         ({"format": 9}, "reads formats up to 1"),
         ([], "must be a dict"),
     ],

@@ -194,7 +194,8 @@ def test_dying_at_every_place_repeats_nothing_and_forgets_no_money(
         check_outcome(world, *run_once(f"s{number}", CrashPoints()), f"killed at place {number}")
         number += step
     assert status == 0
-    assert number > 100
+    # A run has more places than this, also where each is a request to a server.
+    assert number > 30
 
 
 def check_outcome(world: World, outcome: Any, latest: Any, where: str) -> None:

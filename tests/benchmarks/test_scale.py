@@ -1,4 +1,4 @@
-"""The benchmarks of costs, of maintenance and of steady work do what they measure."""
+"""The benchmarks of costs, exports, maintenance and steady work do what they measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from benchmarks import beside, costs, steady
+from benchmarks import beside, costs, exports, steady
+from benchmarks.measure import RATE
 
 SMALL = beside.Plan(versions=200, children=12, rounds=1, quiet_seconds=0.01)
 
@@ -22,6 +23,17 @@ def test_a_cost_is_what_one_operation_adds(tmp_path: Path) -> None:
             assert figures["bytes written"] > 1_000
         assert subject.session.info().version == 2 * len(["append", "save"])
         assert len(store.work.list(status="completed")) == 2
+
+
+def test_exports_and_imports_are_of_all_sessions(place: dict[str, str], tmp_path: Path) -> None:
+    database = exports.Database(tmp_path, place["url"] if "namespace" in place else None)
+    with database.store() as store, database.store() as other:
+        source = exports.Source(database, store, size=3)
+        for figures in (source.export(), source.import_into_new()):
+            assert figures[RATE] > 0
+            assert figures[costs.CPU] > 0
+            assert (costs.SERVER_CPU in figures) == ("namespace" in place)
+        assert other.import_sessions(source.file).sessions == source.size
 
 
 @pytest.mark.parametrize("name", beside.TASKS)

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.kernel.operation import rows
 from holdfast.testing.subject import Colour, Subject
+from tests.client.served import embedded
 
 
 def both_colours(case: Callable[[Subject], Awaitable[None]]) -> Callable[..., None]:
@@ -40,4 +41,4 @@ def sql(store: Any, *statements: str, **parameters: object) -> Any:
             found = yield from rows(statement, **parameters)
         return found
 
-    return store.run(run)
+    return embedded(store).run(run)

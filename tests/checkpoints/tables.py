@@ -9,6 +9,7 @@ import holdfast
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
 from holdfast.checkpoints.lines import RUN_ITEMS, Inline, Ref, manifest_of
 from holdfast.kernel.operation import rows
+from tests.client.served import embedded
 
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -29,20 +30,14 @@ ORDER = {
 
 def dump(store: Any) -> Any:
     """Return every table that sessions and checkpoints write to; an awaitable if the store is."""
-    return store.run(_read)
+    return embedded(store).run(_read)
 
 
 def _read(tx: holdfast.Transaction) -> holdfast.Op[Tables]:
     found: Tables = {}
     for table, order in ORDER.items():
         read = yield from rows(f"SELECT * FROM {table} ORDER BY {order}")
-        found[table] = [
-            {
-                name: bytes(value) if isinstance(value, memoryview) else value
-                for name, value in row.items()
-            }
-            for row in read
-        ]
+        found[table] = [dict(row) for row in read]
     return found
 
 

@@ -26,6 +26,7 @@ from holdfast import (
     SessionBusy,
     SessionEnded,
     SessionNotFound,
+    TooDeep,
     TypeConflict,
     VersionConflict,
 )
@@ -88,11 +89,11 @@ class Point:
 VERSION = "version must be 1 to 268435455, not "
 ITERATION = 'needs data {"iteration": N} with N from 1 up'
 LEASE = "lease_seconds must be above 0 and at most 604800, not "
-ENDED = "session ended is completed; open it with reopen=True to go on"
-BUSY = "session busy is driven by 'driver'; only its driver may write while the lease lives"
+ENDED = "session ended is completed; open it with reopen=True to continue"
+BUSY = "session busy is driven by 'driver'; only the driver may write until its lease expires"
 GONE = "there is no session 'gone'"
 NONE = "session s has no version 9: never written, or pruned"
-FINITE = "JSON has only finite numbers, no larger than a float can be."
+FINITE = "JSON has only finite numbers within the range of a float."
 
 
 class Scene:
@@ -188,6 +189,14 @@ SESSIONS: list[Case] = [
         InvalidArgument,
         f"after must be 0 to {2**63 - 1}, not {2**63}",
     ),
+    *[
+        (
+            lambda here, given=given: here.store.sessions(**given),
+            InvalidArgument,
+            "sessions are listed after one, or newest first before one",
+        )
+        for given in ({"before": 5}, {"after": 5, "newest_first": True})
+    ],
     (lambda here: here.store.sessions(agent=7), InvalidArgument, text_of("agent", 7)),
     (lambda here: here.store.sessions(root=7), InvalidArgument, text_of("root", 7)),
     *[
@@ -305,9 +314,9 @@ CHANNELS: list[Case] = [
         InvalidValue,
         "x.a has a lone surrogate: it is not Unicode text.",
     ),
-    (lambda here: here.s.save(x={"a": nested(64, 1)}), LimitExceeded, deep("x.a" + "[0]" * 63)),
-    (lambda here: here.s.save(x=endless()), LimitExceeded, deep("x" + ".me" * 64)),
-    (lambda here: here.s.append("log", [nested(65, 1)]), LimitExceeded,
+    (lambda here: here.s.save(x={"a": nested(64, 1)}), TooDeep, deep("x.a" + "[0]" * 63)),
+    (lambda here: here.s.save(x=endless()), TooDeep, deep("x" + ".me" * 64)),
+    (lambda here: here.s.append("log", [nested(65, 1)]), TooDeep,
      deep("log[0]" + "[0]" * 64)),
     (lambda here: here.s.save(x="x" * 2**20), LimitExceeded, too_large("x", 2**20 + 5)),
     (lambda here: here.s.save(log=["a", "b" * 2**20]), LimitExceeded,
@@ -430,12 +439,12 @@ VERSIONS: list[Case] = [
     (
         lambda here: here.s.fork(1, id="ended"),
         InvalidArgument,
-        "there is a session 'ended' already; choose another id",
+        "session 'ended' exists already; choose another id",
     ),
     (
         lambda here: here.s.fork(1, id="s"),
         InvalidArgument,
-        "there is a session 's' already; choose another id",
+        "session 's' exists already; choose another id",
     ),
     (lambda here: here.s.fork(1, id=7), InvalidArgument, text_of("id", 7)),
     (lambda here: here.s.fork(1, name="\n"), InvalidArgument, text_of("name", "\n")),

@@ -21,14 +21,14 @@ STATEMENTS = {
     "CheckpointOps.save": 5,
     "CheckpointOps.append": 6,
     "CheckpointOps.record": 5,
-    "Session.move_back": 17,
+    "Session.move_back": 21,
     "Session.fork": 15,
     "CheckpointOps.pin": 5,
     "CheckpointOps.attest": 5,
     "Session.lease": 2,
     "Session.renew": 1,
     "Session.release": 1,
-    "Session.end": 8,
+    "Session.end": 9,
 }
 # On PostgreSQL the event is part of the statement that decides.
 DECIDED = {"CheckpointOps.save": 3, "CheckpointOps.append": 4, "CheckpointOps.record": 3}

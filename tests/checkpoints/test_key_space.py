@@ -123,7 +123,7 @@ def test_a_session_that_has_had_all_versions_says_so(place: dict[str, Any]) -> N
 
         store.run(skip)
         assert session.append("log", [1]).version == last + 1
-        with pytest.raises(holdfast.LimitExceeded, match="go on in a new session"):
+        with pytest.raises(holdfast.LimitExceeded, match="continue in a new session"):
             session.append("log", [2])
         newest = session.latest()
         assert newest is not None

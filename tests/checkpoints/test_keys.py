@@ -146,6 +146,7 @@ async def test_a_key_is_remembered_for_a_week_and_until_its_checkpoint_is_pruned
     await done(store.prune(keep=2))
     assert (await done(session.append("log", ["a"], key="old"))).version == 1
     assert sorted((await done(session.counts())).items()) == [("turn", 3)]
+    assert await done(session.counts(at_most=2)) == {"turn": 2}
     clock.advance(2 * DAY_SECONDS)
     await done(store.prune(keep=2))
     assert (await done(session.append("log", ["a"], key="old"))).version == 11

@@ -522,12 +522,6 @@ def run_items(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return int(request.param)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for a second is no error of these programs."""
-    monkeypatch.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 60.0)
-
-
 def run(
     place: dict[str, Any], other: dict[str, Any], directory: Path, run_items: int, **named: Any
 ) -> None:

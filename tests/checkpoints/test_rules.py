@@ -62,7 +62,9 @@ async def test_every_end_refuses_writes_and_only_reopening_goes_on(subject: Subj
             error = await raises(SessionEnded, write)
             assert (error.session_id, error.status) == (session.id, status)
         error = await raises(SessionEnded, partial(store.session, session.id))
-        assert str(error) == f"session {session.id} is {status}; open it with reopen=True to go on"
+        assert (
+            str(error) == f"session {session.id} is {status}; open it with reopen=True to continue"
+        )
         assert await done(session.cancel()) == []
         assert await done(dump(store)) == before
         assert (await done(session.at(1)))["log"] == ["a"]
@@ -254,6 +256,9 @@ async def test_listings_read_no_channel_and_cost_one_statement(subject: Subject)
             await done(gone.delete())
     wanted = [f"s{number}" for number in range(30) if number != 20]
     assert seen == ["root", *wanted], "a deletion meanwhile moves nothing"
+    newest = await done(store.sessions(newest_first=True, limit=2))
+    older = await done(store.sessions(newest_first=True, before=newest[-1].number, limit=1))
+    assert [info.id for info in (*newest, *older)] == ["s29", "s28", "s27"]
     found = await done(store.sessions(root="root", agent="a1", status="completed"))
     assert [info.id for info in found] == ["s3", "s9", "s15", "s21", "s27"]
     assert await done(store.sessions(root="s3")) == []
@@ -348,7 +353,7 @@ async def test_while_a_lease_lives_only_its_driver_writes(subject: Subject) -> N
     await done(session.save(x=4))
     driver.fence = heir.fence
     lost = await raises(LeaseLost, lambda: driver.save(x=5))
-    assert "this driver's fence 2 was given back" in str(lost)
+    assert "this driver's fence 2 was released" in str(lost)
 
 
 def others(session: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_a_store_serves_only_the_loop_it_was_opened_in(place: dict[str, Any]) ->
         return await holdfast.aopen(**place)
 
     async def use(store: holdfast.AsyncStore) -> None:
-        with pytest.raises(holdfast.InvalidArgument, match="belongs to the event loop"):
+        with pytest.raises(holdfast.InvalidArgument, match="only in the event loop"):
             await store.store_id()
 
     with asyncio.Runner() as first, asyncio.Runner() as second:

@@ -316,7 +316,8 @@ def test_a_keeper_goes_on_after_an_error_that_nobody_expected(
         wait_for(lambda: not kept.is_lost)
         keeper.close()
     assert noun.asked == 3
-    assert caplog.text.count("leases could not be renewed; trying again") == 2
+    assert caplog.text.count("leases could not be renewed; retrying") == 2
+    assert caplog.text.count("Traceback") == 2
 
 
 def test_a_lease_that_nobody_has_is_given_back_at_once(place: dict[str, Any]) -> None:
@@ -409,7 +410,8 @@ def test_a_keeper_that_cannot_reach_the_store_says_so_and_its_holder_stops_in_ti
         with caplog.at_level(logging.WARNING), locked(place, "LOCK TABLE hf_sessions"):
             uptime.sleep(LEASE_SECONDS / 2, store)
             look(store)
-            wait_for(lambda: "leases could not be renewed; trying again" in caplog.text)
+            wait_for(lambda: "leases could not be renewed; retrying" in caplog.text)
+            assert "Traceback" not in caplog.text
             assert not driven.held.is_lost
             uptime.sleep(LEASE_SECONDS / 2)
             assert driven.held.is_lost

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -17,8 +17,19 @@ import pytest
 import holdfast
 from benchmarks import bulk
 from benchmarks.bulk import BIG, RARE, session_id
+from holdfast.access import AccessNoun
+from holdfast.effects.noun import UNREACHABLE, Pruning
 from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
+from holdfast.kernel.nouns import Noun, Retention
 from holdfast.kernel.operation import Op, one, rows
+from holdfast.peers import PeersNoun
+from holdfast.peers.answers import find_due
+from holdfast.peers.noun import find_old
+from holdfast.records import SessionRef
+from holdfast.replies import RepliesNoun, remembered
+from holdfast.replies.noun import FORGET_REPLIES, KEPT_MS
+from holdfast.work.claims import heartbeat
+from holdfast.work.noun import EFFECTS_OF_NO_ITEM, find_expired
 
 SIZES = (1_000, 10_000)
 TIMES_MAX = 4
@@ -45,6 +56,8 @@ LISTINGS: dict[str, Listing] = {
     "find_effect(8 characters)": lambda tx, _: tx.find_effect(bulk.effect_id(77)[:8]),
     "work.find(8 characters)": lambda tx, _: tx.work.find(bulk.item_id(77)[:8]),
     "sessions()": lambda tx, size: tx.sessions(after=size - 100),
+    "sessions(newest_first=)": lambda tx, size: tx.sessions(newest_first=True, before=size),
+    "sessions(agent=, newest_first=)": lambda tx, _: tx.sessions(agent=RARE, newest_first=True),
     "sessions(status=)": lambda tx, _: tx.sessions(status="failed"),
     "sessions(agent=)": lambda tx, _: tx.sessions(agent=RARE),
     "sessions(agent=, status=)": lambda tx, _: tx.sessions(agent="writer", status="failed"),
@@ -67,6 +80,7 @@ LISTINGS: dict[str, Listing] = {
     "pending()": lambda tx, _: in_big(tx, "pending"),
     "spent(tree=True)": lambda tx, _: in_big(tx, "spent", tree=True),
     "spends(state=)": lambda tx, _: tx.spends(state="uncertain"),
+    "session.counts(at_most=)": lambda tx, _: in_big(tx, "counts", at_most=10),
     "history()": lambda tx, _: in_big(tx, "history"),
     "checkpoints(kind=)": lambda tx, _: tx.checkpoints(kind="manual_checkpoint", limit=5),
     "events()": lambda tx, size: tx.events(BIG, after=size - 100),
@@ -89,19 +103,92 @@ LISTINGS: dict[str, Listing] = {
         )
     },
     "work.counts(at_most=)": lambda tx, _: tx.work.counts(at_most=10),
+    "work.health()": lambda tx, _: tx.work.health(at_most=10),
+    "what a sweep finds": lambda tx, _: find_expired(tx.runtime, 1_000),
+    "what a prune of effects looks at": lambda tx, _: forgettable(tx, UNREACHABLE),
+    "what a prune of items' effects looks at": lambda tx, _: forgettable(tx, EFFECTS_OF_NO_ITEM),
     "work.dead()": lambda tx, _: tx.work.dead(),
     "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
     "what the first write of a connection forgets": lambda *_: rows(
         FORGET_OLDEST_WRITERS, age_ms=1, limit=WRITERS_LOOKED_AT
     ),
+    "a heartbeat": lambda *_: heartbeat({20: 1}, 60),
+    "tokens.find()": lambda tx, _: tx.tokens.find("hf_unknown"),
+    "tokens.list()": lambda tx, size: tx.tokens.list(after=size - 100),
+    "tokens.revoke()": lambda tx, _: tx.tokens.revoke(session_id(77)),
+    "what a deletion finds of tokens": lambda tx, _: removed(tx, AccessNoun()),
+    "audit.list()": lambda tx, size: tx.audit.list(after=size - 100),
+    "audit.head()": lambda tx, _: tx.audit.head(),
+    "a record of the audit": lambda tx, _: tx.audit.refused("wrong token"),
+    "a request that is repeated": lambda tx, _: remembered(
+        tx.runtime.codec, "many", "repeated", "digest", tx.audit.head()
+    ),
+    "what a sweep forgets of replies": lambda *_: rows(FORGET_REPLIES, age_ms=KEPT_MS, limit=100),
+    "what a deletion finds of replies": lambda tx, _: removed(tx, RepliesNoun()),
+    "asks(state=)": lambda tx, _: tx.asks(state="error"),
+    "asks(agent=)": lambda tx, _: tx.asks(agent=RARE),
+    "asks(agent=, state=)": lambda tx, _: tx.asks(agent="writer", state="error"),
+    "session.asks()": lambda tx, _: in_big(tx, "asks"),
+    "pauses(state=)": lambda tx, _: tx.pauses(state="ready"),
+    "pauses(agent=)": lambda tx, _: tx.pauses(agent=RARE),
+    "pauses(reason=)": lambda tx, _: tx.pauses(reason="approval"),
+    "pauses(reason=, state=)": lambda tx, _: tx.pauses(reason="peers", state="ready"),
+    "find_pause(8 characters)": lambda tx, _: tx.find_pause(session_id(77)[:8]),
+    "what a sweep finds of peers": lambda tx, _: find_due(tx.runtime, 100),
+    "what a deletion finds of peers": lambda tx, _: removed(tx, PeersNoun()),
+    "what a prune finds of peers": lambda tx, _: find_old(tx.runtime, "asks", 1_000),
+    "what the end of a session finds of peers": lambda tx, _: PeersNoun().ended(
+        tx.runtime, SessionRef("nobody", 0, "nobody"), "completed"
+    ),
+    "an answer": lambda tx, _: tx.answer(session_id(77), 1),
     "work.claim()": lambda tx, _: tx.work.claim("w"),
     "work.claim(queues=)": lambda tx, _: tx.work.claim("w", queues=["queue 0", "queue 2"]),
+    "work.claim(queues=), 50": lambda tx, _: tx.work.claim(
+        "w", queues=[f"queue {number}" for number in range(50)]
+    ),
 }
 
 
 def in_big(tx: holdfast.Transaction, method: str, **given: Any) -> Op[Any]:
     session = yield from tx.find_session(BIG)
     return (yield from getattr(session, method)(**given))
+
+
+def removed(tx: holdfast.Transaction, noun: Noun) -> Op[int]:
+    return (yield from noun.remove(tx.runtime, [SessionRef("nobody", 0, "nobody")], 100))
+
+
+# A token, a record of the audit and a reply for each session.
+MADE = (
+    """
+    INSERT INTO hf_tokens (id, name, digest, permission, root_id, created_at)
+    SELECT id, id, id, 'read', root_id, created_at FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_audit (number, actor, action, subject, count, created_at, digest)
+    SELECT number, 'local', 'refused', id, 1, created_at, id FROM hf_sessions
+    """,
+    "INSERT INTO hf_audit_head (id, number, digest) SELECT 1, max(number), '' FROM hf_audit",
+    """
+    INSERT INTO hf_replies (scope, key, number, digest, outcome, session_id, created_at)
+    SELECT 'many', id, 1, id, metadata, id, :now FROM hf_sessions
+    """,
+)
+
+
+# As autovacuum does.
+ANALYZED = ("ANALYZE hf_tokens", "ANALYZE hf_audit", "ANALYZE hf_replies")
+
+
+def run_all(_: holdfast.Transaction, texts: Sequence[str]) -> Op[None]:
+    for text in texts:
+        yield from rows(text)
+
+
+def forgettable(tx: holdfast.Transaction, which: str) -> Op[Any]:
+    """Look at the first page of effects, of which those that are old may go."""
+    old = Retention(work_ms=0, key_ms=0, effect_ms=0)
+    return (yield from Pruning.page(Pruning(tx.runtime.codec, old, which), 0))
 
 
 class Counted:
@@ -158,6 +245,7 @@ def counted(
             place = {"url": postgres_dsn, "namespace": schemas[size]}
         with holdfast.open(**place, durability="normal") as store:
             bulk.fill(store, size)
+            store.run(run_all, MADE + ANALYZED if schemas else MADE)
         apsw.connection_hooks.append(watch)
         stores[size] = holdfast.open(**place, durability="normal")
         stores[size].session("first")

@@ -23,7 +23,9 @@ import sqlalchemy
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
+from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.kernel.postgres.transactions import BACKOFF_SECONDS_MAX, _pause
+from holdfast.kernel.postgres.tree_queues import queue_of
 from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Case, Colour, Subject
@@ -31,8 +33,8 @@ from tests.internals import engine_of
 
 
 @pytest.fixture
-def where(postgres_dsn: str, namespace: str) -> dict[str, Any]:
-    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+def where(postgres_dsn: str, ready_namespace: str) -> dict[str, Any]:
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": ready_namespace}
     with holdfast.open(**place) as store:
         Setup(store).install()
         Counter(store).plant()
@@ -119,16 +121,57 @@ def test_connections_that_the_server_closed_are_replaced(where: dict[str, Any]) 
         assert len(store.events("root")) == 5
 
 
-def test_a_tree_locked_for_too_long_is_busy_and_nothing_is_written(where: dict[str, Any]) -> None:
+@pytest.mark.parametrize("place", ["the row", "the queue before it"])
+def test_a_tree_locked_for_too_long_is_busy_and_nothing_is_written(
+    where: dict[str, Any], place: str
+) -> None:
+    lock = f'SELECT * FROM "{where["namespace"]}".hf_trees FOR UPDATE'
+    if place != "the row":
+        lock = f"SELECT pg_advisory_xact_lock({queue_of(where['namespace'], ['root'])})"
     with (
         holdfast.open(**where, busy_timeout_seconds=0.3) as store,
         psycopg.connect(where["url"]) as other,
     ):
-        other.execute(f'SELECT * FROM "{where["namespace"]}".hf_trees FOR UPDATE')
+        other.execute(lock.encode())
         with pytest.raises(holdfast.StoreBusy, match="lock timeout"):
             Counter(store).add()
+        with pytest.raises(holdfast.StoreBusy, match="lock timeout"):
+            Counter(store).add_at_once()
         other.rollback()
         assert Counter(store).add() == 1
+
+
+IN_LINE = """
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted
+AND (CAST(classid AS BIGINT) << 32 | CAST(objid AS BIGINT)) = %s
+"""
+
+
+def test_writers_of_one_tree_queue_outside_its_row_and_all_commit(where: dict[str, Any]) -> None:
+    """One of 64 waits for the row that another transaction holds, the rest behind it in line."""
+    queue = queue_of(where["namespace"], ["root"])
+    with (
+        ExitStack() as stack,
+        ThreadPoolExecutor(64) as threads,
+        psycopg.connect(where["url"]) as holder,
+        psycopg.connect(where["url"], autocommit=True) as admin,
+    ):
+        stores = [
+            stack.enter_context(holdfast.open(**where, busy_timeout_seconds=30)) for _ in range(2)
+        ]
+        Counter(stores[0].within(holder)).add()
+        adding = [
+            threads.submit(Counter(store).add if number % 2 else Counter(store).add_at_once)
+            for number in range(32)
+            for store in stores
+        ]
+        while admin.execute(IN_LINE, [queue]).fetchone() != (2 * CONNECTIONS_MAX - 1,):
+            assert not any(each.done() for each in adding)
+            time.sleep(0.02)
+        holder.commit()
+        assert sorted(each.result() for each in adding) == [*range(2, 66)]
+        positions = [event.position for event in stores[0].events("root")]
+    assert positions == [*range(1, 66)]
 
 
 def test_serialization_failures_are_run_again(where: dict[str, Any]) -> None:
@@ -206,7 +249,7 @@ def test_a_row_that_says_no_to_a_commit_stays(where: dict[str, Any]) -> None:
 
 LISTENING = """
 SELECT pid FROM pg_stat_activity
-WHERE application_name = 'holdfast-doorbell' AND strpos(query, %s) > 0 AND state = 'idle'
+WHERE application_name = 'holdfast-listener' AND strpos(query, %s) > 0 AND state = 'idle'
 """
 
 
@@ -227,7 +270,7 @@ def ring(admin: psycopg.Connection[Any], where: dict[str, Any], topic: str) -> N
     admin.execute("SELECT pg_notify(%s, %s)", [f"holdfast_{where['namespace']}", topic])
 
 
-def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
+def test_the_listener_reconnects(where: dict[str, Any]) -> None:
     """After its connection is cut, rings still arrive."""
     with (
         holdfast.open(**where) as store,
@@ -244,11 +287,9 @@ def test_the_doorbell_finds_its_way_back(where: dict[str, Any]) -> None:
             assert signals.wait("topic", seen, 60) is True
 
 
-def test_stores_of_one_process_wait_on_one_connection(
-    where: dict[str, Any], namespace: str
-) -> None:
+def test_stores_of_one_process_wait_on_one_connection(where: dict[str, Any]) -> None:
     """Those of other schemas too; it is closed with the last of them."""
-    other = {**where, "namespace": f"{namespace}_other"}
+    other = {**where, "namespace": f"{where['namespace']}_other"}
     with psycopg.connect(where["url"], autocommit=True) as admin, ExitStack() as stack:
         stores = [stack.enter_context(holdfast.open(**where)) for _ in range(3)]
         pid = listening(stores[0], where)
@@ -282,7 +323,7 @@ def test_a_ring_wakes_the_other_stores_of_the_process(where: dict[str, Any]) -> 
 def test_a_ring_is_sent_although_the_one_before_it_returned_late(
     where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that rings may be held up just after it has woken the doorbell."""
+    """The thread that rings may be held up just after it has woken the listener."""
     write = os.write
 
     def late(descriptor: int, data: bytes) -> int:
@@ -350,11 +391,11 @@ def wait_for_port(port: int) -> None:
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_every_case_behind_a_pooler(
-    case: Case, colour: Colour, pooler: str, postgres_dsn: str, namespace: str, tmp_path: Path
+    case: Case, colour: Colour, pooler: str, postgres_dsn: str, ready_namespace: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
         direct = quote(postgres_dsn, safe="")
-        place = {"url": f"{pooler}?prepare=off&listen={direct}", "namespace": namespace}
+        place = {"url": f"{pooler}?prepare=off&listen={direct}", "namespace": ready_namespace}
         subject = Subject(place, colour, tmp_path)
         try:
             await case(subject)

@@ -181,9 +181,9 @@ def test_threads_and_tasks_of_one_process_together(place: dict[str, Any]) -> Non
         assert Counter(store).all_values() == {"root": 320, "other": 640}
 
 
-def test_ten_processes_may_open_a_new_store_at_once(place: dict[str, Any]) -> None:
+def test_ten_processes_may_open_a_new_store_at_once(new_place: dict[str, Any]) -> None:
     def work(number: int, say: Callable[[str], None]) -> None:
-        with holdfast.open(**place) as store:
+        with holdfast.open(**new_place) as store:
             say(store.store_id())
 
     ids = in_processes(10, work)

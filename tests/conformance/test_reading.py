@@ -208,12 +208,12 @@ def test_a_reader_is_traced(place: dict[str, Any]) -> None:
         assert all(trace.statements for trace in traces)
 
 
-def test_a_store_that_is_not_there_is_not_made(place: dict[str, Any], tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_not_made(new_place: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(holdfast.NotFound, match="there is no store"):
-        holdfast.open(**place, mode="read")
+        holdfast.open(**new_place, mode="read")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(holdfast.NotFound, match="there is no store"):
-        store_module.inspect(place["url"], namespace=place.get("namespace"))
+        store_module.inspect(new_place["url"], namespace=new_place.get("namespace"))
 
 
 def test_a_mode_is_read_or_write() -> None:

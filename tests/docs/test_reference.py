@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.records import KINDS, STATUSES
+from tests.faces.commands import commands
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -58,15 +59,4 @@ def test_every_kind_status_and_event_is_in_the_reference() -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    import typer.main
-
-    from holdfast.cli.app import app
-
-    def names(command: object, prefix: str) -> list[str]:
-        below = getattr(command, "commands", None)
-        if below is None:
-            return [prefix]
-        return [name for key, sub in below.items() for name in names(sub, f"{prefix} {key}")]
-
-    wanted = names(typer.main.get_command(app), "holdfast")
-    assert [name for name in wanted if name not in REFERENCE] == []
+    assert [name for name in commands() if f"holdfast {name}" not in REFERENCE] == []

@@ -71,7 +71,7 @@ class Places(CrashPoints):
 
     def visit(self, point: Point) -> None:
         """Pass a place, or die there."""
-        if point.call != "Ledger.renew":
+        if point.call != "Keeper.renew":
             super().visit(point)
 
 

@@ -136,7 +136,7 @@ async def test_a_fork_that_goes_below_its_beginning_lists_what_it_inherited(
     assert [(effect.id, why) for effect, why in rewound.not_undone] == [
         (
             booked.effect_id,
-            "session s did it, which this one was forked from; compensate it there",
+            "it belongs to session s, which this one was forked from; compensate it there",
         )
     ]
     assert ids(rewound.in_flight) == [begun.effect_id]

@@ -100,7 +100,8 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
 
         def renew_first(point: Point) -> None:
             if "SET status = 'issued'" in point.sql and point.moment == "before" and not renewed:
-                renewal = Call(Keeper.renew, owner.ledger.keeper, ([kept],))
+                due = [(kept.guard, kept.lease_seconds)]
+                renewal = Call(Keeper.renew, owner.ledger.keeper, (due,))
                 renewed.append(owner.runtime.run(renewal))
 
         clock.advance(60)
@@ -109,7 +110,7 @@ def test_an_owner_that_renews_while_another_steps_in_keeps_the_effect(
             pytest.raises(holdfast.InProgress),
         ):
             other.find_session("s").call(counted.tool, what="it", wait_seconds=0)
-        assert [renewal[kept] is not None for renewal in renewed] == [True]
+        assert [renewal is not None for [renewal] in renewed] == [True]
         assert begun.complete("done").value == "done"
     assert (counted.calls, counted.verified) == ([], 0)
 
@@ -124,8 +125,8 @@ def test_an_owner_has_no_say_while_another_verifies(place: dict[str, Any], lands
         kept = kept_of(begun)
 
         def verify(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
-            renewal = Call(Keeper.renew, owner.ledger.keeper, ([kept],))
-            assert owner.runtime.run(renewal) == {kept: None}
+            due = [(kept.guard, kept.lease_seconds)]
+            assert owner.runtime.run(Call(Keeper.renew, owner.ledger.keeper, (due,))) == [None]
             for end in (lambda: begun.complete("late"), lambda: begun.fail("no", happened=False)):
                 with pytest.raises(holdfast.LeaseLost) as lost:
                     end()

@@ -157,8 +157,10 @@ class Life:
         """Return what a call said; one in doubt is looked up in the world, and made again."""
         if isinstance(answer, Unresolved):
             found = store.effect(answer.effect_id)
-            verdict = self.verify({}, found.idempotency_key)
-            store.resolve(found.id, verdict, by="somebody who looked")
+            # Equal calls of one turn are one effect, which is resolved once.
+            if found.status == "unknown":
+                verdict = self.verify({}, found.idempotency_key)
+                store.resolve(found.id, verdict, by="somebody who looked")
             answer = session.call_with(use.tool, use.arguments, call_id=use.call_id)
         if isinstance(answer, Exception):
             raise answer

@@ -137,7 +137,7 @@ def test_a_rewind_says_what_it_undid_and_what_not(place: dict[str, Any], quick: 
     told = data(quick("checkpoints", "rewind", "trip", "1", "--yes", "--json"))
     assert [each["tool"] for each in told["irreversible"]] == ["mail"]
     assert [each["number"] for each in told["not_undone"]] == [3, 1]
-    assert all("undo hook was not given" in each["why"] for each in told["not_undone"])
+    assert all("its tool was not given" in each["why"] for each in told["not_undone"])
     assert [each["tool"] for each in told["in_flight"]] == ["note"]
     Path("mytools.py").write_text(TOOLS)
     text = shown(quick("checkpoints", "rewind", "trip", "1", "--yes", "--tools", "mytools:ALL"))
@@ -148,7 +148,7 @@ def test_a_rewind_says_what_it_undid_and_what_not(place: dict[str, Any], quick: 
     left = lines.index("Not undone; identical calls get their results:")
     assert lines[undone + 1 : left] == ["  1 book"]
     assert lines[left + 1] == "  2 mail: it cannot be undone"
-    assert lines[left + 2].startswith("  3 book: its stored arguments lack their secrets")
+    assert lines[left + 2].startswith("  3 book: its stored arguments are redacted")
     assert lines[left + 3] == "In doubt:"
     assert lines[left + 4].startswith("  4 note: it was running")
 
@@ -307,7 +307,7 @@ def test_the_verify_hook_of_a_tool_is_asked(
         ("no_such_module:charge", "No module named"),
         ("shop:missing", "missing"),
         ("shop:NONE", "there is no tool"),
-        ("shop:mail", "not among the tools"),
+        ("shop:mail", "not among the given tools"),
         ("not a name", "--tools not a name"),
     ],
 )
@@ -334,5 +334,5 @@ def test_doctor_tells_of_effects_in_doubt_and_of_dead_owners(
         shown(quick("effects", "resolve", effects[name], "--not-landed", "--by", "ann"))
     found = [each for each in data(quick("doctor", "--json")) if each["check"] == "effects"]
     assert [(each["level"], each["message"]) for each in found] == [
-        ("ok", "None in doubt, 0 effects under way.")
+        ("ok", "None in doubt, 0 effects in flight.")
     ]

@@ -444,7 +444,7 @@ def test_sessions_move_to_another_database(
         assert contents(second) == contents(store)
     again = quick("import", file, at=other)
     assert (again.returncode, again.stderr) == (
-        2, "Error: there is a session 'root-session' already; nothing was imported\n",
+        2, "Error: session 'root-session' exists already; nothing was imported\n",
     )  # fmt: skip
     part = tmp_path / "part.export"
     assert lines(quick("checkpoints", "export", part, "long-ses"))[0].startswith(
@@ -461,6 +461,9 @@ def test_sessions_move_to_another_database(
 def test_a_legacy_database_is_adopted_into_a_new_store(
     place: Any, quick: Run, tmp_path: Path
 ) -> None:
+    new: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/new.db"}
+    if "namespace" in place:
+        new = {**place, "namespace": f"{place['namespace']}_new"}
     file = tmp_path / "old.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript("""
@@ -471,15 +474,15 @@ def test_a_legacy_database_is_adopted_into_a_new_store(
                 ('s1', 'top', 'running', '2025-12-20T12:00:00Z', NULL, NULL, NULL, 'gone');
         """)
     note = "session 's1' is its own root: its parent 'gone' is gone"
-    assert lines(quick("import", "--legacy", file)) == [
+    assert lines(quick("import", "--legacy", file, at=new)) == [
         f"Note: {note}", "Imported 1 session with 0 checkpoints.",
     ]  # fmt: skip
-    refused = quick("import", "--legacy", file, "--json")
+    refused = quick("import", "--legacy", file, "--json", at=new)
     assert refused.returncode == 2
     assert json.loads(refused.stderr)["session_id"] == "s1"
-    foreign = quick("import", file)
+    foreign = quick("import", file, at=new)
     assert foreign.stderr == f"Error: {file} is not a Holdfast export\n"
-    with holdfast.open(**place) as store:
+    with holdfast.open(**new) as store:
         assert [info.id for info in store.sessions()] == ["s1"]
 
 
@@ -528,7 +531,7 @@ def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
         (["checkpoints", "pin", "root-session", "1"], 2, "Missing option '--reason'; "),
         (["checkpoints", "pin", "root-session", "1", "--reason", " "], 2, "a pin needs a reason"),
         (["checkpoints", "fork", "root-session", "1", "--id", "long-session"], 2,
-         "there is a session 'long-session' already"),
+         "session 'long-session' exists already"),
         (["checkpoints", "export", "/nowhere/x"], 2,
          "there is no directory /nowhere; create it first"),
         (["checkpoints", "import", "/nowhere"], 2, "there is no file /nowhere"),

@@ -28,9 +28,11 @@ def filled(place: dict[str, Any]) -> dict[str, Any]:
 
 def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
     whole = data(quick("state", "get", "report-one", "--json"))
+    assert set(whole.pop("times")) == {"n", "topics"}
     assert whole == {
         "root_id": "report-one", "version": 2, "document": {"n": 3, "topics": ["a"]},
         "versions": {"n": 1, "topics": 1},
+        "writers": {"n": "report-one", "topics": "report-one"},
     }  # fmt: skip
     assert data(quick("state", "set", "report-one", "k", '{"a": [1]}', "--json"))["version"] == 1
     assert quick("state", "get", "report-one", "k").stdout == '{\n  "a": [\n    1\n  ]\n}\n'

@@ -42,11 +42,11 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def direct(postgres_dsn: str, namespace: str) -> dict[str, Any]:
+def direct(postgres_dsn: str, ready_namespace: str) -> dict[str, Any]:
     """The way around the proxy, to a store that is ready."""
     from tests.faults.workload import prepare
 
-    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace}
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": ready_namespace}
     with holdfast.open(**place) as store:
         prepare(store)
     return place

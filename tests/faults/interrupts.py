@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import itertools
 import json
+import os
 import random
 import signal
 import statistics
@@ -30,6 +31,7 @@ import holdfast
 from holdfast.kernel.operation import Handle, Op, Sync, query, rows
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, twice
+from tests.replies.requests import keyed, numbered
 
 PROJECT = Path(__file__).parents[2]
 WAIT_SECONDS = 60.0
@@ -52,11 +54,12 @@ class Subject:
         self.session = self.store.session("s")
         self.session.save(transcript=[{"n": n} for n in range(100)])
         self.driven: holdfast.Session | None = None
-        self._numbers = itertools.count()
+        # The store may have been interrupted by another process before.
+        self._prefix, self._numbers = os.urandom(3).hex(), itertools.count()
 
     def name(self) -> str:
         """Return a name that was not used before."""
-        return f"n{next(self._numbers)}"
+        return f"{self._prefix}-{next(self._numbers)}"
 
     def other(self, versions: int = 0) -> holdfast.Session:
         """Return a new session, with checkpoints."""
@@ -137,6 +140,12 @@ STATE_CHANGES: list[dict[str, Any]] = [
 ]
 
 
+def _asking(subject: Subject) -> holdfast.Session:
+    session = subject.store.session(subject.name(), agent="planner")
+    session.ask("peer")
+    return session
+
+
 def _state_reduce(subject: Subject) -> Prepared:
     def run() -> None:
         state.set_rule("total", schema={"type": "integer"}, reducer="sum")
@@ -163,7 +172,10 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "add": lambda s: lambda: Counter(s.store).add(1, note="asked"),
     "add_at_once": lambda s: lambda: Counter(s.store).add_at_once(1, note="asked"),
     "append": lambda s: lambda: s.session.append("transcript", [{"role": "user"}]),
+    "answer": lambda s: partial(s.store.answer, s.session.ask("peer").id, "done"),
+    "ask": lambda s: lambda: s.session.ask("peer", {"n": 1}),
     "attest": lambda s: lambda: s.session.attest(1, {"by": "test"}),
+    "audit": lambda s: lambda: s.store.audit.refused("wrong token"),
     "backup": lambda s: lambda: s.store.backup(s.directory / s.name()),
     "begin_and_complete": _begin_and_complete,
     "call": lambda s: lambda: s.session.call(pay, to=s.name()),
@@ -185,10 +197,13 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "latest": lambda s: lambda: s.session.latest(last=5),
     "once": lambda s: lambda: s.store.once(s.name(), lambda: 1),
     "open": _open_and_close,
+    "pause": lambda s: partial(_asking(s).pause, {"n": 1}),
     "pin": lambda s: lambda: s.session.pin(1, "kept"),
     "prune": lambda s: lambda: s.store.prune(keep=100_000),
     "record": lambda s: lambda: s.session.record("manual_checkpoint", {"n": 1}),
     "recover": lambda s: s.store.recover,
+    "request": lambda s: lambda: s.store.run(keyed, s.session, s.name()),
+    "request_of_a_lane": lambda s: lambda: s.store.run(numbered, s.session, 1, lane=s.name()),
     "resume_point": lambda s: s.session.resume_point,
     "rewind": _move_back,
     "save": lambda s: lambda: s.session.save(plan={"n": 1}),
@@ -206,6 +221,8 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "state_watch": _state_watch,
     "submit": lambda s: lambda: s.store.work.submit("step", queue=s.name()),
     "sweep": lambda s: s.store.work.sweep,
+    "token": lambda s: partial(s.store.tokens.create, s.name(), session=s.session),
+    "token_revoke": lambda s: partial(s.store.tokens.revoke, s.store.tokens.create(s.name()).id),
     "work_list": lambda s: lambda: s.store.work.list(limit=5),
 }
 
@@ -304,7 +321,7 @@ class Checks:
 
     def _own_threads(self) -> int:
         # The threads that renew leases and wake waiters begin with the first call that needs them.
-        lasting = ("holdfast-keeper", "holdfast-doorbell", "holdfast-poller", "holdfast-writer")
+        lasting = ("holdfast-keeper", "holdfast-listener", "holdfast-poller", "holdfast-writer")
         names = [thread.name for thread in threading.enumerate() if thread.is_alive()]
         return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
 

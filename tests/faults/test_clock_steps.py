@@ -25,6 +25,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall, self.uptime, self.boot = clock.wall_ms(), 50_000, "first-boot"
         monkeypatch.setattr(clock, "wall_ms", lambda: self.wall)
+        monkeypatch.setattr(clock.SystemClock, "now_ms", staticmethod(lambda: self.wall))
         monkeypatch.setattr(clock, "uptime_ms", lambda: self.uptime)
         monkeypatch.setattr(clock, "boot_id", lambda: self.boot)
 

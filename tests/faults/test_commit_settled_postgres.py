@@ -119,7 +119,7 @@ def test_while_the_server_is_unreachable_a_commit_is_unknown_and_settled_later(
     ):
         Counter(store).add(1, note="first")
         cut = strand(store, proxy, moment)
-        with pytest.raises(holdfast.CommitUnknown, match=r"ask store\.settle") as caught:
+        with pytest.raises(holdfast.CommitUnknown, match=r"call store\.settle") as caught:
             Counter(store).add(1, note="unknown")
         with pytest.raises(holdfast.StoreUnavailable):
             Counter(store).add(1, note="refused")

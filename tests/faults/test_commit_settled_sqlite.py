@@ -115,12 +115,9 @@ class Scene:
         images = self.directory / "images"
         images.mkdir()
         wrong = 0
-        for image in self.log.images(per_cut=per_cut):
-            answered = [mark for mark in image.marks if mark[0] != "asked"]
-            if len(answered) < 2:
-                continue
+        for image in self.log.images(per_cut=per_cut, wanted=lambda marks: len(marks) > 1):
             found = set(read_file(image.write_to(images)) or [])
-            for outcome, id in answered:
+            for outcome, id in image.marks:
                 wrong += contradicts(outcome, id, found)
         return wrong
 

@@ -87,7 +87,7 @@ def test_what_does_not_fit_fails_alone_and_its_neighbours_succeed(
             together(store, [*calls[:place], lambda: errors.extend(fill(store)), *calls[place:]])
         assert clients.outcomes == {"returned": 31}
         assert [type(error) for error in errors] == 6 * [holdfast.StoreFull]
-        assert all("no room left" in str(error) for error in errors)
+        assert all("no space left" in str(error) for error in errors)
         assert all("nothing was written" in str(error) for error in errors)
         clients.judge(store)
         assert store.events("big") == []
@@ -146,7 +146,7 @@ def test_with_no_room_for_the_log_every_call_says_so_until_there_is_room(
         clients.judge(store)
     report(f"no room in {file or 'any file'}: {dict(clients.outcomes)}")
     assert clients.outcomes == {"returned": 12, "StoreFull": 30}
-    assert all("no room left" in str(error) for error in clients.errors)
+    assert all("no space left" in str(error) for error in clients.errors)
 
 
 def test_room_that_ends_within_a_commit_loses_nothing(path: Path, disk: FaultyDisk) -> None:
@@ -270,12 +270,16 @@ def test_a_disk_that_fails_while_a_store_is_made_leaves_nothing_half_made(
     assert set(seen) <= {"StoreFull", "StoreUnavailable"}
 
 
+# Room for a new store and its log, and for little more.
+DISK_KILOBYTES = 2_048
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of one megabyte."""
+    """A real file system that is soon full."""
     place = tmp_path / "small"
     place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    options = ["-t", "tmpfs", "-o", f"size={DISK_KILOBYTES}k", "tmpfs", str(place)]
     mounted = subprocess.run(["mount", *options], check=False, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
@@ -311,7 +315,7 @@ def test_on_a_real_file_system_that_fills_up_nothing_is_lost(
         assert clients.outcomes == {"returned": 4}
     with holdfast.open(f"sqlite:///{path}") as store:
         clients.judge(store)
-    report(f"1 MB: {first}")
+    report(f"{DISK_KILOBYTES} kB: {first}")
 
 
 def test_a_backup_that_does_not_fit_says_so(tmp_path: Path, small_disk: Path) -> None:
@@ -319,7 +323,8 @@ def test_a_backup_that_does_not_fit_says_so(tmp_path: Path, small_disk: Path) ->
         store.session("s").append("t", ["x" * 1_000] * 3_000)
         with pytest.raises(holdfast.StoreFull) as raised:
             store.backup(small_disk / "copy.db")
-    assert str(raised.value).endswith("/.copy.db.partial has no room left; nothing was written")
+    assert str(raised.value).startswith("no space left for ")
+    assert str(raised.value).endswith("/.copy.db.partial; nothing was written")
     assert list(small_disk.iterdir()) == []
 
 
@@ -328,8 +333,8 @@ def test_a_store_cannot_be_made_where_there_is_no_room_and_can_be_later(
 ) -> None:
     filling = small_disk / "filling"
     seen: Tally[str] = Tally()
-    for free_kilobytes in range(0, 600, 12):
-        filling.write_bytes(bytes((1024 - free_kilobytes) * 1024))
+    for free_kilobytes in range(0, DISK_KILOBYTES, DISK_KILOBYTES // 50):
+        filling.write_bytes(bytes((DISK_KILOBYTES - free_kilobytes) * 1024))
         path = small_disk / "live.db"
         try:
             with holdfast.open(f"sqlite:///{path}") as store:
@@ -344,5 +349,5 @@ def test_a_store_cannot_be_made_where_there_is_no_room_and_can_be_later(
         assert read_file(path) == [""]
         for file in small_disk.iterdir():
             file.unlink()
-    report(f"opened with 0 to 588 kB: {dict(seen)}")
+    report(f"opened with 0 to {DISK_KILOBYTES} kB: {dict(seen)}")
     assert set(seen) == {"made", "StoreFull"}

@@ -383,7 +383,7 @@ def test_a_statement_is_not_run_behind_a_transaction_that_has_ended(path: Path) 
     ended: list[str] = []
     with holdfast.open(f"sqlite:///{path}") as store:
         engine: Any = engine_of(store)
-        with pytest.raises(holdfast.StoreUnavailable, match="ended before all of it"):
+        with pytest.raises(holdfast.StoreUnavailable, match="ended early"):
             store.run(end, "alone")
         assert found_in(store) == []
         together(store, [partial(store.run, end, note) for note in ("a", "b", "c")])

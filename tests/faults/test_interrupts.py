@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.sqlite.transactions import SideLock
-from holdfast.kernel.threads import Flag, Thread
+from holdfast.kernel.threads import Latch, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.tracing import interrupted_everywhere
@@ -140,13 +140,13 @@ def test_an_interrupt_of_a_starting_thread_is_nothing_else(
 
 
 def test_a_flag_whose_setting_is_interrupted_can_be_set_and_is_seen(report: Report) -> None:
-    flags = [Flag()]
+    flags = [Latch()]
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(flags[-1].wait, 60)
         for nth in interrupted_everywhere(lambda _: flags[-1].set()):
             flags[-1].set()
             assert waiting.result(60), f"place {nth}"
-            flags.append(Flag())
+            flags.append(Latch())
             waiting = other.submit(flags[-1].wait, 60)
         flags[-1].set()
     report(f"interrupted at {nth - 1} places")

@@ -39,7 +39,7 @@ def test_a_network_file_system_is_refused_at_opening(
     monkeypatch.setattr(Path, "read_text", read)
     (tmp_path / "inside").mkdir()
     for directory in (tmp_path, tmp_path / "inside"):
-        with pytest.raises(holdfast.StoreError, match=f"lies on a {kind} file system"):
+        with pytest.raises(holdfast.StoreError, match=f"is on a {kind} file system"):
             holdfast.open(f"sqlite:///{directory}/store.db")
     assert [path.name for path in tmp_path.rglob("*")] == ["inside"]
 

@@ -56,6 +56,17 @@ def until_now(store: holdfast.Store, after: str | None = None) -> list[Any]:
     return list(store.follow_all(after=after, wait=False))
 
 
+def test_from_the_last_cursor_on_only_later_events_come(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        empty = store.last_cursor()
+        store.session("tree").state.increment("n")
+        cursor = store.last_cursor()
+        assert until_now(store, cursor) == []
+        store.session("other")
+        assert by_tree(until_now(store, cursor)) == {"other": [1]}
+        assert by_tree(until_now(store, empty)) == {"tree": [1, 2], "other": [1]}
+
+
 def test_every_event_comes_once_from_every_cursor_on(place: dict[str, Any]) -> None:
     trees = [f"tree-{number}" for number in range(4)]
     with holdfast.open(**place) as store:

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres.followers import Followers
-from holdfast.kernel.postgres.notify import TREES_TOLD_MAX
+from holdfast.kernel.postgres.notify import TREES_NAMED_MAX
 from tests.crash.children import Child
 
 # Longer than any test: who is not woken does not pass.
@@ -83,7 +83,7 @@ def test_a_commit_of_another_process_wakes_followers(
 def test_a_follower_of_one_tree_is_woken_although_many_have_changed(
     place: dict[str, Any], threads: ThreadPoolExecutor
 ) -> None:
-    trees = [f"tree-{number}" for number in range(2 * TREES_TOLD_MAX)]
+    trees = [f"tree-{number}" for number in range(2 * TREES_NAMED_MAX)]
 
     def write_all(tx: holdfast.Transaction) -> holdfast.Op[None]:
         for root_id in trees:

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.clock import VirtualClock
-from holdfast.effects import retention
+from holdfast.effects import noun
 
 DAY = 24 * 3600.0
 
@@ -164,7 +164,7 @@ def test_a_fork_keeps_the_effects_of_the_session_it_came_from(
 def test_many_go_in_small_transactions(
     store: holdfast.Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "EFFECTS_PER_PASS", 3)
+    monkeypatch.setattr(noun, "PRUNED_PER_PASS", 3)
     for number in range(8):
         store.once(f"key {number}", lambda: 1)
     store.once("kept", lambda: 1, ttl_seconds=None)

@@ -18,9 +18,9 @@ from holdfast.state.retention import Compaction
 from holdfast.testing.crashes import CrashPoints
 from tests.crash.children import boundaries, run
 from tests.maintenance.test_forgetting import DAY, clock, store
-from tests.state.test_moving import frames, other, write
+from tests.state.test_moving import frames, write
 
-__all__ = ["clock", "other", "store"]
+__all__ = ["clock", "store"]
 
 
 def problems(place: dict[str, Any]) -> list[Any]:

@@ -181,7 +181,7 @@ def test_an_undo_cannot_reach_an_effect_of_another_file(place: Any, file: Path) 
             other.session("mallory").call(charge, cents=2)
             other.export(file)
         planted(file, "mallory", undoes=effect.id, key=f"undo:{effect.id}")
-        with pytest.raises(CorruptRecord, match="is named and does not exist"):
+        with pytest.raises(CorruptRecord, match="is referred to but is not in the file"):
             store.import_sessions(file)
 
 
@@ -320,9 +320,9 @@ def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames
             twice(first(PinRecord)),
         f"attempt 1 of work item {attempt.item_id!r} comes twice":
             twice(attempt),
-        f"attempt 7 of work item {attempt.item_id!r} is more than the item had":
+        f"attempt 7 of work item {attempt.item_id!r} is one more than the item had":
             changed(frames, AttemptRecord, attempt=7),
-        f"attempt 1 of work item {attempt.item_id!r} has an error that is no text":
+        f"attempt 1 of work item {attempt.item_id!r} has an error that is not text":
             changed(frames, AttemptRecord, error=b"\x01"),
     }  # fmt: skip
     with open_at(place) as store:

@@ -146,7 +146,7 @@ async def test_a_deletion_that_was_stopped_goes_on(subject: Subject) -> None:
             assert set(found.values()) == {"active", "deleting"}
             assert list(found.values()).count("active") == 1
         ((message, advice),) = unfinished(subject)
-        assert message == "Session 'top' is deleting, with what is below it."
+        assert message == "Session 'top' and its descendants are still deleting."
         assert "`holdfast sessions delete top --force`" in advice
         for refused in (
             partial(top.save, x=1),
@@ -162,7 +162,7 @@ async def test_a_deletion_that_was_stopped_goes_on(subject: Subject) -> None:
             )
         await done(top.delete(force=True))
         assert await statuses(store) == {"root": "active"}
-        assert unfinished(subject) == [("None is half cancelled or half deleted.", "")]
+        assert unfinished(subject) == [("No cancellation or deletion is unfinished.", "")]
         sound(store)
 
 
@@ -200,8 +200,8 @@ async def test_a_large_tree_that_may_not_be_deleted_stays_as_it_is(subject: Subj
 
 def test_a_session_that_is_opened_meanwhile_is_not_deleted_unforced(place: Any) -> None:
     def trace(trace: Trace) -> None:
-        # It was looked at, and is opened again before its turn comes.
-        if trace.call == "Tree.look" and not reopened:
+        # It was checked, and is reopened before it is closed.
+        if trace.call == "Tree.check" and not reopened:
             reopened.append(other.session("c8", reopen=True))
 
     reopened: list[holdfast.Session] = []

@@ -454,7 +454,7 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
         "(Limits.value_bytes)."),
     "an endless budget": (CHECKPOINTER, [("checkpoints", ("a", 1, NOON, "[]", None, float("inf")))],
         InvalidValue, "session 'a' version 1 budget.spent_usd is inf: JSON has only finite "
-        "numbers, no larger than a float can be."),
+        "numbers within the range of a float."),
     "arguments that are no JSON": (CHECKPOINTER,
         [("sessions", ("a", NOON, NOON, "active")),
          ("tool_calls", ("a", "c", "t", "x", "k", "issued", None, NOON, None))],
@@ -486,7 +486,7 @@ def test_an_existing_session_is_refused(place: Any, make: Make) -> None:
         before = everything(store)
         with pytest.raises(InvalidArgument) as raised:
             store.import_legacy(path)
-        expected = "there is a session 'taken' already; nothing was imported"
+        expected = "session 'taken' exists already; nothing was imported"
         assert str(raised.value) == expected
         assert everything(store) == before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -25,14 +24,6 @@ calls: list[Any] = []
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-@pytest.fixture
-def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """A second place, on the other database than `place`."""
-    if "sqlite" in request.node.name:
-        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
-    return {"url": f"sqlite:///{tmp_path}/other.db"}
 
 
 @pytest.fixture
@@ -330,19 +321,19 @@ class Frames:
     ("frames", "problem"),
     [
         ([effect_frame(), effect_frame()], "comes twice"),
-        ([effect_frame(status="issued")], "wrong end"),
-        ([effect_frame(ended_at=None)], "wrong end"),
-        ([effect_frame(undoes="f", key="undo:g")], "undoes another than it says"),
-        ([effect_frame(undoes="f")], "undoes another than it says"),
-        ([effect_frame(undone_by="f")], "effect 'f' is named and does not exist"),
-        ([effect_frame(generation=0)], "is of no generation"),
+        ([effect_frame(status="issued")], "an end that does not fit its status"),
+        ([effect_frame(ended_at=None)], "an end that does not fit its status"),
+        ([effect_frame(undoes="f", key="undo:g")], "does not undo the effect that its key names"),
+        ([effect_frame(undoes="f")], "does not undo the effect that its key names"),
+        ([effect_frame(undone_by="f")], "effect 'f' is referred to but is not in the file"),
+        ([effect_frame(generation=0)], "has no generation"),
     ],
 )
 def test_effects_that_are_not_in_order_are_refused(frames: list[Record], problem: str) -> None:
     from holdfast.codec import Codec
 
     with pytest.raises(CorruptRecord, match=problem):
-        check(NOUNS, Codec(), Frames(*frames))
+        list(check(NOUNS, Codec(), Frames(*frames)))
 
 
 def test_effects_of_an_item_that_is_not_in_the_file_count_beyond_it() -> None:
@@ -355,4 +346,4 @@ def test_effects_of_an_item_that_is_not_in_the_file_count_beyond_it() -> None:
         "key": "item:i:once:k",
     }
     with pytest.raises(holdfast.InvalidArgument, match="effect 'e' with the key 'item:i:once:k'"):
-        check(NOUNS, Codec(), Frames(effect_frame(**of_item)))
+        list(check(NOUNS, Codec(), Frames(effect_frame(**of_item))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.operation import rows
+from tests.ready import Schemas
 
 CARD, OTHER_CARD = "4111 1111 1111 1111", "4012 8888 8888 1881"
 calls: list[Any] = []
@@ -23,11 +23,15 @@ def no_calls() -> None:
 
 
 @pytest.fixture
-def others(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> list[Any]:
+def others(
+    place: dict[str, str], other: dict[str, str], tmp_path: Path, ready_schemas: Schemas
+) -> Iterator[list[dict[str, str]]]:
     """Two more places, the first on the other database than `place`."""
-    postgres = {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
-    sqlite = {"url": f"sqlite:///{tmp_path}/other.db"}
-    return [postgres, sqlite] if "sqlite" in request.node.name else [sqlite, postgres]
+    if "namespace" not in place:
+        yield [other, {"url": f"sqlite:///{tmp_path}/third.db"}]
+        return
+    with ready_schemas.lent() as name:
+        yield [other, {**place, "namespace": name}]
 
 
 @pytest.fixture

@@ -49,14 +49,6 @@ KEY = {"k": bytes(range(32))}
 
 
 @pytest.fixture
-def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """A second place, on the other database than `place`."""
-    if "sqlite" in request.node.name:
-        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
-    return {"url": f"sqlite:///{tmp_path}/other.db"}
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "sessions.export"
 
@@ -290,7 +282,7 @@ def test_the_async_colour_does_the_same(place: Any, other: Any, file: Path) -> N
         async with await holdfast.aopen(**other) as second:
             imported = await second.import_sessions(file)
             assert imported.sessions == exported.sessions
-            with pytest.raises(InvalidArgument, match="there is a session 'root' already"):
+            with pytest.raises(InvalidArgument, match="session 'root' exists already"):
                 await second.import_sessions(file)
 
     asyncio.run(body())
@@ -342,8 +334,11 @@ def test_compressed_exports_can_be_read_by_any_store(file: Path) -> None:
 
 
 @pytest.fixture
-def small(file: Path) -> Iterator[tuple[Path, holdfast.Store, dict[str, Any]]]:
-    """A small export, a store that could take it, and what that store holds."""
+def small(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, holdfast.Store, dict[str, Any]]]:
+    """A small export of many frames, a store that could take it, and what that store holds."""
+    monkeypatch.setattr(format, "FRAME_BYTES", 500)
     with open_at({"url": "sqlite://"}) as store:
         session = store.session("a", name="A")
         for number in range(70):
@@ -417,7 +412,7 @@ def test_records_cannot_be_moved_repeated_or_left_out(small: Any) -> None:
     for change in changes.values():
         file.write_bytes(b"".join(change))
         ordinal = 1 if change is changes["repeated"] else 0
-        problem = f"record {ordinal} does not match its digest"
+        problem = f"frame {ordinal} does not match its digest"
         assert refuses(small, CorruptRecord) == f"{file} is damaged: {problem}"
     file.write_bytes(content + b"\0")
     problem = "what it says of itself at its end is not so"
@@ -465,7 +460,7 @@ def test_an_existing_session_is_refused_whoever_comes_first(small: Any) -> None:
     file, target, _ = small
     target.session("b", parent=None).save(mine=True)
     before = everything(target)
-    expected = "there is a session 'b' already; nothing was imported"
+    expected = "session 'b' exists already; nothing was imported"
     with pytest.raises(InvalidArgument) as raised:
         target.import_sessions(file)
     assert str(raised.value) == expected
@@ -540,7 +535,7 @@ DISORDER: dict[str, tuple[list[Any], str]] = {
         "session 's' has a parent or root that is not before it"),
     "a session twice": ([*first(), frame("session")], "session 's' comes twice"),
     "metadata that is a list": ([frame("tree"), frame("session", metadata=b"\x90")],
-        "session 's' has metadata that is no object"),
+        "session 's' has metadata that is not an object"),
     "an epoch from nowhere": ([*first(), frame("epoch", first_version=3)],
         "session 's' has an epoch that begins nowhere"),
     "an epoch into the future": ([*first(), frame("epoch", target_version=2)],
@@ -694,7 +689,7 @@ def test_a_second_export_to_the_same_name_takes_nothing_from_the_first(
         ended = format.ExportWriter.end
 
         def end(self: format.ExportWriter) -> None:
-            with pytest.raises(StoreBusy, match="is being written already"):
+            with pytest.raises(StoreBusy, match="another process is writing"):
                 second.export(file)
             ended(self)
 
@@ -741,7 +736,9 @@ def test_a_store_inside_a_transaction_neither_exports_nor_imports(
         ):
             with pytest.raises(InvalidArgument) as raised:
                 act()
-            assert str(raised.value) == (f"a store inside somebody's own transaction cannot {what}")
+            assert str(raised.value) == (
+                f"a store joined to a transaction by within() cannot {what}"
+            )
 
 
 # Dying on the way.

@@ -56,9 +56,9 @@ def test_a_noun_in_the_list_travels_with_its_trees(place: Any, file: Path) -> No
             Counter(store, f"s{number}").add(number - 1)
         store.session("without")
         exported = store.export(file, ["s0", "s2", "without"])
-        assert exported.others == {"counters": 2}
+        assert +exported.others == {"counters": 2}
         imported = target.import_sessions(file)
-        assert (imported.sessions, imported.others) == (3, {"counters": 2})
+        assert (imported.sessions, +imported.others) == (3, {"counters": 2})
         assert values(target) == {"s0": -1, "s2": 1}
 
 

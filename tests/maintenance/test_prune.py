@@ -486,7 +486,7 @@ def test_half_a_line_at_the_end_is_cut_off(tmp_path: Path) -> None:
         (b"[]", InvalidArgument, "{file} exists and is not an archive; name another file"),
         (b'{"holdfast_archive":"x\n', InvalidArgument, "{file} is not an archive"),
         (b'{"holdfast_archive":2,"store_id":"s"}\n', SchemaMismatch,
-         "{file} is an archive of format 2, this Holdfast reads 1; upgrade it"),
+         "{file} is an archive of format 2, this Holdfast reads 1; install a newer Holdfast"),
     ],
 )  # fmt: skip
 def test_a_foreign_file_is_never_written_to(
@@ -578,7 +578,7 @@ def test_a_damaged_archive_is_named_by_its_line(tmp_path: Path) -> None:
     file.write_bytes(b"".join([*lines[:2], *lines[3:]]))
     with pytest.raises(CorruptRecord) as raised:
         list(read_archive(file))
-    assert str(raised.value) == (f"{file} line 3 goes on from version 2, which is not before it")
+    assert str(raised.value) == (f"{file} line 3 continues version 2, which is not before it")
     file.write_bytes(b"".join([*lines[:2], b"{]\n", *lines[3:]]))
     with pytest.raises(CorruptRecord, match=r"line 3 is damaged: value is not JSON text"):
         list(read_archive(file))

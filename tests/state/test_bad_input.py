@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "increment by true": (lambda s: s.increment("n", True), holdfast.InvalidArgument, "number"),
     "increment by nan": (lambda s: s.increment("n", math.nan), holdfast.InvalidArgument, "finite"),
     "increment overflow": (
-        lambda s: s.increment("huge", 1e308), holdfast.InvalidValue, "no finite number"),
+        lambda s: s.increment("huge", 1e308), holdfast.InvalidValue, "is not finite"),
     "append of text": (lambda s: s.append("xs", "ab"), holdfast.InvalidArgument, "list"),
     "append of a tuple": (lambda s: s.append("xs", (1,)), holdfast.InvalidArgument, "list"),
     "append of a bad item": (lambda s: s.append("xs", [b""]), holdfast.InvalidValue, "bytes"),

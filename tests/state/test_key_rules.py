@@ -16,9 +16,6 @@ from holdfast.ciphers import AesGcm
 from holdfast.kernel.operation import rows
 from holdfast.state import State
 from holdfast.state.schemas import Schemas
-from tests.state.test_moving import other
-
-__all__ = ["other"]
 
 SMALL = {"type": "integer", "maximum": 10}
 LOOP = {"anyOf": [{"$ref": "#"}]}
@@ -131,7 +128,7 @@ def test_every_write_of_a_key_is_checked_against_its_schema(
     state.set_rule("new", schema=SMALL)
     before, feed = state.snapshot(), len(store.events("root"))
     for name, write in WRITES.items():
-        with pytest.raises(holdfast.InvalidValue, match="would not fit its schema") as caught:
+        with pytest.raises(holdfast.InvalidValue, match="would not match its schema") as caught:
             write(state)
         assert caught.value.path.split(".")[0] in {"n", "xs", "o", "new"}, name
         assert state.snapshot() == before, name
@@ -158,7 +155,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a nested address": (
         {"properties": {"default": {"$ref": "http://127.0.0.1:{port}/x"}}}, "are not fetched"),
     "a file": ({"items": {"$ref": "file:///etc/passwd"}}, "are not fetched"),
-    "a missing part": ({"$ref": "#/$defs/missing"}, "is no part of it"),
+    "a missing part": ({"$ref": "#/$defs/missing"}, "is not part of it"),
     "a dynamic address": ({"$dynamicRef": "http://127.0.0.1:{port}/x#m"}, "are not fetched"),
     "an unknown dialect": ({"$schema": "http://127.0.0.1:{port}/x"}, "is not known"),
     "a dialect of number": ({"$schema": 7}, "is not known"),
@@ -174,11 +171,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "what the library cannot walk": (
         {"$schema": "http://json-schema.org/draft-03/schema#", "extends": {"type": "any"}},
         "cannot be used: AttributeError"),
-    "a loop": (LOOP, "refers to itself without end"),
+    "a loop": (LOOP, "refers to itself endlessly"),
     "a multiple of nothing": ({"multipleOf": 0}, "cannot be used"),
     "bytes": ({"const": b""}, "bytes"),
     "too large": ({"const": "x" * 2**21}, "1,048,576"),
-    "a value that stands": ({"type": "string"}, "'n' would not fit its schema"),
+    "a value that stands": ({"type": "string"}, "'n' would not match its schema"),
     "a long one that does not fit": ({"maximum": 1, "title": "x" * 500}, "than the maximum"),
 }  # fmt: skip
 
@@ -410,4 +407,4 @@ def test_doctor_tells_of_a_rule_without_a_tree(
     store.run(break_it)
     found = holdfast.store.check(place["url"], namespace=place.get("namespace"))
     [problem] = [each for each in found if each.level == "problem"]
-    assert (problem.check, "do not exist: x." in problem.message) == ("state", True)
+    assert (problem.check, "missing trees: x." in problem.message) == ("state", True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.testing.crashes import CrashPoints
-from tests.crash.children import boundaries, run
+from tests.crash.steps import Step, kill_at_every_statement
 
 BATCH = [
     {"op": "increment", "key": "n", "delta": 2},
@@ -18,7 +15,6 @@ BATCH = [
     {"op": "append", "key": "xs", "items": [3]},
 ]
 WHOLE = {"type": "integer"}
-Step = Callable[[holdfast.Session, holdfast.Store], Any]
 STEPS: dict[str, Step] = {
     "set": lambda session, store: session.state.set("k", "v" * 300),
     "swap": lambda session, store: session.state.set("k", "w" * 300, if_version=1),
@@ -61,53 +57,9 @@ def shape(store: holdfast.Store, id: str) -> Any:
     return moments, state.snapshot().versions, events, feed, forks, copies, rules
 
 
-def live(place: dict[str, Any], id: str, points: CrashPoints, say: Callable[[str], None]) -> None:
-    points.is_armed = False
-    with holdfast.open(**place, hooks=points.hooks) as store:
-        session = store.session(id)
-        points.is_armed = True
-        for step in STEPS.values():
-            step(session, store)
-            say(str(len(points.points)))
-        points.is_armed = False
-
-
 def test_killed_at_every_statement_all_or_nothing(
     place: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shapes: list[Any] = []
-    with holdfast.open(**place) as store:
-        session = store.session("reference")
-        shapes.append(shape(store, "reference"))
-        for step in STEPS.values():
-            step(session, store)
-            shapes.append(shape(store, "reference"))
-    known = [repr(each) for each in shapes]
-    counting = CrashPoints()
-
-    def count(say: Callable[[str], None]) -> None:
-        live(place, "counted", counting, lambda line: None)
-        say(repr(boundaries(counting, set())))
-
-    status, lines = run(count)
-    assert status == 0
-    places: list[int] = eval(lines[-1])
-    assert len(places) > 2 * len(STEPS)
-    killed: list[tuple[str, int]] = []
-    for die_at in places:
-        status, told = run(
-            lambda say, die_at=die_at: live(  # type: ignore[misc]
-                place, f"k{die_at}", CrashPoints(die_at), say
-            )
-        )
-        assert status == -signal.SIGKILL, die_at
-        killed.append((f"k{die_at}", len(told)))
-    with holdfast.open(**place) as store:
-        for id, acknowledged in killed:
-            found = repr(shape(store, id)).replace(id, "reference")
-            # Killed after its COMMIT, a step is whole although nobody was told.
-            assert found in known[acknowledged : acknowledged + 2], id
-    found_problems = holdfast.store.check(place["url"], namespace=place.get("namespace"))
-    assert [each for each in found_problems if each.level == "problem"] == []
+    places = kill_at_every_statement(place, STEPS, shape)
     with capsys.disabled():
         print(f"\n{place['url'].partition(':')[0]}: killed at {len(places)} points of state")

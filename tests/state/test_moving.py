@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,6 @@ import pytest
 import holdfast
 from holdfast.portable import file as format
 from holdfast.store import NOUNS
-
-
-@pytest.fixture
-def other(tmp_path: Path, namespace: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A second place, on the other database than `place`."""
-    if "sqlite" in request.node.name:
-        return {"url": os.environ["HOLDFAST_TEST_POSTGRES"], "namespace": f"{namespace}_other"}
-    return {"url": f"sqlite:///{tmp_path}/other.db"}
 
 
 def fill(store: holdfast.Store) -> holdfast.State:

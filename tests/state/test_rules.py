@@ -52,8 +52,11 @@ def test_a_compare_and_swap_needs_the_current_version(state: State) -> None:
     for expected in (0, 1, 3):
         with pytest.raises(holdfast.VersionConflict) as caught:
             state.set("k", "c", if_version=expected)
-        assert caught.value.fields == {
+        told: dict[str, Any] = dict(caught.value.fields)
+        assert told.pop("updated_at") > 0
+        assert told == {
             "key": "k", "current_version": 2, "expected_version": expected, "current_value": "b",
+            "deleted_version": None, "updated_by": "root",
         }  # fmt: skip
     with pytest.raises(holdfast.VersionConflict, match="does not exist"):
         state.delete("missing", if_version=4)
@@ -150,7 +153,13 @@ def test_a_batch_is_all_or_nothing_and_sequential_inside(state: State) -> None:
         state.batch(operations)
     assert caught.value.results == [
         {"key": "c", "status": "not_applied"},
-        {"key": "b", "status": "conflict", "current_version": 2},
+        {
+            "key": "b",
+            "status": "conflict",
+            "current_version": 2,
+            "expected_version": 9,
+            "current_value": [1],
+        },
         {"key": "c", "status": "not_applied"},
     ]
     with pytest.raises(holdfast.TypeConflict):
@@ -175,6 +184,84 @@ def test_a_document_write_is_one_event_and_raises_only_what_it_changes(state: St
         state.replace({}, if_version=3)
     assert (caught.value.current_version, caught.value.current_value) == (4, patched.document)
     assert [each.sequence for each in state.history("new")] == [4, 3]
+
+
+def test_a_patch_with_operators_is_one_event(state: State) -> None:
+    state.replace({"list": [1], "n": 1, "object": {"a": 1}, "gone": 1, "plain": 1})
+    patch = {
+        "list": {"$append": [2]},
+        "n": {"$increment": 2},
+        "object": {"$set": {"b": None}},
+        "gone": {"$delete": True},
+        "missing": {"$delete": True},
+        "counters.new": {"$increment": 1},
+        "plain": {"$append": [1], "b": 2},
+    }
+    patched = state.patch(patch, operators=True)
+    assert patched.document == {
+        "list": [1, 2], "n": 3, "object": {"b": None}, "counters.new": 1,
+        "plain": {"$append": [1], "b": 2},
+    }  # fmt: skip
+    [event] = state.events(after=1)
+    assert (event.operation, event.key, event.value) == ("patch", None, patch)
+    assert state.entry("n", at_sequence=1).value == 1  # type: ignore[union-attr]
+    assert state.entry("n", at_sequence=0) is None
+    assert state.entry("gone", at_sequence=2) is None
+    with pytest.raises(holdfast.SequenceInFuture) as caught:
+        state.entry("n", at_sequence=3)
+    assert caught.value.head_sequence == 2
+    with pytest.raises(holdfast.TypeConflict):
+        state.patch({"n": {"$append": [1]}, "list": 1}, operators=True)
+    for wrong in ({"$append": 1}, {"$increment": "1"}, {"$delete": False}):
+        with pytest.raises(holdfast.InvalidArgument):
+            state.patch({"k": wrong}, operators=True)
+    # Without operators such an object is data like any other.
+    assert state.patch({"list": {"$append": [2]}})["list"] == {"$append": [2]}
+    assert state.patch({"object": {"c": 1}}, deep=False)["object"] == {"c": 1}
+    assert state.version() == 4
+
+
+def test_changes_tell_what_each_mutation_left(state: State) -> None:
+    state.replace({"list": ["x" * 300], "gone": 1})
+    state.append("list", ["y"])
+    state.patch({"gone": None, "new": 1})
+    state.increment("n", 2)
+    found = [
+        (change.event.sequence, [(e.key, e.version, e.is_deleted) for e in change.entries])
+        for change in state.changes()
+    ]
+    assert found == [
+        (1, [("gone", 1, False), ("list", 1, False)]),
+        (2, [("list", 2, False)]),
+        (3, [("gone", 2, True), ("new", 1, False)]),
+        (4, [("n", 1, False)]),
+    ]
+    second = state.changes(after=1, limit=1)[0].entries[0]
+    assert second.value == ["x" * 300, "y"]
+    assert next(state.watch_changes(after=3)) == state.changes(after=3)[0]
+
+
+def test_a_first_document_needs_a_state_without_keys(state: State) -> None:
+    first = state.initialize({"a": 1})
+    assert (first.version, first.versions, first.writers) == (1, {"a": 1}, {"a": "root"})
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.initialize({"b": 1})
+    assert (caught.value.current_version, caught.value.current_value) == (1, {"a": 1})
+    state.delete("a")
+    assert state.initialize({"a": 2}).versions == {"a": 3}
+    assert [event.operation for event in state.events()] == ["init", "delete", "init"]
+
+
+def test_a_conflict_tells_who_came_first_and_what_was_deleted(state: State) -> None:
+    state.set("k", 1)
+    state.delete("k")
+    with pytest.raises(holdfast.VersionConflict) as caught:
+        state.set("k", 2, if_version=1)
+    assert (caught.value.current_version, caught.value.deleted_version) == (0, 2)
+    assert caught.value.updated_by == "root"
+    with pytest.raises(holdfast.KeyNotFound):
+        state.delete("k")
+    assert [state.set("k", 1).is_created, state.set("k", 2).is_created] == [True, False]
 
 
 def test_what_was_read_can_be_required_to_be_unchanged(state: State) -> None:
@@ -426,7 +513,7 @@ def test_a_fork_of_a_root_may_begin_with_the_state_of_its_version(store: holdfas
     assert root.state.get("k1") == 1
     child = store.session("child", parent=root)
     child.append("log", [1])
-    with pytest.raises(holdfast.InvalidArgument, match="is no root"):
+    with pytest.raises(holdfast.InvalidArgument, match="is not a root"):
         child.fork(1, state="copy")
     with pytest.raises(holdfast.InvalidArgument, match="state must be"):
         root.fork(1, state="move")  # type: ignore[arg-type]
@@ -567,7 +654,7 @@ def test_large_numbers_overflow_with_a_clear_error(state: State) -> None:
     state.set("whole", 10**400)
     state.set("half", 0.5)
     for key, delta in (("whole", 0.5), ("half", 10**400)):
-        with pytest.raises(holdfast.InvalidValue, match="no finite number"):
+        with pytest.raises(holdfast.InvalidValue, match="is not finite"):
             state.increment(key, delta)
     with pytest.raises(holdfast.InvalidArgument, match="takes a function"):
         state.update("half", 5)  # type: ignore[arg-type]

@@ -239,7 +239,7 @@ class Point:
 
 Pair = collections.namedtuple("Pair", "a b")
 
-NOT_FINITE = "JSON has only finite numbers, no larger than a float can be"
+NOT_FINITE = "JSON has only finite numbers within the range of a float"
 
 
 def of_type(name: str, hint: str = "") -> str:
@@ -346,7 +346,7 @@ def test_each_kind_that_is_not_plain_data_is_refused_by_name(
                 writer(value)
             assert str(caught.value) == f"{path} {problem}"
             assert caught.value.path == path
-            assert caught.value.http_status == 400
+            assert caught.value.http_status == 422
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_a_record_does_not_open_in_another_place(moved: tuple[str, ...]) -> None
 
 def test_bytes_that_are_no_record_say_so() -> None:
     for bytes_ in (b"", b"\xc1", Codec().encode(SAMPLE), b"\xc1\0\0" + bytes(40)):
-        with pytest.raises(CorruptRecord, match="is cut short or overwritten"):
+        with pytest.raises(CorruptRecord, match="is truncated or overwritten"):
             Codec().unpack(bytes_)
 
 
@@ -693,7 +693,7 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(frame: bytes) ->
 def test_the_record_limit_holds_for_what_a_record_expands_to() -> None:
     record = Codec(compression="zstd").pack("x" * 1_997)
     assert Codec(Limits(value_bytes=9, record_bytes=2_000)).unpack(record) == "x" * 1_997
-    with pytest.raises(CorruptRecord, match="at most 1,999 bytes") as caught:
+    with pytest.raises(CorruptRecord, match="more than 1,999 bytes") as caught:
         Codec(Limits(value_bytes=9, record_bytes=1_999)).unpack(record)
     assert caught.value.fields == {"limit": 1_999, "actual": 2_000}
 
@@ -892,7 +892,7 @@ def test_text_that_looks_the_same_has_the_same_digest() -> None:
 def test_keys_that_are_one_after_normalisation_are_refused() -> None:
     with pytest.raises(InvalidValue) as caught:
         canonical({"a": [{"é": 1, "e\u0301": 2}]}, name="args")
-    assert str(caught.value) == "args.a[0] has two keys that are one in Unicode normal form C."
+    assert str(caught.value) == "args.a[0] has two keys with the same Unicode normal form C."
     assert caught.value.path == "args.a[0]"
     check({"é": 1, "e\u0301": 2})
 

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -229,7 +229,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_comparing_versions_equals_comparing_what_they_load(steps: list[Any]) -> None:
     with holdfast.open("sqlite://", durability="normal") as store:

@@ -195,7 +195,7 @@ def test_a_transaction_cannot_run_a_flow() -> None:
 
     with (
         holdfast.open("sqlite://") as store,
-        pytest.raises(holdfast.InvalidArgument, match="cannot be part of one"),
+        pytest.raises(holdfast.InvalidArgument, match="cannot run inside one"),
     ):
         store.run(composed)
 
@@ -305,6 +305,6 @@ def test_a_transaction_cannot_run_a_stream() -> None:
 
     with (
         holdfast.open("sqlite://") as store,
-        pytest.raises(holdfast.InvalidArgument, match="cannot be part of one"),
+        pytest.raises(holdfast.InvalidArgument, match="cannot run inside one"),
     ):
         store.run(composed)

@@ -189,7 +189,7 @@ def test_what_has_no_bug_is_sound(tmp_path: Path) -> None:
         "get", "set", "delete", "increment", "append", "add", "remove", "batch",
     }  # fmt: skip
     refused = [call.result["refused"] for call in calls if "refused" in (call.result or {})]
-    assert {"VersionConflict", "NotFound"} <= set(refused)
+    assert {"VersionConflict", "KeyNotFound"} <= set(refused)
 
 
 def incremented(at: int, value: int | None, *, until: int | None = None) -> Recorded:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
+import threading
+import time
 
-from holdfast.kernel.signals import TOPICS_MAX, Signals
+import pytest
+
+from holdfast.kernel.signals import LOCAL_TOPIC, TOPICS_MAX, Signals
 
 
 def test_a_ring_after_the_count_is_seen_and_that_of_another_topic_is_not() -> None:
@@ -40,3 +47,52 @@ def test_no_ring_is_lost_however_many_topics_are_rung_behind_it() -> None:
         for number in range(others):
             signals.ring(f"other:{others}:{number}")
         assert signals.wait("topic", seen, 0)
+
+
+def test_a_change_of_the_database_wakes_nobody_who_waits_for_this_process_alone() -> None:
+    signals, local = Signals(), f"{LOCAL_TOPIC}x"
+
+    async def wait_for_both() -> None:
+        of_process = asyncio.create_task(signals.wait_async(local, signals.count(local), 60))
+        of_database = asyncio.create_task(signals.wait_async("x", signals.count("x"), 60))
+        await asyncio.sleep(0)
+        signals.ring_here(None)
+        assert await of_database
+        assert not of_process.done()
+        signals.ring_here(local)
+        assert await of_process
+
+    asyncio.run(wait_for_both())
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals come to the main"
+)
+def test_a_signal_handler_wakes_an_event_loop_that_sleeps() -> None:
+    signals, is_awake = Signals(), threading.Event()
+
+    async def wait_for_ring() -> None:
+        telling = threading.Thread(target=tell, args=(asyncio.get_running_loop(),))
+        telling.start()
+        assert await signals.wait_async("x", signals.count("x"), 600)
+        is_awake.set()
+        telling.join()
+
+    def tell(loop: asyncio.AbstractEventLoop) -> None:
+        sleeper = threading.main_thread().ident or 0
+        while not signals._waiters or sys._current_frames()[sleeper].f_code.co_name != "select":
+            time.sleep(0.001)
+        for _ in range(500):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            if is_awake.wait(0.01):
+                return
+        lost.append("the loop slept on")
+        loop.call_soon_threadsafe(is_awake.set)
+
+    lost: list[str] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: signals.ring("x"))
+    try:
+        asyncio.run(wait_for_ring())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not lost

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import apsw
 import pytest
 
+from holdfast.kernel.operation import Query
 from holdfast.kernel.sql import Dialect
+from holdfast.kernel.sqlite.transactions import fetch
 
 sqlite = Dialect(None)
 postgres = Dialect("s")
@@ -42,14 +45,20 @@ def test_sqlite_takes_the_text_as_it_is() -> None:
     sql = "SELECT :a, :now, :a, ':b' /*pg , :c */ FROM hf_events"
     statement = sqlite.statement(sql)
     assert statement.text == sql
-    assert statement.parameters == ("a", "now")
-    assert statement.values({"a": 1}, now_ms=5) == [1, 5]
+
+
+def test_parameters_are_given_in_the_order_of_their_numbers() -> None:
+    statement = postgres.statement("SELECT :b, :now, :a, :b, ':c' /*pg , :d */")
+    assert statement.parameters == ("b", "a", "d")
+    assert statement.values({"a": 1, "b": 2, "d": 3}) == [2, 1, 3]
 
 
 def test_a_missing_parameter_is_an_error_on_both() -> None:
-    for dialect in (sqlite, postgres):
-        with pytest.raises(KeyError, match="b"):
-            dialect.statement("SELECT :a, :b").values({"a": 1})
+    sql, given = "SELECT :a, :b", {"a": 1}
+    with pytest.raises(KeyError, match="b"):
+        postgres.statement(sql).values(given)
+    with pytest.raises(KeyError, match="b"):
+        fetch(apsw.Connection(":memory:"), sqlite.statement(sql), Query(sql, given), 0)
 
 
 @pytest.mark.parametrize(

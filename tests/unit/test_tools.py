@@ -75,7 +75,7 @@ def test_arguments_fit_a_tool_as_they_fit_its_function(
 
 @pytest.mark.parametrize("function", [two, with_key, only_others])
 def test_nobody_can_give_the_idempotency_key(function: Callable[..., None]) -> None:
-    with pytest.raises(InvalidArgument, match="made by Holdfast"):
+    with pytest.raises(InvalidArgument, match="set by Holdfast"):
         holdfast.tool(function).bind({"amount": 1, "idempotency_key": "mine"})
 
 

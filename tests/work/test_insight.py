@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from holdfast import Growth, LeaseHealth, NotFound, Submission, VirtualClock, WorkCount
+from holdfast import (
+    Growth,
+    InvalidArgument,
+    LeaseHealth,
+    NotFound,
+    Submission,
+    VirtualClock,
+    WorkCount,
+)
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 
@@ -93,6 +101,37 @@ async def test_health_tells_stale_and_expired_leases_apart(subject: Subject) -> 
         longest_heartbeat_seconds=210.0,
     )
     assert (await done(store.work.health(stale_seconds=59))).stale == 3
+
+
+@both_colours
+async def test_health_looks_at_the_leases_first_that_expire_first(subject: Subject) -> None:
+    store, clock = await opened(subject)
+    await done(store.work.submit_many([Submission("a")] * 4))
+    await done(store.work.claim("w", limit=2, lease_seconds=900))
+    await done(store.work.claim("w", limit=2, lease_seconds=100))
+    clock.advance(200)
+    all_of_them = await done(store.work.health())
+    assert (all_of_them.active, all_of_them.expired, all_of_them.is_more) == (4, 2, False)
+    some = await done(store.work.health(at_most=2))
+    assert (some.active, some.expired, some.is_more) == (2, 2, True)
+    await raises(InvalidArgument, lambda: store.work.health(at_most=0))
+
+
+@both_colours
+async def test_a_lease_is_swept_when_it_expires_whenever_it_was_renewed(subject: Subject) -> None:
+    """A heartbeat early in a lease leaves the moment alone from which sweeps look at it."""
+    store, clock = await opened(subject)
+    for pauses in ([10], [10, 80], [80], [40, 30, 29]):
+        await done(store.work.submit("a"))
+        [item] = await done(store.work.claim("w", lease_seconds=100))
+        for pause in pauses:
+            clock.advance(pause)
+            await done(item.heartbeat(lease_seconds=100))
+        clock.advance(99.9)
+        assert (await done(store.work.sweep())).requeued == 0, pauses
+        clock.advance(0.1)
+        assert (await done(store.work.sweep())).requeued == 1, pauses
+        await done(store.work.cancel(item.id))
 
 
 @both_colours

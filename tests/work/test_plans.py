@@ -59,9 +59,11 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "finish": (transitions.FINISH_HELD, ENDED, set()),
     "finish expired": (transitions.FINISH_EXPIRED, ENDED, set()),
     "guard": (items.LOCK_HELD, HELD, set()),
-    "expired": (noun.FIND_EXPIRED, {"limit": 5}, {"ix_work_state"}),
+    # Where few run, PostgreSQL may as well sort them all.
+    "expired": (noun.FIND_EXPIRED, {"limit": 5}, set()),
+    "health": (reports.LEASE_HEALTH, {"stale_ms": 1, "limit": 5}, set()),
     "promote": (noun.PROMOTE, {"limit": 5}, {"ix_work_scheduled"}),
-    "next due": (noun.NEXT_DUE, {}, {"ix_work_scheduled"}),
+    "next due": (claims.NEXT_DUE, {}, {"ix_work_scheduled"}),
     "old": (noun.FIND_OLD, {"age_ms": 1, "limit": 5}, {"ix_work_finished"}),
     "of a session": (
         noun.LIVE_OF_SESSIONS,

@@ -213,7 +213,7 @@ async def test_a_worker_that_runs_until_empty_waits_for_what_it_lost(subject: Su
     async def handler(item: Any) -> int:
         runs.append(item.fence)
         if len(runs) == 1:
-            await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1"))
+            await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1, sweep_at = 1"))
             assert (await done(store.work.sweep())).requeued == 1
         return len(runs)
 
@@ -228,7 +228,7 @@ async def test_a_lost_item_that_waits_for_a_person_is_not_waited_for(subject: Su
     store = await opened_now(subject)
 
     async def handler(item: Any) -> None:
-        await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1"))
+        await done(sql(store, "UPDATE hf_work SET lease_expires_at = 1, sweep_at = 1"))
         await done(store.work.sweep())
 
     item = await done(store.work.submit("t", on_crash="review"))

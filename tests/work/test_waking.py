@@ -43,7 +43,7 @@ def test_a_commit_elsewhere_wakes_who_waits_on_a_file(
 ) -> None:
     """Where the system tells of writes, and where it does not."""
     if not is_told:
-        monkeypatch.setattr("holdfast.kernel.sqlite.watch._told_of_writes", lambda path: -1)
+        monkeypatch.setattr("holdfast.kernel.sqlite.watch._watch_writes", lambda path: -1)
     url = f"sqlite:///{tmp_path}/store.db"
     with holdfast.open(url) as here, holdfast.open(url) as there:
         signals = here.runtime.signals

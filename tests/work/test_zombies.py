@@ -18,6 +18,7 @@ from tests.checkpoints.colours import sql
 from tests.work.fleet import Fleet, read_lines, wait_until, write_line
 
 LEASE_SECONDS = 600.0
+EXPIRE = "UPDATE hf_work SET lease_expires_at = 1, sweep_at = 1 WHERE id = :id"
 NAME = "the same name for all"
 
 
@@ -152,7 +153,7 @@ def test_a_zombie_writes_nothing(
                 return True
 
             stop(zombie, is_usable)
-            sql(store, "UPDATE hf_work SET lease_expires_at = 1 WHERE id = :id", id=id)
+            sql(store, EXPIRE, id=id)
             fleet.start("successor", place, said)
             wait_until(lambda: store.work.get(id).status == "completed")
             before = (store.work.get(id).to_dict(), versions(store), effects(store))

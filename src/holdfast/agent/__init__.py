@@ -1,4 +1,4 @@
-"""A durable agent loop, to use or to learn from."""
+"""A durable agent loop, to use or as an example."""
 
 from .budget import Budget, Price, Usage
 from .loop import Agent

@@ -1,4 +1,4 @@
-"""The commits of the loop: each stores all that must be true together, or nothing."""
+"""The commits of the loop: each stores everything that belongs together, or nothing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..kernel.operation import Lock, Op, fresh_id, one, operation
+from ..kernel.operation import Lock, Op, Runtime, fresh_id, one, operation
 from ..records import Checkpoint, Kind
 from ..session import Session
 from ..spend import Spend, SpendOps, SpendState
+from ..wire import travels
 from .budget import Budget, Usage
 from .transcript import TRANSCRIPT_CHANNEL, Message, ToolCall, ToolResult, stamped
 
 NOW = "SELECT :now AS now_ms"
-# In an attempt's details: the id of the answer that it follows. Equal ones ask for the same answer.
+# In an attempt's details: the id of the previous answer. Attempts with equal ids are retries.
 AFTER = "after"
 LOST_MAX = 1_000
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
     """A tool call with its result, before it is stored."""
@@ -29,13 +31,14 @@ class Executed:
 
     @property
     def message(self) -> Message:
-        """The message that the result becomes."""
+        """The result as a message."""
         return Message(role="tool", blocks=(self.result,))
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAttempt:
-    """One model call as the ledger of spend shows it."""
+    """One model call, as recorded in the ledger of spend."""
 
     model: str
     source: str
@@ -45,27 +48,42 @@ class ModelAttempt:
     details: Mapping[str, Any] | None = None
 
 
+@travels
 class CommitOps:
-    """What the loop writes, through the handle that drives the session."""
+    """The transactions of the loop, through the handle that drives the session."""
 
     def __init__(self, session: SpendOps) -> None:
         self._session = session
 
+    @property
+    def runtime(self) -> Runtime:
+        """The store of the session."""
+        return self._session.runtime
+
+    def _to_wire(self) -> tuple[SpendOps]:
+        """Return the session."""
+        return (self._session,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime, session: SpendOps) -> CommitOps:
+        """Return them for a session."""
+        return cls(session)
+
     @operation
-    def keep(
+    def flush(
         self,
         executed: Sequence[Executed],
         channels: Mapping[str, Any],
         iteration: int,
-        said: Sequence[Message] = (),
+        messages: Sequence[Message] = (),
         attempt: ModelAttempt | None = None,
         budget: Budget | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> Op[tuple[list[Message], Spend | None]]:
-        """Store what is not stored yet: results, and changed channels.
+        """Store tool results and changed channels that are not stored yet.
 
-        With an attempt, also that the model is about to be asked; with an error, why the run
-        stops here. Both come with what was said.
+        With an attempt, also record that the model is about to be called; with an error, why the
+        run stops. Both come with the user's new messages.
         """
         spend = None
         if attempt is not None and budget is not None:
@@ -76,16 +94,16 @@ class CommitOps:
             yield from Session.save(self._session, channels, kind="turn", data=data)
         if attempt is not None or error is not None:
             kind: Kind = "iteration_start" if error is None else "error_boundary"
-            heard = yield from self._stamp(said)
-            yield from self._append(heard, kind, data if error is None else error)
-            stored += heard
+            stamped_messages = yield from self._stamp(messages)
+            yield from self._append(stamped_messages, kind, data if error is None else error)
+            stored += stamped_messages
         return stored, spend
 
     @operation
     def answered(
         self, message: Message, data: Mapping[str, Any], attempt: ModelAttempt
     ) -> Op[Message]:
-        """Store the model's message, before its tools run, with what it cost."""
+        """Store the model's message and its cost, before its tools run."""
         (stored,) = yield from self._stamp([message])
         yield from self._append([stored], "llm_response", data)
         yield from CommitOps.spend(self, attempt)
@@ -94,7 +112,7 @@ class CommitOps:
 
     @operation
     def failed(self, attempt: ModelAttempt, data: Mapping[str, Any]) -> Op[None]:
-        """Store that a model call failed, and what it cost."""
+        """Store that a model call failed, and its cost."""
         yield from CommitOps.spend(self, attempt)
         yield from Session.record(self._session, "error_boundary", dict(data))
 
@@ -106,7 +124,7 @@ class CommitOps:
         iteration: int,
         budget: Budget,
     ) -> Op[tuple[list[Message], Checkpoint]]:
-        """Store the results of a turn and the turn itself: transcript, plan and budget."""
+        """Store the results of a turn, and its checkpoint with transcript, plan and budget."""
         stored = yield from self._store_executed(executed)
         data = {"iteration": iteration}
         yield from Session.record(self._session, "iteration_end", data)
@@ -143,9 +161,9 @@ class CommitOps:
 
     @operation
     def reserve(self, attempt: ModelAttempt, budget: Budget) -> Op[Spend]:
-        """Write an attempt with its estimate if the budget has room for it, or BudgetExceeded.
+        """Record an attempt with its estimate, or raise BudgetExceeded.
 
-        The tree is locked first: no other session of it can take the same room.
+        The tree is locked first, so that no other session of it can spend the same money.
         """
         yield Lock(self._session.root_id)
         spent = yield from Session.spent(self._session, tree=budget.tree)
@@ -153,9 +171,9 @@ class CommitOps:
         return (yield from CommitOps.spend(self, attempt))
 
     def _reconcile(self, attempt: ModelAttempt) -> Op[None]:
-        """Let lost attempts at the same answer count what this one cost, not their estimates.
+        """Replace the estimates of lost attempts at the same answer by what this one cost.
 
-        They stay uncertain: what each really cost can still be told.
+        They stay uncertain, and can still be corrected.
         """
         if attempt.usage == Usage():
             return
@@ -171,7 +189,7 @@ class CommitOps:
 
     @operation
     def spend(self, attempt: ModelAttempt) -> Op[Spend]:
-        """Write an attempt, or its outcome, to the ledger of spend."""
+        """Record an attempt, or its outcome, in the ledger of spend."""
         return (
             yield from Session.spend(
                 self._session,

@@ -1,4 +1,4 @@
-"""The agent: a model, its tools and a session that survives the process."""
+"""The agent: a model, its tools, and a durable session."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ LEASE_SECONDS = 60.0
 
 
 class Agent:
-    """A durable agent loop: killed at any instant, it goes on in another process.
+    """A durable agent loop: killed at any point, it continues in another process.
 
-    The model's message is stored before its tools run, with what it cost; tools run through the
-    ledger of effects. `run` drives a session of a sync store, `arun` one of an async store. When
-    the model has answered, the session is completed; a new message opens it again. A session that
-    is driven already is left open to whoever drives it.
+    The model's message and its cost are stored before its tools run; tools run through the ledger
+    of effects. `run` drives a session of a sync store, `arun` one of an async store. When the model
+    has answered, the session is completed; a new message reopens it. A session that the caller
+    drives already is left open.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Agent:
             instance=instance,
         )
         self.session = session
-        # One name for all agents of a store: with `instance`, recovery fences every other.
+        # The same for all agents of a store: with `instance`, recovery fences all others.
         self._holder: str = holder or Ledger.of(session.runtime).holder
         self._has_recovered = False
         self._lease: dict[str, Any] = {
@@ -114,12 +114,12 @@ class Agent:
         self.scratchpad: Path | None = self._rules.scratchpad
 
     def run(self, message: str | None = None, *, message_id: str | None = None) -> Outcome:
-        """Finish the interrupted turn, then add the message and go on until the model answers.
+        """Finish the interrupted turn, then add the message and continue until the model answers.
 
-        Without a message it only goes on. A message with an id is said once, however often the
+        Without a message it only continues. A message with an id is added once, however often the
         process is restarted. Raises SessionEnded if the session failed or was cancelled,
         Unresolved when an effect is in doubt, BudgetExceeded, LoopDetected, ApprovalNeeded or
-        ModelFailed; what was done stays, and run goes on from it.
+        ModelFailed; the work so far is kept, and `run` continues from it.
         """
         session, said = self._checked(message, message_id, is_async=False)
         driver = session.runtime.driver.twin()
@@ -152,16 +152,16 @@ class Agent:
         self, message: str | None, message_id: str | None, *, is_async: bool
     ) -> tuple[Session[Any], tuple[str | None, str | None]]:
         if self.session.runtime.is_async and not is_async:
-            raise InvalidArgument("this session is of an async store; use `await agent.arun(…)`")
+            raise InvalidArgument("the session is of an async store; use `await agent.arun(…)`")
         if is_async and not self.session.runtime.is_async:
-            raise InvalidArgument("this session is of a sync store; use `agent.run(…)`")
+            raise InvalidArgument("the session is of a sync store; use `agent.run(…)`")
         if message is not None and not isinstance(message, str):
-            raise InvalidArgument(f"a message is text, not {type(message).__name__}")
+            raise InvalidArgument(f"message must be text, not {type(message).__name__}")
         require_text_or_none("message_id", message_id)
         return self.session, (message, message_id)
 
     def _prepare(self, message: str | None, message_id: str | None) -> Flow[Outcome | None]:
-        """Return what a completed session has answered; a new message opens it again."""
+        """Return the stored answer of a completed session; reopen it for a new message."""
         if self.session.item is None:
             yield from self._recover()
         info = yield from perform(Session.info, self.session)
@@ -178,7 +178,7 @@ class Agent:
         return old
 
     def _recover(self) -> Flow[None]:
-        """Settle once what an earlier process left; the driver of a session has done so already."""
+        """Recover the store once; a caller that drives the session has done so already."""
         if not self._has_recovered:
             yield from RecoveryOps.recover(
                 RecoveryOps(self.session.runtime),

@@ -1,4 +1,4 @@
-"""Model calls: within the budget, with retries; every attempt is recorded before it is made."""
+"""Model calls within the budget, with retries. Every attempt is recorded before it is made."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .rules import BACKOFF_SECONDS_MAX, Rules
 from .transcript import Message, with_unique_calls
 
 Begin = Callable[[ModelAttempt], Flow[Spend]]
-Tell = Callable[[Any], Flow[None]]
+Report = Callable[[Any], Flow[None]]
 ERROR_CHARACTERS_MAX = 2_000
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelCall:
-    """One question to the model, with all its attempts."""
+    """One call of the model, with its retries."""
 
     rules: Rules
     session: Any
     commits: CommitOps
     iteration: int
     after: str | None
-    """The id of the answer before."""
+    """The id of the previous answer."""
     taken: set[str]
-    """The ids of tool calls that are in use."""
-    tell: Tell
+    """The call ids that are in use."""
+    report: Report
     _number: int = field(default=0, init=False)
     _estimate: Usage = field(default_factory=Usage, init=False)
     _spend: Spend | None = field(default=None, init=False)
 
     def ask(self, make_request: Callable[[], Request], begin: Begin) -> Flow[tuple[Message, Usage]]:
-        """Return the model's message, stored with what it cost.
+        """Return the model's message, stored with its cost.
 
-        `begin` stores the first attempt together with what the conversation still lacks.
+        `begin` records the first attempt together with everything not stored yet.
         """
         model: Any = self.rules.model
         for number in range(1, self.rules.retries + 2):
@@ -59,7 +59,7 @@ class ModelCall:
                 given = (self.commits, attempt, self.rules.budget)
                 self._spend = yield from perform(CommitOps.reserve, *given)
             progress = {"iteration": self.iteration, "attempt": number}
-            yield from self.tell(Asking(**progress, estimate=self._estimate))
+            yield from self.report(Asking(**progress, estimate=self._estimate))
             called = getattr(model, "acall", model) if self.session.runtime.is_async else model
             try:
                 answer = yield from invoke(called, make_request())
@@ -104,22 +104,22 @@ class ModelCall:
         try:
             stored = yield from perform(CommitOps.answered, self.commits, unique, data, settled)
         except HoldfastError:
-            # The answer is lost with the session or does not fit into it, but it was paid for.
-            # A correction that a person has made in the meantime is kept.
+            # The answer could not be stored, but it was paid for. A correction that a person has
+            # made in the meantime is kept.
             with contextlib.suppress(RequestMismatch):
                 yield from perform(CommitOps.spend, self.commits, settled)
             raise
         return stored, response.usage
 
     def _keep_last_answer(self, cancelled: CancelledAfterwards) -> Flow[None]:
-        """Store what a model in a thread still answered after its caller was cancelled."""
+        """Store the answer of a model in a thread whose caller was cancelled."""
         if cancelled.ended.exception() is not None:
             yield from self._failed(cancelled)
         response = response_of(self.rules.model, cancelled.ended.result())
         yield from self._store(response)
 
     def _failed(self, error: BaseException) -> Flow[None]:
-        """Record a failed attempt; return when it is time to try again, or raise."""
+        """Record a failed attempt; return when it is time to retry, or raise."""
         rules, number = self.rules, self._number
         is_retryable = isinstance(error, rules.retry_on)
         state: SpendState = "uncertain"
@@ -128,11 +128,11 @@ class ModelCall:
             is_retryable = is_retryable or error.is_retryable
             if error.usage is not None:
                 state, usage = "failed", error.usage
-        # A provider may repeat the key that it refuses.
-        said = self.session.runtime.redactor.redact(f"{type(error).__name__}: {error}")
-        said = said[:ERROR_CHARACTERS_MAX]
-        data = {"iteration": self.iteration, "attempt": number, "error": said}
-        attempt = self._attempt(state, usage, error=said)
+        # A provider's message may quote the API key that it rejects.
+        text = self.session.runtime.redactor.redact(f"{type(error).__name__}: {error}")
+        text = text[:ERROR_CHARACTERS_MAX]
+        data = {"iteration": self.iteration, "attempt": number, "error": text}
+        attempt = self._attempt(state, usage, error=text)
         yield from perform(CommitOps.failed, self.commits, attempt, data)
         retry_seconds = None
         if is_retryable and number <= rules.retries:
@@ -140,7 +140,7 @@ class ModelCall:
             longest = min(BACKOFF_SECONDS_MAX, rules.backoff_seconds * 2 ** (number - 1))
             asked_seconds = getattr(error, "retry_seconds", 0.0)
             retry_seconds = max(longest * random.uniform(0.5, 1), asked_seconds)
-        yield from self.tell(AttemptFailed(**data, retry_seconds=retry_seconds))
+        yield from self.report(AttemptFailed(**data, retry_seconds=retry_seconds))
         if retry_seconds is not None:
             yield from wait(retry_seconds)
         elif not isinstance(error, Exception) or isinstance(error, HoldfastError):
@@ -148,8 +148,8 @@ class ModelCall:
         else:
             name = name_of(rules.model)
             raise ModelFailed(
-                f"model {name} failed after {plural(number, 'attempt')}, {said}; run again to go "
-                "on",
+                f"model {name} failed after {plural(number, 'attempt')}, {text}; run again to "
+                "continue",
                 attempts=number,
                 model=name,
             ) from error

@@ -1,4 +1,4 @@
-"""Models: anything that turns a request into a response, and a scripted one for tests and demos."""
+"""Models: callables from a request to a response, and a scripted one for tests and demos."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..arguments import shown
 from ..errors import InvalidArgument
+from ..formatting import plural
 from .budget import Price, Usage
 from .transcript import Block, Message, ReasoningBlock, TextBlock, ToolCall, ToolResult
 
@@ -17,7 +18,7 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as a model is shown it."""
+    """The description of a tool for a model."""
 
     name: str
     description: str
@@ -26,7 +27,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a model is asked: the whole conversation so far, and the tools it may call."""
+    """The input of a model: the whole conversation so far, and the tools it may call."""
 
     messages: tuple[Message, ...]
     system: str | None = None
@@ -38,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What a model answered; `metadata` goes into the stored message as it is."""
+    """The answer of a model; `metadata` is stored with the message unchanged."""
 
     blocks: Sequence[Block]
     usage: Usage = field(default_factory=Usage)
@@ -53,20 +54,20 @@ ModelAnswer: TypeAlias = Response | str
 class Model(Protocol):
     """Any callable from a request to a response, sync or async.
 
-    Optional attributes: `name`; `estimate(request) -> Usage`, an upper bound that the budget
-    counts before a call and for an attempt whose outcome nobody knows; `acall`, a coroutine
-    function that an async store uses in place of the call.
+    Optional attributes: `name`; `estimate(request) -> Usage`, an upper bound that counts against
+    the budget before a call, and for attempts with an unknown outcome; `acall`, a coroutine
+    function that an async store calls instead.
     """
 
     def __call__(self, request: Request, /) -> ModelAnswer | Awaitable[ModelAnswer]:
-        """ModelAnswer a request."""
+        """Return the answer to a request."""
         ...
 
 
 class ModelError(Exception):
-    """A model call failed: whether to try again, and what it cost, as far as its model knows.
+    """A model call failed.
 
-    `usage` None means that nobody knows: the attempt then counts with its estimate.
+    If `usage` is None, the cost is unknown and the attempt counts with its estimate.
     `retry_seconds` is how long the provider asks to wait.
     """
 
@@ -85,7 +86,7 @@ class ModelError(Exception):
 
 
 def name_of(model: object) -> str:
-    """Return what a model is called in the ledger of spend."""
+    """Return the name of a model in the ledger of spend."""
     name = getattr(model, "name", None) or getattr(model, "__name__", None)
     return name if isinstance(name, str) and name.isprintable() else type(model).__name__
 
@@ -95,12 +96,12 @@ def estimate_of(model: object, request: Request) -> Usage:
     estimate = getattr(model, "estimate", None)
     found = estimate(request) if callable(estimate) else Usage()
     if not isinstance(found, Usage):
-        raise InvalidArgument(f"{name_of(model)}.estimate returned no Usage but {shown(found)}")
+        raise InvalidArgument(f"{name_of(model)}.estimate must return Usage, not {shown(found)}")
     return found
 
 
 def response_of(model: object, answer: object) -> Response:
-    """Return a model's answer as a response; a text is one block."""
+    """Return a model's answer as a response; a text becomes one block."""
     if isinstance(answer, str):
         return Response(blocks=[TextBlock(text=answer)])
     if not isinstance(answer, Response):
@@ -111,8 +112,8 @@ def response_of(model: object, answer: object) -> Response:
     for block in answer.blocks:
         if not isinstance(block, TextBlock | ReasoningBlock | ToolCall):
             raise InvalidArgument(
-                f"model {name_of(model)} returned a block of type {type(block).__name__}; a model "
-                "gives TextBlock, ReasoningBlock and ToolCall"
+                f"model {name_of(model)} returned a block of type {type(block).__name__}; it must "
+                "return TextBlock, ReasoningBlock or ToolCall"
             )
     return answer
 
@@ -121,11 +122,11 @@ ScriptStep: TypeAlias = Response | str | Block | Sequence[Block]
 
 
 class ScriptedModel:
-    """A model that follows a script, the same way in every process.
+    """A model that follows a script, deterministically in every process.
 
-    A list is followed by the number of answers that the transcript holds, so that a restarted
-    process goes on where the dead one was. A function gets the request and returns a step. Tokens
-    are counted from the texts (4 characters each) and priced; the estimate is exact.
+    The next step of a list is chosen by the number of answers in the transcript, so a restarted
+    process continues where the last one stopped. A function gets the request and returns a step.
+    Tokens are counted from the texts (4 characters each) and priced; the estimate is exact.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class ScriptedModel:
         return self._answer(request)
 
     def estimate(self, request: Request) -> Usage:
-        """Return exactly what the call will cost; at the end of the script, nothing."""
+        """Return exactly what the call will use; nothing at the end of the script."""
         try:
             return self._answer(request).usage
         except ModelError:
@@ -168,7 +169,7 @@ class ScriptedModel:
         number = sum(message.role == "assistant" for message in request.messages)
         if number >= len(self._script):
             raise ModelError(
-                f"the script of {self.name} has {len(self._script)} steps and is at its end",
+                f"the script of {self.name} has ended after {plural(len(self._script), 'step')}",
                 usage=Usage(),
             )
         return self._script[number]
@@ -185,7 +186,7 @@ def _blocks(step: object) -> list[Block]:
             blocks.append(block)
         else:
             raise InvalidArgument(
-                "a step of a script is a text, a Response, or one or more of TextBlock, "
+                "a step of a script must be a text, a Response, or one or more of TextBlock, "
                 f"ReasoningBlock and ToolCall, not {type(block).__name__}"
             )
     return blocks
@@ -197,7 +198,7 @@ def call(name: str, call_id: str = "", /, **arguments: Any) -> ToolCall:
 
 
 def count_tokens(request: Request) -> int:
-    """Return about how many tokens a request has, from its texts alone."""
+    """Return the approximate number of tokens in a request, from its texts."""
     texts = len(request.system or "") + sum(
         len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
         for tool in request.tools

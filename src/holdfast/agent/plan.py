@@ -1,7 +1,7 @@
 """The plan: typed steps with postconditions and the evidence that they hold.
 
-It is stored whole in the session's channel `plan`. A session that never had a plan has no such
-channel; a plan that was given up is None; `{}` is an empty plan. All three stay what they are.
+It is stored in the session's channel `plan`. A session that never had a plan has no such channel,
+an abandoned plan is None, and `{}` is an empty plan; the three are kept apart.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ UNSET = msgspec.UNSET
 
 @dataclass(frozen=True, kw_only=True)
 class Postcondition(Shape):
-    """What must hold when a step is done; `evidence` is UNSET until it was seen to hold."""
+    """What must hold when a step is done; `evidence` is UNSET until it is shown to hold."""
 
     text: str
     evidence: Any = UNSET
 
     @property
     def is_met(self) -> bool:
-        """Whether there is evidence; empty evidence shows nothing."""
+        """Whether there is non-empty evidence."""
         return self.evidence is not UNSET and bool(self.evidence)
 
 
@@ -48,7 +48,7 @@ class Step(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Shape):
-    """What an agent means to do, step by step."""
+    """What an agent intends to do, step by step."""
 
     format: int = PLAN_FORMAT
     goal: str | None = None
@@ -64,7 +64,7 @@ class Plan(Shape):
         raise InvalidArgument(f"the plan has no step {shown(step_id)}")
 
     def with_step(self, step: Step) -> Plan:
-        """Return the plan with this step in place of the one with its id, or at the end."""
+        """Return the plan with the step of this id replaced, or added at the end."""
         if all(each.id != step.id for each in self.steps):
             return replace(self, steps=(*self.steps, step))
         return replace(
@@ -73,7 +73,7 @@ class Plan(Shape):
 
     @property
     def is_done(self) -> bool:
-        """Whether every step is done or skipped, each postcondition of a done one with evidence."""
+        """Whether every step is skipped, or done with all its postconditions met."""
         return all(
             step.status == "skipped"
             or (step.status == "done" and all(each.is_met for each in step.postconditions))
@@ -94,7 +94,7 @@ def read_plan(data: Any) -> Plan | None:
         )
     if len({step.id for step in plan.steps}) < len(plan.steps):
         raise InvalidValue(
-            f"{PLAN_CHANNEL}.steps has two steps of one id", path=f"{PLAN_CHANNEL}.steps"
+            f"{PLAN_CHANNEL}.steps has two steps with the same id", path=f"{PLAN_CHANNEL}.steps"
         )
     return plan
 

@@ -1,4 +1,4 @@
-"""Progress of a run: small typed records, passed to the `on_progress` callback."""
+"""The events of a run that are passed to the `on_progress` callback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .transcript import Message, ToolCall, ToolResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The session was loaded: how many messages it has, and how many calls lack a result."""
+    """The session was loaded, with this many messages and calls without a result."""
 
     messages: int
     dangling_calls: int
@@ -20,7 +20,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """The model is about to be asked; what it may cost is in the ledger of spend."""
+    """The model is about to be called; the estimate is recorded in the ledger of spend."""
 
     iteration: int
     attempt: int
@@ -29,7 +29,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed:
-    """A model call failed; it is tried again after `retry_seconds`, or not if that is None."""
+    """A model call failed; it is retried after `retry_seconds`, or not if that is None."""
 
     iteration: int
     attempt: int
@@ -39,7 +39,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The model's message is stored, and what it cost with it."""
+    """The model's message is stored, with its cost."""
 
     iteration: int
     message: Message
@@ -48,7 +48,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calling:
-    """A tool is about to be called, or its stored result to be found."""
+    """A tool is about to be called, or its stored result to be looked up."""
 
     iteration: int
     call: ToolCall
@@ -56,7 +56,7 @@ class Calling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """A tool call has its result; `result.replay_of` says whether it was run for this call."""
+    """A tool call has its result; `result.replay_of` is set if the tool was not run for it."""
 
     iteration: int
     call: ToolCall
@@ -73,7 +73,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """The run ends without an answer."""
+    """The run ended without an answer."""
 
     iteration: int
     error: str

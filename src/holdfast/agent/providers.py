@@ -1,9 +1,9 @@
-"""Real models through Pydantic AI, the client of many providers (`holdfast-agents[models]`).
+"""Real models through Pydantic AI, a client for many providers (`holdfast-agents[models]`).
 
-It was chosen because it speaks to every large provider in one typed form, is maintained, keeps
-thinking with its signatures, knows prices, and has offline models for tests. Only its models are
-used, not its agent. The mapping loses nothing: what a block has no field for lies beside it under
-`provider`, and the provider gets its own message back as it was.
+It was chosen because it supports every large provider with one typed interface, is maintained,
+keeps reasoning with its signatures, knows prices, and has offline models for tests. Only its models
+are used, not its agent. The mapping is lossless: data that a block has no field for is stored with
+it under `provider`, so the provider gets its own message back unchanged.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Part = dict[str, Any]
 
 
 class ProviderModel:
-    """A model of a provider, by Pydantic AI's name ("anthropic:…", "openai:…") or as its object.
+    """A provider's model, by its Pydantic AI name ("anthropic:…", "openai:…") or as its object.
 
-    Without `price` its own price list is asked; a model that it does not know has no price. The
-    estimate of a call takes `max_tokens` of the settings for the answer, else 4,096.
+    Without `price`, Pydantic AI's price list is used; a model missing there has no price. The
+    estimate of a call assumes `max_tokens` of the settings for the answer, or 4,096.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ProviderModel:
         self.name = self._model.model_name
 
     def __call__(self, request: Request) -> Response:
-        """Ask, from a sync store."""
+        """Call the model from a sync store."""
         asked = asyncio.run_coroutine_threadsafe(self.acall(request), _loop(os.getpid()))
         try:
             return asked.result()
@@ -74,7 +74,7 @@ class ProviderModel:
             raise
 
     async def acall(self, request: Request) -> Response:
-        """Ask, from an async store."""
+        """Call the model from an async store."""
         try:
             answer = await model_request(self._model, to_history(request), **self._asked(request))
         except Exception as error:
@@ -83,7 +83,7 @@ class ProviderModel:
         return replace(response, usage=self._usage(answer), model=response.model or self.name)
 
     def estimate(self, request: Request) -> Usage:
-        """Return about what a call may cost."""
+        """Return an estimate of what a call uses."""
         settings = {**self._settings, **request.settings}
         output_tokens = int(settings.get("max_tokens") or OUTPUT_TOKENS_ASSUMED)
         usage = RequestUsage(input_tokens=count_tokens(request), output_tokens=output_tokens)
@@ -122,10 +122,10 @@ class ProviderModel:
 
 @functools.cache
 def _loop(process_id: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop in which sync stores ask.
+    """Return the event loop for calls from sync stores.
 
-    It is one for the whole process, because a client's connections live and die with their loop;
-    a forked child gets its own.
+    There is one per process, because a client's connections are bound to their loop; a forked child
+    gets its own.
     """
     loop = asyncio.new_event_loop()
     Thread(loop.run_forever, "holdfast-models").start()
@@ -133,22 +133,22 @@ def _loop(process_id: int) -> asyncio.AbstractEventLoop:
 
 
 def failure(error: Exception) -> ModelError:
-    """Return a client's error as ours: whether to try again, and whether it was paid for."""
-    said = f"{type(error).__name__}: {error}"
+    """Return a client's error as a ModelError: whether to retry, and whether it was charged."""
+    text = f"{type(error).__name__}: {error}"
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         is_retryable = status in RETRYABLE_STATUSES or status >= 500
         asked = float(getattr(error, "retry_after", None) or 0.0)
-        return ModelError(said, is_retryable=is_retryable, usage=UNPAID, retry_seconds=asked)
+        return ModelError(text, is_retryable=is_retryable, usage=UNPAID, retry_seconds=asked)
     if isinstance(error, exceptions.UserError):
-        return ModelError(said, usage=UNPAID)
+        return ModelError(text, usage=UNPAID)
     # The request may have arrived: whether it was charged is unknown.
     is_lost = isinstance(error, exceptions.ModelAPIError | TimeoutError | OSError)
-    return ModelError(said, is_retryable=is_lost)
+    return ModelError(text, is_retryable=is_lost)
 
 
 def from_response(answer: messages.ModelResponse) -> Response:
-    """Return a client's response as ours; what has no field of ours is kept beside it."""
+    """Return a client's response as a Response; data without a field is kept as metadata."""
     (plain,) = messages.ModelMessagesTypeAdapter.dump_python([answer], mode="json")
     blocks = [_block(part) for part in plain.pop("parts")]
     return Response(blocks=blocks, model=answer.model_name, metadata={PROVIDER: plain})
@@ -170,8 +170,8 @@ def _block(part: Part) -> Block:
             extra=_beside(rest),
         )
     raise ModelError(
-        f"the model answered with a part of kind {kind!r}, and a transcript has text, reasoning "
-        "and tool calls"
+        f"the model answered with a part of kind {kind!r}; a transcript can only hold text, "
+        "reasoning and tool calls"
     )
 
 
@@ -180,7 +180,7 @@ def _beside(rest: Part) -> dict[str, Any]:
 
 
 def to_history(request: Request) -> list[messages.ModelMessage]:
-    """Return a request's messages as the client takes them: requests and responses in turn."""
+    """Return a request's messages in the client's form: alternating requests and responses."""
     names = {call.call_id: call.name for message in request.messages for call in message.calls}
     history: list[messages.ModelMessage] = []
     parts: list[messages.ModelRequestPart] = []

@@ -1,4 +1,4 @@
-"""The rules of an agent, checked once, when it is made."""
+"""The options of an agent, checked when it is created."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTENT_BYTES_MAX = 262_144
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """When a turn is saved by a commit of its own: after each call, or every so often."""
+    """How often a commit of its own saves the turn: after each call, or by turns and time."""
 
     each_call: bool = False
     turns: int | None = 1
@@ -42,7 +42,7 @@ class Cadence:
 
 
 def every(*, turns: int | None = None, seconds: float | None = None) -> Cadence:
-    """Save every so many turns, or whenever so many seconds have passed, whichever comes first."""
+    """Save after this many turns or seconds, whichever comes first."""
     if turns is None and seconds is None:
         raise InvalidArgument("every takes turns=, seconds=, or both")
     if turns is not None:
@@ -54,7 +54,7 @@ def every(*, turns: int | None = None, seconds: float | None = None) -> Cadence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one agent works."""
+    """The options of one agent."""
 
     model: Model
     tools: Mapping[str, Tool[..., Any]]
@@ -79,7 +79,7 @@ class Rules:
     def __post_init__(self) -> None:
         if not callable(self.model):
             raise InvalidArgument(
-                "a model is a callable from a Request to a Response, not "
+                "a model must be a callable from a Request to a Response, not "
                 f"{type(self.model).__name__}"
             )
         if not isinstance(self.budget, Budget):
@@ -97,7 +97,7 @@ class Rules:
 
 
 def described(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
-    """Return tools, by name, that are described to a model and take what a model writes."""
+    """Return tools by name that a model can call: described, and taking plain arguments."""
     found = by_name(list(tools))
     for name, tool in found.items():
         parameters_of(tool.function)
@@ -106,7 +106,7 @@ def described(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
 
 
 def cadence_of(cadence: object) -> Cadence:
-    """Return a cadence by its name."""
+    """Return a cadence, given by name or as itself."""
     if isinstance(cadence, Cadence):
         return cadence
     if cadence == "turn":

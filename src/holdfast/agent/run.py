@@ -1,4 +1,4 @@
-"""One run of an agent: load, finish the interrupted turn, then turn by turn to the answer."""
+"""One run of an agent: load, finish the interrupted turn, then loop until the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ..effects.call_all import FATAL_ERRORS, CallAnswer, call_all
-from ..errors import HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
+from ..errors import ApprovalNeeded, HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
+from ..formatting import plural
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
 from ..session import Session
@@ -40,9 +41,9 @@ SCRATCHPAD = "scratchpad"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a run: the answer, and what the session has spent in all.
+    """The outcome of a run: the answer, and the total spend of the session.
 
-    `is_old` is true when the question had been answered before and nobody was asked.
+    `is_old` is true if the message had been answered before and the model was not called.
     """
 
     session_id: str
@@ -58,7 +59,7 @@ class Outcome:
 
 
 class AgentRun:
-    """The state of one run; everything in it can be lost and is found again in the store."""
+    """The state of one run; all of it can be restored from the store."""
 
     def __init__(
         self, rules: Rules, session: Any, plan: Any = msgspec.UNSET, *, ends: bool = False
@@ -69,7 +70,7 @@ class AgentRun:
         self._tools = ToolCalls(rules, session)
         self._messages: list[Message] = []
         self._executed: list[Executed] = []
-        self._said: list[Message] = []
+        self._unstored: list[Message] = []
         self._iteration = 0
         self._turns = 0
         self._turns_unsaved = 0
@@ -81,23 +82,25 @@ class AgentRun:
         self.scratchpad: Path | None = None
 
     def run(self, text: str | None, message_id: str | None) -> Flow[Outcome]:
-        """Finish what was interrupted, add the message, and go on to the answer."""
+        """Finish the interrupted turn, add the message, and continue until the answer."""
         yield from self._open()
         if text is None and not self._messages:
-            raise InvalidArgument("the session has no messages yet; run it with one")
+            raise InvalidArgument("the session has no messages yet; pass one to run")
         try:
             yield from self._finish_turn()
             old = self._answer_to(message_id)
             if old is not None:
                 return (yield from self._outcome(old, is_old=True))
-            self._say(text, message_id)
-            return (yield from self._turn_by_turn())
+            self._add_message(text, message_id)
+            return (yield from self._loop())
         except HoldfastError as error:
             yield from self._stop(error)
+            if isinstance(error, ApprovalNeeded) and error.question is not None:
+                yield from self._wait_for_approval(error)
             raise
 
     def stored_answer(self, text: str | None, message_id: str | None) -> Flow[Outcome | None]:
-        """Return the answer that a session has already, if there is no new message."""
+        """Return the session's stored answer, unless there is a new message."""
         yield from self._load()
         last = self._messages[-1] if self._messages else None
         if text is not None:
@@ -107,12 +110,14 @@ class AgentRun:
         return (yield from self._outcome(last, is_old=True))
 
     def _open(self) -> Flow[None]:
-        """Load the session, and count what a dead process left open as spent."""
+        """Load the session, and count attempts that a dead process left open as spent."""
         info = yield from perform(Session.info, self._session)
         yield from self._open_scratchpad(info.metadata)
+        if info.status == "waiting":
+            yield from perform(Session.resumption, self._session)
         left_open = yield from perform(Session.close_spend, self._session)
         yield from self._load()
-        yield from self._tell(
+        yield from self._report(
             Resumed(
                 messages=len(self._messages),
                 dangling_calls=len(dangling(self._messages)),
@@ -136,7 +141,7 @@ class AgentRun:
             self._iteration = point.iteration
 
     def _open_scratchpad(self, metadata: dict[str, Any]) -> Flow[None]:
-        """Reopen the directory that the session names, or note the one that was given."""
+        """Reopen the session's recorded directory, or record the given one."""
         recorded, given = metadata.get(SCRATCHPAD), self._rules.scratchpad
         if recorded is not None and given is not None and Path(recorded) != given:
             raise InvalidArgument(
@@ -153,11 +158,11 @@ class AgentRun:
             yield from perform(StoreSessions.session, store, self._session.id, metadata=named)
 
     def _finish_turn(self) -> Flow[None]:
-        """Run the calls that the last answer made and that have no result yet; close its turn."""
-        heard = [each for each in self._messages if each.role in {"user", "assistant"}]
-        if not heard or heard[-1].role == "user":
+        """Run the calls of the last answer that have no result yet, and end its turn."""
+        spoken = [each for each in self._messages if each.role in {"user", "assistant"}]
+        if not spoken or spoken[-1].role == "user":
             return
-        calls = [call for message, call in dangling(self._messages) if message is heard[-1]]
+        calls = [call for message, call in dangling(self._messages) if message is spoken[-1]]
         point = yield from perform(Session.resume_point, self._session)
         is_open = point.checkpoint is not None and point.checkpoint.kind == "iteration_start"
         if calls or is_open:
@@ -166,7 +171,7 @@ class AgentRun:
             yield from self._end_turn(is_due=True)
 
     def _answer_to(self, message_id: str | None) -> Message | None:
-        """Return the stored answer to a message that is in the transcript, if it has one."""
+        """Return the stored answer to a message in the transcript, if it has one."""
         places = [
             number
             for number, message in enumerate(self._messages)
@@ -177,22 +182,23 @@ class AgentRun:
                 return message
         return None
 
-    def _say(self, text: str | None, message_id: str | None) -> None:
-        is_said = message_id is not None and any(
+    def _add_message(self, text: str | None, message_id: str | None) -> None:
+        is_stored = message_id is not None and any(
             message.id == message_id for message in self._messages
         )
-        if text is not None and not is_said:
-            self._said.append(user_message(text, message_id or ""))
+        if text is not None and not is_stored:
+            self._unstored.append(user_message(text, message_id or ""))
 
-    def _turn_by_turn(self) -> Flow[Outcome]:
+    def _loop(self) -> Flow[Outcome]:
         while True:
             last = self._messages[-1] if self._messages else None
             is_answered = last is not None and last.role == "assistant" and not last.calls
-            if last is not None and is_answered and not self._said:
+            if last is not None and is_answered and not self._unstored:
                 return (yield from self._outcome(last, is_old=self._turns == 0))
             if self._turns >= self._rules.turns_max:
                 raise LimitExceeded(
-                    f"no answer after {self._turns} turns (turns_max); run again to go on",
+                    f"no answer after {plural(self._turns, 'turn')} (turns_max); run again to "
+                    "continue",
                     limit=self._rules.turns_max,
                     actual=self._turns + 1,
                 )
@@ -211,17 +217,17 @@ class AgentRun:
             iteration=self._iteration,
             after=answers[-1].id if answers else None,
             taken={call.call_id for message in self._messages for call in message.calls},
-            tell=self._tell,
+            report=self._report,
         )
         message, usage = yield from call.ask(self._request, self._begin)
         self._messages.append(message)
-        yield from self._tell(Answered(iteration=self._iteration, message=message, usage=usage))
+        yield from self._report(Answered(iteration=self._iteration, message=message, usage=usage))
         return message
 
     def _request(self) -> Request:
         unsaved = [each.message for each in self._executed]
         return Request(
-            messages=tuple(legal([*self._messages, *unsaved, *self._said])),
+            messages=tuple(legal([*self._messages, *unsaved, *self._unstored])),
             system=self._rules.system,
             tools=self._tools.specs,
             settings=self._rules.settings,
@@ -230,23 +236,25 @@ class AgentRun:
         )
 
     def _begin(self, attempt: ModelAttempt) -> Flow[Spend]:
-        """Store what the conversation still lacks, with the attempt that is about to be made."""
-        spend = yield from self._keep(said=self._said, attempt=attempt, budget=self._rules.budget)
-        self._said = []
+        """Record the attempt that is about to be made, with everything not stored yet."""
+        spend = yield from self._flush(
+            messages=self._unstored, attempt=attempt, budget=self._rules.budget
+        )
+        self._unstored = []
         assert spend is not None
         return spend
 
-    def _keep(self, **more: Any) -> Flow[Spend | None]:
-        """Store what is not stored yet."""
-        unstored = (self._executed, self._changed_channels(), max(1, self._iteration))
-        stored, spend = yield from perform(CommitOps.keep, self._commits, *unstored, **more)
+    def _flush(self, **more: Any) -> Flow[Spend | None]:
+        """Store results and channels that are not stored yet."""
+        pending = (self._executed, self._changed_channels(), max(1, self._iteration))
+        stored, spend = yield from perform(CommitOps.flush, self._commits, *pending, **more)
         self._stored(stored)
         return spend
 
     def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
-        """Run the calls of a turn in order, as many together as can be.
+        """Run the calls of a turn in order, grouping their commits where possible.
 
-        What stops one of them stops those after it; those before it have run.
+        An error that stops one of them stops those after it; those before it have run.
         """
         group: list[CheckedCall] = []
         try:
@@ -258,48 +266,47 @@ class AgentRun:
                 if checked.prepared is not None:
                     group.append(checked)
                     continue
-                yield from self._tell(Calling(iteration=self._iteration, call=call))
-                yield from self._take_in(checked, None)
+                yield from self._report(Calling(iteration=self._iteration, call=call))
+                yield from self._add_result(checked, None)
         except Exception:
             yield from self._run_together(group)
             raise
         yield from self._run_together(group)
 
     def _run_together(self, group: Sequence[CheckedCall]) -> Flow[None]:
-        """Run calls that were prepared, and take in the result of each."""
+        """Run prepared calls, and add the result of each."""
 
         def announce(index: int) -> Flow[None]:
             if index < len(group):
-                yield from self._tell(Calling(iteration=self._iteration, call=group[index].call))
+                yield from self._report(Calling(iteration=self._iteration, call=group[index].call))
 
         def on_answer(index: int, answer: CallAnswer) -> Flow[None]:
-            yield from self._take_in(group[index], answer)
+            yield from self._add_result(group[index], answer)
             yield from announce(index + 1)
 
         yield from announce(0)
         calls = [checked.prepared for checked in group if checked.prepared is not None]
-        # An observer learns of a call when its outcome is durable.
-        is_watched = self._rules.on_progress is not None
-        yield from call_all(calls, on_answer, gathers=not is_watched)
+        # A call is reported to on_progress only once its outcome is durable.
+        yield from call_all(calls, on_answer, gathers=self._rules.on_progress is None)
 
-    def _take_in(self, checked: CheckedCall, answer: CallAnswer | None) -> Flow[None]:
+    def _add_result(self, checked: CheckedCall, answer: CallAnswer | None) -> Flow[None]:
         call, repeats, limit = checked.call, checked.repeats, self._rules.repeats_max
         done = self._tools.executed(checked, answer)
         self._executed.append(done)
         self.plan = self.plan if checked.plan is None else checked.plan
         if self._rules.cadence.each_call:
-            yield from self._keep()
-        yield from self._tell(Called(iteration=self._iteration, call=call, result=done.result))
+            yield from self._flush()
+        yield from self._report(Called(iteration=self._iteration, call=call, result=done.result))
         if limit is not None and repeats > limit:
             raise LoopDetected(
                 f"the model called {call.name} {repeats + 1} times in a row with the same "
-                "arguments, also after it was told; say something that helps it, and run again",
+                "arguments, even after a warning; run again with a message that helps it",
                 tool=call.name,
                 repeats=repeats + 1,
             )
 
     def _end_turn(self, *, is_due: bool) -> Flow[None]:
-        """Save the turn if the cadence says so; else its results go with the next commit."""
+        """Save the turn if the cadence says so; otherwise the next commit stores its results."""
         cadence = self._rules.cadence
         self._turns_unsaved += 1
         is_due = is_due or (cadence.turns is not None and self._turns_unsaved >= cadence.turns)
@@ -318,7 +325,7 @@ class AgentRun:
         self._stored(stored)
         self._turns_unsaved = 0
         self._saved_at = uptime_seconds()
-        yield from self._tell(Saved(iteration=self._iteration, version=checkpoint.version))
+        yield from self._report(Saved(iteration=self._iteration, version=checkpoint.version))
 
     def _stored(self, stored: Sequence[Message]) -> None:
         self._messages += stored
@@ -327,24 +334,29 @@ class AgentRun:
             self._stored_plan = write_plan(self.plan)
 
     def _changed_channels(self) -> dict[str, Any]:
-        """Return the plan if it is not what is stored; one that never was stays away."""
+        """Return the plan if it differs from the stored one."""
         plan = write_plan(self.plan)
         is_missing = self._stored_plan is msgspec.UNSET and plan is None
         return {} if is_missing or plan == self._stored_plan else {PLAN_CHANNEL: plan}
 
     def _stop(self, error: HoldfastError) -> Flow[None]:
-        """Keep what is done and why the run ends here; a lost session keeps nothing."""
-        words = self._session.runtime.redactor.redact(str(error))
-        said = {"iteration": self._iteration, "error": type(error).__name__, "message": words}
+        """Store the results so far and why the run stops; not possible if the session is lost."""
+        text = self._session.runtime.redactor.redact(str(error))
+        data = {"iteration": self._iteration, "error": type(error).__name__, "message": text}
         if not isinstance(error, FATAL_ERRORS):
             try:
-                yield from self._keep(said=self._said, error=said)
-                self._said = []
+                yield from self._flush(messages=self._unstored, error=data)
+                self._unstored = []
             except HoldfastError:
                 log.warning("the end of a run could not be recorded", exc_info=True)
-        yield from self._tell(
+        yield from self._report(
             Stopped(iteration=self._iteration, error=type(error).__name__, fields=error.fields)
         )
+
+    def _wait_for_approval(self, error: ApprovalNeeded) -> Flow[None]:
+        """Pause until a person has decided; what was done so far is stored."""
+        parked = yield from perform(Session.wait_for_approval, self._session, error.question)
+        error.fields["pause_id"] = parked.pause_id
 
     def _outcome(self, message: Message, *, is_old: bool) -> Flow[Outcome]:
         if self._ends:
@@ -358,11 +370,11 @@ class AgentRun:
             is_old=is_old,
         )
 
-    def _tell(self, progress: Any) -> Flow[None]:
+    def _report(self, progress: Any) -> Flow[None]:
         if self._rules.on_progress is None:
             return
         try:
             yield from invoke(self._rules.on_progress, progress)
         except Exception:
-            # An observer must not be able to break the run.
+            # A callback must not break the run.
             log.exception("on_progress failed")

@@ -1,6 +1,6 @@
-"""Stored records: dataclasses that keep what they do not know, and the order they were read in.
+"""Stored records: dataclasses that preserve unknown fields and the order of fields.
 
-What a field has to hold follows from its annotation.
+A field's annotation decides which values are valid.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ S = TypeVar("S", bound="Shape")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The base of every record; its own fields are never written under these names."""
+    """The base of every record. Its own two fields are not part of the stored data."""
 
     extra: dict[str, Any] = field(default_factory=dict, repr=False)
     keys: tuple[str, ...] | None = field(default=None, repr=False, compare=False)
 
     ALWAYS: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are written also if they have their default."""
+    """Fields that are written even if they have their default."""
     ITEMS: ClassVar[Mapping[str, Callable[[Any, str], Any]]] = {}
-    """How the items of a field are read that are not all of one shape."""
+    """Readers for fields whose items are not all of one shape."""
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the record as plain data, in the order in which it was read."""
+        """Return the record as plain data, with fields in the order they were read."""
         written: dict[str, Any] = {}
         defaults = _defaults(type(self))
         for name in self.keys or ():
@@ -52,7 +52,7 @@ class Shape:
 
 
 def read(shape: type[S], data: Any, where: str) -> S:
-    """Return plain data as a record, or raise InvalidValue naming the field that does not fit."""
+    """Return a record from plain data, or raise InvalidValue naming the invalid field."""
     if type(data) is not dict:
         raise InvalidValue(f"{where} must be a dict, not {type(data).__name__}", path=where)
     values: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def _read(shape: type[Shape], name: str, value: Any, where: str) -> Any:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             choices = ", ".join(get_args(hint))
-            raise InvalidValue(f"{where} is {shown(value)}; it is one of {choices}", path=where)
+            raise InvalidValue(f"{where} is {shown(value)}, not one of {choices}", path=where)
         return value
     _require_type(hint, value, where)
     if get_origin(hint) is not tuple:
@@ -88,7 +88,7 @@ def _require_type(hint: Any, value: object, where: str) -> None:
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    """Return what an annotation allows; () for anything."""
+    """Return the types that an annotation allows; () for any."""
     if hint is Any:
         return ()
     if isinstance(hint, UnionType):

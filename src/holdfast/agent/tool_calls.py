@@ -1,4 +1,4 @@
-"""Tool calls of a model: checked, permitted, run through the ledger, and always answered."""
+"""Tool calls of a model: checked, permitted, and run through the ledger; each gets a result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..errors import (
     Unresolved,
 )
 from ..kernel.flow import Flow, invoke, perform
-from ..records import Kind
+from ..records import Kind, SessionInfo
 from ..session import Session
 from .commits import Executed
 from .models import ToolSpec
@@ -34,6 +34,14 @@ from .rules import CONTENT_BYTES_MAX, Permission, Rules
 from .transcript import Message, ToolCall, ToolResult
 
 APPROVALS_READ_MAX = 10_000
+APPROVAL: Kind = "approval_point"
+# As a hook or a person records them, and as `store.approve` and `store.reject` do.
+DECISIONS: dict[Any, Permission] = {
+    "allow": "allow",
+    "deny": "deny",
+    "approve": "allow",
+    "reject": "deny",
+}
 TEXT = {"type": "string"}
 POSTCONDITION = {
     "type": "object",
@@ -63,16 +71,16 @@ PLAN_TOOL = ToolSpec(
 
 
 class Refusal(Exception):
-    """A call is not run; the model is told why."""
+    """A call is not run; its message goes to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A call that was checked: what is to be run, or what is known without running anything."""
+    """A checked call: prepared to run, or with its result if nothing has to be run."""
 
     call: ToolCall
     repeats: int
-    """How many equal calls came directly before it."""
+    """How many equal calls directly preceded it."""
     prepared: PreparedCall | None = None
     content: Any = None
     is_error: bool = False
@@ -88,7 +96,7 @@ class ToolCalls:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model is shown them."""
+        """The descriptions of the tools for the model."""
         specs = [
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
             for tool in self._rules.tools.values()
@@ -96,9 +104,9 @@ class ToolCalls:
         return (*specs, PLAN_TOOL) if self._rules.planning else tuple(specs)
 
     def check(self, call: ToolCall, messages: Sequence[Message]) -> Flow[CheckedCall]:
-        """Check a call and ask whether it is permitted; the model is told what is wrong with it.
+        """Check a call and its permission; errors become a result for the model.
 
-        One that waits for a person stops the run.
+        Raises ApprovalNeeded if a person has to decide.
         """
         stored = _equal_calls_before(messages, call)
         repeats = max(stored, (yield from self._equal_calls_in_ledger(call)))
@@ -126,7 +134,7 @@ class ToolCalls:
         try:
             return tool, plain_arguments(tool.function, _parsed(call))
         except InvalidValue as error:
-            raise Refusal(f"the arguments do not fit, nothing was run. {error}") from None
+            raise Refusal(f"invalid arguments, nothing was run. {error}") from None
 
     def _prepare(
         self, call: ToolCall, tool: Tool[..., Any], arguments: dict[str, Any]
@@ -139,10 +147,10 @@ class ToolCalls:
             raise Refusal(f"{call.name} raised {type(error).__name__}: {error}") from error
 
     def executed(self, checked: CheckedCall, answer: CallAnswer | None) -> Executed:
-        """Return the result of a call; what its tool raised is for the model to know.
+        """Return the result of a call; an exception of its tool becomes a result for the model.
 
-        A call in doubt stops the run, unless the rules say otherwise; a lost session or store
-        always does.
+        A call in doubt raises, unless `on_unresolved` is "tell"; a lost session or store always
+        raises.
         """
         call, content, is_error = checked.call, checked.content, checked.is_error
         effect_id = replay_of = None
@@ -173,9 +181,9 @@ class ToolCalls:
         return Executed(call=call, result=result, evidence=evidence)
 
     def _equal_calls_in_ledger(self, call: ToolCall) -> Flow[int]:
-        """Return how many calls directly before this one in the ledger of effects are equal to it.
+        """Return how many equal calls directly precede this one in the ledger of effects.
 
-        The ledger remembers them also when the transcript was compacted.
+        The ledger has them even if the transcript was compacted.
         """
         limit = self._rules.repeats_max
         if limit is None or call.name not in self._rules.tools:
@@ -206,44 +214,71 @@ class ToolCalls:
             raise Refusal(f"{call.name} was not permitted, nothing was run. {reason}".strip())
         if permission != "allow":
             raise InvalidArgument(
-                f"permit returned {shown(decision)}; it returns 'allow', 'deny' or 'ask', alone or "
-                "with a reason"
+                f"permit returned {shown(decision)}; it must return 'allow', 'deny' or 'ask', "
+                "alone or with a reason"
             )
 
     def _ask_person(self, call: ToolCall, tool: Tool[..., Any], reason: str) -> Flow[Permission]:
-        """Return a person's decision on a call; it is recorded and asked for once."""
-        kind: Kind = "approval_point"
-        records = yield from perform(
-            Session.history, self._session, kind=kind, limit=APPROVALS_READ_MAX
-        )
-        found = [record.data for record in records if isinstance(record.data, dict)]
-        ours = [data for data in found if data.get("block_id") == call.id]
-        for data in ours:
-            if data.get("decision") in {"allow", "deny"}:
-                return "allow" if data["decision"] == "allow" else "deny"
+        """Return a person's decision on a call, which is requested and recorded once.
+
+        Raises ApprovalNeeded if there is none yet; a session that can pause then waits for it.
+        """
+        info = yield from perform(Session.info, self._session)
+        asked, decided = yield from self._approvals(call, info)
+        if decided is not None:
+            return decided
         question = {
             "block_id": call.id,
             "tool": call.name,
             "arguments": call.arguments,
             "reason": reason,
         }
-        if not ours:
-            yield from perform(Session.record, self._session, kind, question)
+        can_pause = info.agent is not None and self._rules.approve is None
+        if not asked and not can_pause:
+            yield from perform(Session.record, self._session, APPROVAL, question)
         if self._rules.approve is None:
+            how = "`holdfast approvals` or store.approve decide it, and the session goes on"
+            if not can_pause:
+                how = (
+                    f'record it as an approval_point with {{"block_id": "{call.id}", "decision": '
+                    '"allow"} or "deny", then run the agent again'
+                )
             raise ApprovalNeeded(
-                f"{call.name} waits for a decision ({reason or 'the agent must ask'}); record it "
-                f'as an approval_point with {{"block_id": "{call.id}", "decision": "allow"}} or '
-                '"deny", then run the agent again',
+                f"{call.name} waits for a decision ({reason or 'the agent must ask'}); {how}",
                 block_id=call.id,
                 tool=call.name,
+                question=question if can_pause and not asked else None,
             )
         is_allowed = bool((yield from invoke(self._rules.approve, call, tool)))
         decision: Permission = "allow" if is_allowed else "deny"
-        yield from perform(Session.record, self._session, kind, {**question, "decision": decision})
+        yield from perform(
+            Session.record, self._session, APPROVAL, {**question, "decision": decision}
+        )
         return decision
 
+    def _approvals(self, call: ToolCall, info: SessionInfo) -> Flow[tuple[bool, Permission | None]]:
+        """Return whether a person was asked about a call in this epoch, and what was decided."""
+        records = yield from perform(
+            Session.history, self._session, kind=APPROVAL, limit=APPROVALS_READ_MAX
+        )
+        found = [
+            record.data
+            for record in reversed(records)
+            if isinstance(record.data, dict)
+            and record.epoch == info.epoch
+            and record.version > (info.origin_version or 0)
+        ]
+        pauses = {data["pause"] for data in found if _block_asked(data) == call.id}
+        ours = [
+            data for data in found if data.get("block_id") == call.id or data.get("pause") in pauses
+        ]
+        for data in ours:
+            if (decision := DECISIONS.get(data.get("decision"))) is not None:
+                return True, decision
+        return bool(ours), None
+
     def _fitting(self, content: Any) -> Any:
-        """Return what a model is shown of a result: redacted, and within the limit of size."""
+        """Return a result for the model: redacted, and cut to the size limit."""
         redacted = self._session.runtime.redactor.redact(content)
         try:
             size_bytes = len(self._session.runtime.codec.encode(redacted, name="result"))
@@ -258,10 +293,16 @@ class ToolCalls:
         )
 
 
-def _equal_calls_before(messages: Sequence[Message], call: ToolCall) -> int:
-    """Return how many equal calls stand directly before this one in the stored transcript.
+def _block_asked(record: dict[str, Any]) -> Any:
+    """Return the call that the question of a pause is about, if it is about one."""
+    question = record.get("question")
+    return question.get("block_id") if isinstance(question, dict) else None
 
-    It also has calls that were refused, of which the ledger of effects knows nothing.
+
+def _equal_calls_before(messages: Sequence[Message], call: ToolCall) -> int:
+    """Return how many equal calls directly precede this one in the stored transcript.
+
+    The transcript also has refused calls, which the ledger of effects does not have.
     """
     calls = [each for message in messages for each in message.calls]
     places = [number for number, each in enumerate(calls) if each.call_id == call.call_id]
@@ -279,12 +320,12 @@ def _plan_of(call: ToolCall) -> Plan:
     except HoldfastError as error:
         raise Refusal(f"the plan was not stored: {error}") from None
     assert plan is not None
-    # A stored plan has a format; what a model wrote has none.
+    # Without keys, the plan is stored with its format, which the model did not write.
     return replace(plan, keys=None)
 
 
 def _parsed(call: ToolCall) -> Any:
-    """Return arguments as data; some models write them as text."""
+    """Return arguments as data; some models send them as JSON text."""
     if not isinstance(call.arguments, str):
         return {} if call.arguments is None else call.arguments
     try:
@@ -295,6 +336,6 @@ def _parsed(call: ToolCall) -> Any:
 
 def _in_doubt(call: ToolCall, error: HoldfastError) -> str:
     return (
-        f"The outcome of {call.name} is not known, so it is not run again. A person must look at "
+        f"The outcome of {call.name} is unknown, so it is not run again. A person must resolve "
         f"effect {error.fields.get('effect_id')}. ({error})"
     )

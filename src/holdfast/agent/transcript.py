@@ -1,12 +1,12 @@
-"""The transcript: typed messages and blocks, stored without loss, in a numbered format.
+"""The transcript: typed messages and blocks, stored losslessly in a versioned format.
 
 A message is one item of the session's channel `transcript`:
 
     {"format": 2, "id": …, "role": "assistant", "created_at": ms, "blocks": [{"kind": "text", …}]}
 
-Fields that this version does not know are kept, byte for byte; a kind of block that it does not
-know is an error, because a model would be shown half a conversation. Format 1, which had no number
-(times as text, `args`, no ids of blocks), is read and becomes format 2.
+Unknown fields are preserved exactly; an unknown kind of block is an error, because the model would
+get an incomplete conversation. Format 1, which had no number (times as text, `args`, no ids of
+blocks), is read as format 2.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..arguments import shown
 from ..errors import InvalidValue, SchemaMismatch, UnknownBlock
+from ..wire import travels
 from .shapes import Shape, read
 
 TRANSCRIPT_FORMAT = 2
@@ -27,7 +28,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape(Shape):
-    """What every block of a message has."""
+    """The fields of every block."""
 
     kind: str = ""
     id: str = ""
@@ -36,29 +37,32 @@ class BlockShape(Shape):
     ALWAYS = frozenset({"kind"})
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class TextBlock(BlockShape):
-    """What was said."""
+    """Text of a message."""
 
     kind: Literal["text"] = "text"
     text: str
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ReasoningBlock(BlockShape):
-    """What a model thought; `metadata` is its provider's (a signature, for example)."""
+    """A model's reasoning; `metadata` comes from the provider (a signature, for example)."""
 
     kind: Literal["reasoning"] = "reasoning"
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ToolCall(BlockShape):
-    """A tool that the model wants to be called.
+    """A tool call that the model requests.
 
-    `call_id` is the model's and unique in a transcript. `id` is ours, and the call's name in the
-    ledger of effects. `arguments` may be text where a model wrote no valid JSON.
+    `call_id` comes from the model and is unique in a transcript. `id` is Holdfast's, and the call
+    id in the ledger of effects. `arguments` may be text if the model wrote invalid JSON.
     """
 
     kind: Literal["tool_call"] = "tool_call"
@@ -67,9 +71,10 @@ class ToolCall(BlockShape):
     arguments: Any
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ToolResult(BlockShape):
-    """What a call returned, or why it did not; `replay_of` names the effect whose result it is."""
+    """The result or error of a call; `replay_of` is the effect whose stored result it is."""
 
     kind: Literal["tool_result"] = "tool_result"
     call_id: str
@@ -88,12 +93,12 @@ BLOCKS: dict[str, type[Block]] = {
 
 
 def read_block(data: Any, where: str = "block") -> Block:
-    """Return a stored block, or raise UnknownBlock if this version does not know its kind."""
+    """Return a stored block, or raise UnknownBlock if its kind is unknown."""
     kind = data.get("kind") if isinstance(data, dict) else None
     shape = BLOCKS.get(kind) if isinstance(kind, str) else None
     if shape is None:
         raise UnknownBlock(
-            f"{where} has the kind {kind!r}, and this Holdfast knows {', '.join(BLOCKS)}; a newer "
+            f"{where} has the kind {kind!r}; this Holdfast knows {', '.join(BLOCKS)}; a newer "
             "version may have written it",
             path=where,
             kind=kind,
@@ -101,9 +106,10 @@ def read_block(data: Any, where: str = "block") -> Block:
     return read(shape, data, where)
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class Message(Shape):
-    """One message; before it is stored it has no id. `metadata` says which model answered."""
+    """One message; it gets its id when it is stored. `metadata` names the model of an answer."""
 
     format: int = TRANSCRIPT_FORMAT
     id: str = ""
@@ -132,7 +138,7 @@ class Message(Shape):
 
 
 def read_message(data: Any, where: str = "message") -> Message:
-    """Return a stored message of any format up to this one, or raise saying what is wrong."""
+    """Return a stored message of this or an earlier format, or raise InvalidValue."""
     if not isinstance(data, dict):
         raise InvalidValue(f"{where} must be a dict, not {type(data).__name__}", path=where)
     format_number = data.get("format", 1)
@@ -149,7 +155,7 @@ def read_message(data: Any, where: str = "message") -> Message:
 
 
 def read_transcript(data: Any) -> list[Message]:
-    """Return the messages of a stored channel; None and a missing one are an empty transcript."""
+    """Return the messages of a stored channel; None means an empty transcript."""
     if data is None:
         return []
     if type(data) is not list:
@@ -162,12 +168,12 @@ def read_transcript(data: Any) -> list[Message]:
 
 
 def _from_1(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a message of format 1 as one of format 2, with everything else it held."""
+    """Return a message of format 1 as format 2, with all its other fields."""
     rest = {name: value for name, value in data.items() if name not in {"created_at", "blocks"}}
-    said = data.get("created_at")
-    created_at, is_exact = _milliseconds(said, f"{where}.created_at")
+    text = data.get("created_at")
+    created_at, is_exact = _milliseconds(text, f"{where}.created_at")
     if not is_exact:
-        rest["created_at_1"] = said
+        rest["created_at_1"] = text
     blocks = data.get("blocks")
     if not isinstance(blocks, list):
         raise InvalidValue(f"{where}.blocks must be a list", path=f"{where}.blocks")
@@ -190,14 +196,14 @@ def _block_from_1(data: Any, block_id: str, created_at: int) -> Any:
     return raised
 
 
-def _milliseconds(said: Any, where: str) -> tuple[int, bool]:
-    """Return a time that was written as text, and whether milliseconds are exact."""
-    if said is None:
+def _milliseconds(text: Any, where: str) -> tuple[int, bool]:
+    """Return an ISO-8601 time in milliseconds, and whether that is exact."""
+    if text is None:
         return 0, True
     try:
-        moment = datetime.fromisoformat(said)
+        moment = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        raise InvalidValue(f"{where} is not an ISO-8601 time: {shown(said)}", path=where) from None
+        raise InvalidValue(f"{where} is not an ISO-8601 time: {shown(text)}", path=where) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     microseconds = round(moment.timestamp() * 1_000_000)
@@ -205,14 +211,14 @@ def _milliseconds(said: Any, where: str) -> tuple[int, bool]:
 
 
 def user_message(text: str, message_id: str = "") -> Message:
-    """Return a user's message, to be stored."""
+    """Return a user's message that is not stored yet."""
     return Message(id=message_id, role="user", blocks=(TextBlock(text=text),))
 
 
 def stamped(
     message: Message, message_id: str, created_at: int, block_ids: Sequence[str]
 ) -> Message:
-    """Return a message with ids and times where it has none yet."""
+    """Return a message with missing ids and times filled in."""
     blocks = tuple(
         replace(block, id=block.id or block_id, created_at=block.created_at or created_at)
         for block, block_id in zip(message.blocks, block_ids, strict=True)
@@ -226,7 +232,7 @@ def stamped(
 
 
 def with_unique_calls(message: Message, taken: set[str]) -> Message:
-    """Return a message whose call ids are unique: a result must find its one call."""
+    """Return a message with unique call ids, so that a result refers to one call."""
     blocks: list[Block] = []
     seen = set(taken)
     for block in message.blocks:
@@ -244,7 +250,7 @@ def with_unique_calls(message: Message, taken: set[str]) -> Message:
 
 
 def dangling(messages: Sequence[Message]) -> list[tuple[Message, ToolCall]]:
-    """Return the calls that have no result, in order, each with its message."""
+    """Return the calls without a result, in order, each with its message."""
     answered = {result.call_id for message in messages for result in message.results}
     return [
         (message, call)
@@ -255,10 +261,10 @@ def dangling(messages: Sequence[Message]) -> list[tuple[Message, ToolCall]]:
 
 
 def legal(messages: Sequence[Message]) -> list[Message]:
-    """Return the transcript as a provider accepts it, without changing what is stored.
+    """Return the transcript in the form that providers accept; the stored one is unchanged.
 
-    The results of a message's calls follow it directly, in the order of the calls and once each; a
-    call without one is told to have been interrupted; a result without a call is left out.
+    The results of a message's calls follow it directly, once each and in order; a call without a
+    result gets one that says it was interrupted; a result without a call is omitted.
     """
     results: dict[str, Message] = {}
     for message in messages:
@@ -279,8 +285,8 @@ def legal(messages: Sequence[Message]) -> list[Message]:
 
 
 def interrupted(call: ToolCall) -> Message:
-    """Return the result of a call of which nothing is known."""
-    content = f"{call.name} was interrupted and has no result; whether it ran is not known here."
+    """Return a result for a call whose outcome is unknown."""
+    content = f"{call.name} was interrupted and has no result; it is unknown whether it ran."
     return Message(
         role="tool", blocks=(ToolResult(call_id=call.call_id, content=content, is_error=True),)
     )

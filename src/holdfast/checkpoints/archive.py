@@ -1,8 +1,8 @@
-"""What was removed from a store: a file with a line of JSON for each checkpoint and event.
+"""Archives of what was removed from a store: one line of JSON per checkpoint, event or change.
 
-A checkpoint's channels are whole if `after` is null; otherwise they are what changed since that
-version of the session, which stands on an earlier line. A list that grew says how many items it
-`kept` and which came behind them. In a store with a cipher a line holds its record sealed.
+A checkpoint's channels are complete if `after` is null; otherwise they are the changes since that
+version of the session, which is on an earlier line. A list that grew has the number of items it
+`kept` and the items after them. In a store with a cipher, records are encrypted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..records import Checkpoint
 from .read import Delta
 
 Archived = Literal["checkpoint", "event", "state_change"]
-# A line may hold many values at once, each of which was within the store's own limits.
+# A line may contain many values, each of which was within the store's own limits.
 LINE_LIMITS = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
 
 
 def archive_line(
     codec: Codec, checkpoint: Checkpoint, after: int | None, delta: Delta, removed: list[str]
 ) -> str:
-    """Return one checkpoint as a line: what changed since version `after`, or all of it."""
+    """Return one checkpoint as a line: the changes since version `after`, or all of it."""
     channels: dict[str, Any] = {}
     for name, value in delta.after.items():
         kept = delta.shared.get(name)
@@ -63,7 +63,7 @@ def _checkpoints(records: Iterator[tuple[str, dict[str, Any], str]]) -> Iterator
         session_id, after = record["session_id"], record.pop("after")
         before = known.pop((session_id, after), None) if after is not None else {}
         if before is None:
-            raise CorruptRecord(f"{where} goes on from version {after}, which is not before it")
+            raise CorruptRecord(f"{where} continues version {after}, which is not before it")
         record["channels"] = _channels(before, record["channels"], record)
         known[session_id, record["version"]] = record["channels"]
         yield record
@@ -82,7 +82,7 @@ def _records(path: str | Path, cipher: Cipher | None) -> Iterator[tuple[str, dic
             record = _record(codec, line, where)
             kind = record.pop("record", None)
             if kind not in get_args(Archived):
-                raise CorruptRecord(f"{where} is damaged: it holds no record of a known kind")
+                raise CorruptRecord(f"{where} is damaged: it is not a record of a known kind")
             yield kind, record, where
 
 

@@ -1,8 +1,8 @@
 """Changes of channels as rows: appends in place, edits as pieces of old lines.
 
-They are planned from the newest checkpoint as this process remembers it. A remembered head is only
-ever a guess. The write that uses it compares the head's random id in the database, so a guess that
-is old costs a second look and can damage nothing.
+They are planned from the newest checkpoint as this process remembers it. The write that uses a
+remembered head compares the head's random id in the database, so a stale one costs a retry and does
+no harm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EMPTY_LIST = Inline(b"\x90")
 class KnownList:
     """The encoded items of a list: all of them joined, and those since its last full run.
 
-    Of a list that is too large to be remembered there is the digest of all of them.
+    For a list that is too large to remember, there is a digest instead of the items.
     """
 
     joined: bytearray | None
@@ -49,7 +49,7 @@ class KnownList:
             self.digest.update(b"".join(bodies))
 
     def is_value(self, body: bytes) -> bool:
-        """Whether a channel that is no list has this value."""
+        """Whether a channel that is not a list has this value."""
         return self.joined is not None and bytes(self.joined) == body
 
 
@@ -64,7 +64,7 @@ class Head:
 
 
 class Heads(PerStore):
-    """The heads of one store, the least recently used forgotten first; threads may share it."""
+    """An LRU cache of the heads of one store; thread-safe."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Heads(PerStore):
         self._total_bytes = 0
 
     def get(self, session_number: int) -> Head | None:
-        """Return what is remembered of a session."""
+        """Return the remembered head of a session, or None."""
         with self._lock:
             head = self._heads.get(session_number)
             if head is not None:
@@ -81,14 +81,14 @@ class Heads(PerStore):
             return head
 
     def put(self, session_number: int, head: Head) -> None:
-        """Remember a head, unless a newer one is known already."""
+        """Remember a head, unless a newer one is known."""
         with self._lock:
             known = self._heads.get(session_number)
             if known is not None and known.version > head.version:
                 return
             size = 500
             for each in head.lists.values():
-                # About how much memory a list takes.
+                # An estimate of a list's memory.
                 size += len(each.joined or b"") + sum(map(len, each.tail)) + 200
             self._total_bytes += size - self._sizes.get(session_number, 0)
             self._sizes[session_number] = size
@@ -98,7 +98,7 @@ class Heads(PerStore):
                 self._drop(next(iter(self._heads)))
 
     def forget(self, *session_numbers: int) -> None:
-        """Drop what is remembered of sessions."""
+        """Drop the heads of sessions."""
         with self._lock:
             for session_number in session_numbers:
                 self._drop(session_number)
@@ -117,21 +117,21 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Set a channel to a list that only grew since a head: that head's items, and these.
+    """Set a channel to a list that only grew since a head: that head's items, and `bodies`.
 
-    For any other head it is the whole list: the first bytes of what is known of that head's, which
-    only ever grows, and these.
+    For any other head it is set to the whole list, whose first items are the first `joined_bytes`
+    of `joined`, which only ever grows.
     """
 
     head_id: int
     bodies: Sequence[bytes]
     before: Ref
-    """The list that the head has, equal to the first items of this one."""
+    """The head's list, equal to the first items of this one."""
     joined: bytearray | None
     joined_bytes: int
 
     def whole(self, codec: Codec) -> Op[list[bytes]]:
-        """Return the bodies of all items; those of the head are read if they are not remembered."""
+        """Return the bodies of all items, reading those of the head if they are not remembered."""
         if self.joined is None:
             pieces = yield from lines.pieces_of(codec, self.before)
             before = yield from lines.bodies_of(codec, pieces)
@@ -142,7 +142,7 @@ class Grown:
 
 
 class Comparison:
-    """Tells whether encoded items, given one after the other, are those of a known list."""
+    """Compares encoded items, given in order, with those of a known list."""
 
     def __init__(self, known: KnownList) -> None:
         self.joined = known.joined
@@ -152,11 +152,11 @@ class Comparison:
 
     @property
     def is_possible(self) -> bool:
-        """Whether anything is remembered to compare with."""
+        """Whether there is anything to compare with."""
         return bool(self.joined) or self._wanted is not None
 
     def add(self, items: memoryview) -> bool:
-        """Compare the next items; False if they differ already."""
+        """Compare the next items; return False if they are known to differ."""
         start, self.joined_bytes = self.joined_bytes, self.joined_bytes + len(items)
         if self.joined is not None:
             return self.joined.startswith(items, start)
@@ -164,7 +164,7 @@ class Comparison:
         return True
 
     def is_equal(self) -> bool:
-        """Whether all of the list was given and nothing differed."""
+        """Whether the given items are equal to the whole list."""
         return self.joined is not None or self._digest.digest() == self._wanted
 
 
@@ -186,7 +186,7 @@ ChannelChange: TypeAlias = Extend | Grown | SetValue | SetList
 
 
 def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
-    """Whether changes can be planned from what is remembered, without asking the database."""
+    """Whether changes can be planned from the remembered head, without a query."""
     for channel, change in changes.items():
         entry, known = head.manifest.get(channel), head.lists.get(channel)
         if isinstance(change, SetValue):
@@ -208,7 +208,7 @@ def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
 
 @dataclass(slots=True)
 class ChannelPlan:
-    """The rows of one checkpoint's channels, and what is known of them once they are durable."""
+    """The rows of one checkpoint's channels, and the lists to remember once they are durable."""
 
     codec: Codec
     head_id: int
@@ -219,7 +219,7 @@ class ChannelPlan:
     grown: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
     def add(self, changes: Mapping[str, ChannelChange]) -> Op[None]:
-        """Plan changes, one of each channel; what is not remembered is read."""
+        """Plan changes, one per channel, reading what is not remembered."""
         for channel, change in changes.items():
             entry = self.manifest.get(channel)
             match change:
@@ -241,7 +241,7 @@ class ChannelPlan:
                     yield from self._set_list(channel, entry, bodies)
 
     def remember(self) -> dict[str, KnownList]:
-        """Return the lists as they are once the plan is durable; call it once, then."""
+        """Return the lists as of this plan; call it once, when the plan is durable."""
         for channel, bodies in self.grown.items():
             self.lists[channel].grow(bodies)
         return self.lists
@@ -290,7 +290,7 @@ class ChannelPlan:
         new: Sequence[bytes],
         prefix: int,
     ) -> Op[None]:
-        """Open a line of the parts that stay, with the new items between them."""
+        """Open a line of the unchanged parts with the new items between them."""
         longest = min(len(old), len(new)) - prefix
         suffix = _common(old[: -longest - 1 : -1], new[: -longest - 1 : -1]) if longest else 0
         middle = new[prefix : len(new) - suffix]
@@ -306,12 +306,12 @@ class ChannelPlan:
         base = sum(piece.length for piece in kept)
         ref = Ref(line_id, len(new), base, skip=len(middle) if suffix else 0)
         self.manifest[channel] = ref
-        # The own items of the line are the middle, wherever that is in the list.
+        # The line's own items are the middle, wherever that is in the list.
         tail = _last(middle, ref.own_end % RUN_ITEMS)
         self.lists[channel] = replace(_known(new, ref), tail=tail)
 
     def _extend(self, channel: str, entry: Entry | None, new: Sequence[bytes]) -> Op[None]:
-        """Append to the open line, or open one that begins with the list as it is."""
+        """Append to the open line, or open one that begins with the current list."""
         ref = entry if isinstance(entry, Ref) else None
         if not new:
             if ref is None:
@@ -337,7 +337,7 @@ class ChannelPlan:
     def _append(
         self, ref: Ref, known: KnownList | None, new: Sequence[bytes]
     ) -> Op[tuple[Ref, KnownList]]:
-        """Append to an open line that has room for it."""
+        """Append to an open line that has room."""
         start = ref.own_end
         since_run = start % RUN_ITEMS
         if known is not None and len(known.tail) == since_run:
@@ -354,7 +354,7 @@ class ChannelPlan:
     def _reopen(
         self, entry: Ref, known: KnownList | None
     ) -> Op[tuple[Ref, KnownList, Sequence[bytes]]]:
-        """Open a line that begins with the whole list; one in too many pieces is written anew."""
+        """Open a line that begins with the whole list; rewrite a list of too many pieces."""
         pieces = yield from lines.pieces_of(self.codec, entry)
         if len(pieces) > PIECES_MAX:
             before = yield from lines.bodies_of(self.codec, pieces)
@@ -370,7 +370,7 @@ class ChannelPlan:
 
 
 def _require_room(channel: str, length: int) -> None:
-    """Refuse a list that would not fit into as many lines as one can be made of."""
+    """Refuse a list that would exceed the maximum number of pieces."""
     if length > PIECES_MAX * ITEMS:
         most = f"{PIECES_MAX * ITEMS:,}"
         raise LimitExceeded(f"channel {channel!r} would have {length:,} items, more than {most}")
@@ -379,7 +379,7 @@ def _require_room(channel: str, length: int) -> None:
 def _known(bodies: Sequence[bytes], ref: Ref) -> KnownList:
     joined = bytearray().join(bodies)
     count = ref.own_end % RUN_ITEMS
-    # Own items that stand before the base are not the list's last: they are read when needed.
+    # Own items before the base are not at the list's end: they are read when needed.
     tail = _last(bodies, count) if count <= ref.length - ref.base else []
     known = KnownList(joined, tail)
     known.grow([])
@@ -391,7 +391,7 @@ def _last(bodies: Sequence[bytes], count: int) -> list[bytes]:
 
 
 def _common(old: Sequence[bytes], new: Sequence[bytes]) -> int:
-    """Return how many items two lists have in common at their beginning."""
+    """Return the length of the common prefix of two lists."""
     for index, (left, right) in enumerate(zip(old, new, strict=False)):
         if left != right:
             return index

@@ -1,7 +1,7 @@
-"""Removal of everything that sessions have in checkpoints, a bounded number of rows at a time.
+"""Removal of all checkpoints of sessions, a bounded number of rows at a time.
 
-First the versions go, then the items of lines that nothing else uses, then the lines: whoever
-stops in between has taken nothing from a session that stays.
+Versions are removed first, then the items of lines that nothing else uses, then the lines: stopping
+in between takes nothing from other sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .keys import ITEMS, VERSIONS
 from .removal import cut_tails
 
 GIVEN_LINES = GIVEN_NUMBERS.replace(":numbers", ":lines")
-# What lies in the ranges of keys that belong to sessions, or to lines, whose numbers are given.
+# The keys in the ranges of given sessions or lines.
 IN_RANGES = """(
     SELECT kept.key FROM (SELECT CAST(key AS INTEGER) AS number
         FROM json_each(CAST(:{given} AS TEXT) /*pg ::json */)) AS owner
@@ -40,7 +40,7 @@ LIST_LINES = f"""
 SELECT DISTINCT line_id FROM hf_uses WHERE session_number IN {GIVEN_NUMBERS}
 ORDER BY line_id LIMIT :limit
 """  # noqa: S608
-# The lines are locked first, so that of two sessions that release one the second sees the first.
+# Lines are locked first, so that of two sessions releasing one, the second sees the first.
 LOCK_LINES = f"""
 SELECT id FROM hf_lines WHERE id IN {GIVEN_LINES} ORDER BY id /*pg FOR UPDATE */
 """  # noqa: S608
@@ -55,9 +55,9 @@ REMOVE_LINES = f"DELETE FROM hf_lines WHERE id IN {GIVEN_LINES}"  # noqa: S608
 
 
 def remove_sessions(runtime: Runtime, numbers: Sequence[int], limit: int) -> Op[int]:
-    """Remove versions of sessions, and then the lines that they alone use; at most `limit` rows.
+    """Remove up to `limit` rows: versions of sessions, then the lines that only they use.
 
-    Return how many; less than the limit means that nothing is left.
+    Returns how many; fewer than the limit means that none is left.
     """
     ours: dict[str, object] = {"numbers": given(numbers), "limit": limit}
     removed = 0
@@ -80,7 +80,7 @@ def remove_sessions(runtime: Runtime, numbers: Sequence[int], limit: int) -> Op[
 def _release(
     runtime: Runtime, numbers: Sequence[int], line_ids: Sequence[int], limit: int
 ) -> Op[int]:
-    """Release lines; those that nobody else uses go, once all of their items have gone."""
+    """Release lines; those that nothing else uses are removed after all of their items."""
     used = {"numbers": given(numbers), "lines": given(line_ids)}
     _, found = yield from batch(Query(LOCK_LINES, used), Query(LIST_SHARED, used))
     shared = [row["line_id"] for row in found]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from .. import validation
+from ..wire import travels
 
 CHARACTERS_SHOWN = 120
 ITEMS_SHOWN = 50
@@ -16,17 +17,19 @@ ChangeKind: TypeAlias = Literal["added", "removed", "changed"]
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemDiff:
-    """One item of a list and its position: among the old items if removed, else the new ones."""
+    """One list item and its index: in the old list if removed, else in the new one."""
 
     index: int
     value: Any
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListDiff:
-    """Two lists: `prefix` items stay at the beginning, `suffix` at the end, the rest is named."""
+    """Two lists: the first `prefix` and last `suffix` items are equal, the rest is listed."""
 
     prefix: int
     suffix: int
@@ -34,9 +37,10 @@ class ListDiff:
     added: tuple[ItemDiff, ...]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDiff:
-    """One change inside a value; `before` means nothing if it was added, `after` if removed."""
+    """One change inside a value; `before` is unused if it was added, `after` if removed."""
 
     path: KeyPath
     change: ChangeKind
@@ -44,6 +48,7 @@ class ValueDiff:
     after: Any
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelDiff:
     """One channel that differs: `items` where both values are lists, else `values`."""
@@ -54,6 +59,7 @@ class ChannelDiff:
     values: tuple[ValueDiff, ...]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
     """The channels that differ, by name; equal ones are left out."""
@@ -61,11 +67,11 @@ class Diff:
     channels: tuple[ChannelDiff, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON data, without the sides that mean nothing."""
+        """Return it as plain JSON data, without unused sides."""
         return {"channels": [_plain(channel) for channel in self.channels]}
 
     def lines(self, *, items_max: int = ITEMS_SHOWN) -> list[str]:
-        """Return it as text to read: `-` was removed, `+` was added, `~` was changed."""
+        """Return it as readable text: `-` removed, `+` added, `~` changed."""
         return [line for channel in self.channels for line in _lines(channel, items_max)]
 
 
@@ -74,7 +80,7 @@ def compare(
 ) -> Diff:
     """Compare channels. 1, 1.0 and true differ; the order of keys does not matter.
 
-    `shared` counts items at the beginning of a list that both have and neither holds here.
+    `shared` counts equal items at the beginning of lists that were not loaded.
     """
     names = sorted(before.keys() | after.keys())
     found = (_channel(name, before, after, (shared or {}).get(name, 0)) for name in names)
@@ -117,7 +123,7 @@ def _items(values: Sequence[Any], prefix: int, suffix: int, shared: int) -> tupl
 
 
 def _ends(old: Sequence[Any], new: Sequence[Any]) -> tuple[int, int]:
-    """Return how many items two lists share at their beginning, and then at their end."""
+    """Return the lengths of the common prefix and of the common suffix of two lists."""
     longest = min(len(old), len(new))
     prefix = 0
     while prefix < longest and same(old[prefix], new[prefix]):
@@ -129,7 +135,7 @@ def _ends(old: Sequence[Any], new: Sequence[Any]) -> tuple[int, int]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values are the same plain data, types included."""
+    """Whether two values are equal plain data of the same types."""
     if type(left) is not type(right):
         return False
     if type(left) is dict:
@@ -222,7 +228,7 @@ def _value_line(channel: str, value: ValueDiff) -> str:
 
 
 def brief(value: Any, characters: int = CHARACTERS_SHOWN) -> str:
-    """Return a value in one short line; a message as its role and what it says."""
+    """Return a value in one short line; a message as its role and content."""
     text = _json(value)
     if isinstance(value, dict) and isinstance(value.get("role"), str):
         said = next((value[name] for name in ("content", "blocks", "parts") if name in value), None)
@@ -233,7 +239,7 @@ def brief(value: Any, characters: int = CHARACTERS_SHOWN) -> str:
 
 
 def _said(content: Any) -> str:
-    """Return what a message or a block of one says."""
+    """Return the text of a message or of a block."""
     match content:
         case str():
             return content

@@ -1,4 +1,4 @@
-"""What a session does with its versions, in every colour."""
+"""The operations of a session on its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ HISTORY_MAX = 10_000
 REASON_CHARACTERS_MAX = 1_000
 
 COUNT_KINDS = """
-SELECT kind, count(*) AS checkpoints FROM hf_checkpoints
-WHERE key > :low AND key <= :high GROUP BY kind
+SELECT kind, count(*) AS checkpoints FROM (
+    SELECT kind FROM hf_checkpoints WHERE key > :low AND key <= :high
+    ORDER BY key DESC LIMIT :limit
+) AS counted GROUP BY kind
 """
 SET_PIN = """
 INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :now)
@@ -35,7 +37,7 @@ ATTEST = "INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, 
 
 
 class CheckpointOps(SessionHandle[C]):
-    """What a session does with its versions."""
+    """The operations of a session on its checkpoints."""
 
     @deciding
     def save(
@@ -52,7 +54,7 @@ class CheckpointOps(SessionHandle[C]):
         **named: Any,
     ) -> Op[Checkpoint]:
         """Save channels as the next version; those not named carry over. A full list costs only
-        its change. The same `key` again returns the first checkpoint and adds nothing. Raises
+        its change. A repeated `key` returns the first checkpoint and adds nothing. Raises
         VersionConflict, SessionBusy, LeaseLost or SessionEnded.
         """
         if channels is not None and not isinstance(channels, Mapping):
@@ -76,9 +78,9 @@ class CheckpointOps(SessionHandle[C]):
         expected_version: int | None = None,
         key: str | None = None,
     ) -> Op[Checkpoint]:
-        """Append items to a list channel as the next version, at a cost that does not grow.
+        """Append items to a list channel as the next version; the list's length does not matter.
 
-        The same `key` again returns the first checkpoint and adds nothing.
+        A repeated `key` returns the first checkpoint and adds nothing.
         """
         require_text("channel", channel)
         if not isinstance(items, list):
@@ -101,9 +103,9 @@ class CheckpointOps(SessionHandle[C]):
         expected_version: int | None = None,
         key: str | None = None,
     ) -> Op[Checkpoint]:
-        """Write evidence as the next version: its own data, the channels unchanged.
+        """Write evidence as the next version: `data`, with the channels unchanged.
 
-        The same `key` again returns the first checkpoint and adds nothing.
+        A repeated `key` returns the first checkpoint and adds nothing.
         """
         given = (data, metadata, item, expected_version, key)
         return (yield from write(self.runtime, self._place, kind, {}, *given))
@@ -157,7 +159,7 @@ class CheckpointOps(SessionHandle[C]):
     ) -> Op[list[Checkpoint]]:
         """Return versions without their channels, newest first, those of origins included.
 
-        `before` and `after` are versions, themselves left out.
+        `before` and `after` are exclusive bounds.
         """
         require_kind(kind)
         require_limit(limit, HISTORY_MAX)
@@ -173,17 +175,21 @@ class CheckpointOps(SessionHandle[C]):
         return [header(self.runtime.codec, self.id, row) for row in found]
 
     @query
-    def counts(self) -> Op[dict[str, int]]:
-        """Return how many checkpoints the session has of each kind."""
+    def counts(self, *, at_most: int | None = None) -> Op[dict[str, int]]:
+        """Return how many checkpoints the session has of each kind; it reads every one of them.
+
+        With `at_most` only the newest so many are counted, which costs the same in any session.
+        """
+        limit = VERSIONS if at_most is None else require_whole("at_most", at_most, 1, VERSIONS)
         low = self.number * VERSIONS
-        found = yield from rows(COUNT_KINDS, low=low, high=low + VERSIONS - 1)
+        found = yield from rows(COUNT_KINDS, low=low, high=low + VERSIONS - 1, limit=limit)
         if not found:
             yield from require_session(self.number, self.id)
         return {row["kind"]: int(row["checkpoints"]) for row in found}
 
     @query
     def resume_point(self) -> Op[ResumePoint]:
-        """Return the iteration to run next and the record that says so; (1, None) at first."""
+        """Return the iteration to run next and the checkpoint that says so; (1, None) at first."""
         row = yield from read.resume_row(self.number)
         if row is None:
             yield from require_session(self.number, self.id)
@@ -215,7 +221,7 @@ class CheckpointOps(SessionHandle[C]):
 
     @operation
     def attest(self, version: int, evidence: Any) -> Op[None]:
-        """Record that a version was verified, and how; empty evidence attests nothing."""
+        """Record that a version was verified, and how; empty evidence is refused."""
         if not evidence:
             raise InvalidArgument("evidence is empty, so it attests nothing")
         body = self.runtime.codec.encode(evidence, name="evidence")
@@ -237,7 +243,7 @@ class CheckpointOps(SessionHandle[C]):
             return manifest_of(self.runtime.codec, row)
 
     def _own_key(self, version: int) -> Op[int]:
-        """Lock the tree and return the key of a version that the session itself has."""
+        """Lock the tree and return the key of one of the session's own versions."""
         require_version(version)
         yield from self._lock()
         key = self.number * VERSIONS + version
@@ -248,7 +254,7 @@ class CheckpointOps(SessionHandle[C]):
         return key
 
     def _set(self, head: Head | None, channel: str, value: Any) -> ChannelChange:
-        """Encode a channel; a list that only grew since the known head is an append."""
+        """Encode a channel; a list that only grew since the known head becomes an append."""
         require_text("channel", channel)
         codec = self.runtime.codec
         if type(value) is not list:
@@ -266,10 +272,10 @@ class CheckpointOps(SessionHandle[C]):
         if not comparison.is_possible:
             return None
         buffer = bytearray()
-        # A run at a time: what was just encoded is compared while the processor still has it.
+        # One run at a time, so that encoded bytes are compared while in the CPU cache.
         for start in range(0, entry.length, RUN_ITEMS):
             run = value[start : min(start + RUN_ITEMS, entry.length)]
-            # A tuple has the bytes of a list; it is refused here as everywhere.
+            # A tuple would encode like a list, but is refused as everywhere.
             codec.check_each(run, channel, start)
             if not codec.encode_into(run, buffer):
                 return None
@@ -283,11 +289,11 @@ class CheckpointOps(SessionHandle[C]):
 
 
 def require_kind(kind: object) -> None:
-    """Refuse an unknown kind; None is any."""
+    """Refuse an unknown kind; None means any."""
     if kind is not None:
         require_one_of("kind", kind, KINDS)
 
 
 def require_version(version: object) -> None:
-    """Refuse what cannot be a version."""
+    """Refuse an invalid version."""
     require_whole("version", version, 1, VERSIONS - 1)

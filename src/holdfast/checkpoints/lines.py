@@ -1,9 +1,9 @@
-"""Lines and manifests: where the values of channels are, so that a turn costs what it adds.
+"""Lines and manifests: how channels are stored, so that a turn costs only what it adds.
 
-A line is a list. It begins with pieces of older lines, fixed when it is opened; its own items come
-behind them. A checkpoint sees the first `length` items of a line; only the head of the session
-that opened a line appends to it. Own items are single rows until a run of 64 is full; then it
-becomes one row. A manifest says for each channel of a checkpoint where its value is.
+A line is a list, stored as a piece table: it begins with pieces of older lines, fixed when it is
+opened, followed by its own items. A checkpoint sees the first `length` items of a line; only the
+head of the session that opened a line appends to it. Own items are single rows until a run of 64 is
+full, which is then packed into one row. A manifest maps the channels of a checkpoint to lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """A small value, kept as its body in the manifest itself."""
+    """A small value, stored as a body in the manifest itself."""
 
     body: bytes
 
@@ -69,7 +69,7 @@ class Ref:
 
     @property
     def own_end(self) -> int:
-        """The index that the line's next own item gets."""
+        """The index of the line's next own item."""
         return self.skip + self.length - self.base
 
 
@@ -78,18 +78,18 @@ Manifest: TypeAlias = Mapping[str, Entry]
 
 
 def item_context(key: int) -> tuple[str, str]:
-    """Return the place that an item's record is bound to."""
+    """Return the context that an item's record is bound to."""
     return "hf_items", str(key)
 
 
 def checkpoint_context(key: int, part: str) -> tuple[str, ...]:
-    """Return the place that a part of a checkpoint is bound to."""
+    """Return the context that a part of a checkpoint is bound to."""
     number, version = divmod(key, VERSIONS)
     return "hf_checkpoints", str(number), str(version), part
 
 
 def write_manifest(codec: Codec, manifest: Manifest) -> bytes:
-    """Return a manifest as a body. Small values are in it as they are: checked already."""
+    """Return a manifest as a body; inline values were checked before."""
     fields: dict[str, list[Any]] = {}
     for channel, entry in manifest.items():
         if isinstance(entry, Ref):
@@ -104,7 +104,7 @@ def write_manifest(codec: Codec, manifest: Manifest) -> bytes:
 
 
 def read_manifest(codec: Codec, body: bytes) -> dict[str, Entry]:
-    """Return the manifest that a body holds."""
+    """Return the manifest of a body."""
     return {channel: _entry(codec, fields) for channel, fields in codec.decode(body).items()}
 
 
@@ -126,16 +126,16 @@ def _entry(codec: Codec, fields: list[Any]) -> Entry:
             return Ref(line_id, length, is_open=mark == _OPEN)
         case [(2 | 3) as mark, line_id, length, base, skip]:
             return Ref(line_id, length, base, skip, is_open=mark == _OPEN)
-    raise CorruptRecord("a manifest names a channel in a way that this Holdfast does not know")
+    raise CorruptRecord("a manifest has an entry of a kind that this Holdfast does not know")
 
 
 def closed(entry: Entry) -> Entry:
-    """Return an entry for another head, which must open a line of its own to append."""
+    """Return an entry for another head, which must open its own line to append."""
     return replace(entry, is_open=False) if isinstance(entry, Ref) else entry
 
 
 def line_ids(manifest: Manifest) -> set[int]:
-    """Return the lines that a manifest names itself, without the lines of their pieces."""
+    """Return the lines that a manifest names, without the lines of their pieces."""
     return {entry.line_id for entry in manifest.values() if not isinstance(entry, Inline)}
 
 
@@ -162,14 +162,14 @@ def line_row(codec: Codec, pieces: Sequence[Piece]) -> Row:
 
 
 def pieces_of(codec: Codec, ref: Ref) -> Op[list[Piece]]:
-    """Return where the items of a list are, as runs of lines' own items."""
+    """Return the pieces that make up a list."""
     pieces: list[Piece] = []
     if ref.base:
         row = yield from one(READ_PIECES, line_id=ref.line_id)
         if row is None or row["pieces"] is None:
             raise CorruptRecord(f"line {ref.line_id} has lost its pieces", line_id=ref.line_id)
         pieces = [
-            # A line's pieces may name the line itself: its id was not known when they were written.
+            # 0 is the line itself, whose id was not known when its pieces were written.
             Piece(line_id or ref.line_id, start, count)
             for line_id, start, count in codec.unpack(row["pieces"])
         ]
@@ -232,14 +232,14 @@ def _values(codec: Codec, piece: Piece, row: Row) -> list[Any]:
 
 
 def _range(piece: Piece) -> Query:
-    # A run of 64 may hold the first item in its middle.
+    # The first item may be in the middle of a packed run.
     low = piece.start // RUN_ITEMS * RUN_ITEMS
     line = piece.line_id * ITEMS
     return Query(READ_RANGE, {"low": line + low, "high": line + piece.start + piece.length})
 
 
 def _within(piece: Piece, rows: list[Row], found: list[Any]) -> list[Any]:
-    """Cut off what a packed run holds around the piece; refuse a line with a gap."""
+    """Return the piece's items of the rows found; raise if some are missing."""
     first = rows[0]["key"] % ITEMS if rows else piece.start
     is_dense = all(
         before["key"] + before["count"] == after["key"] for before, after in pairwise(rows)
@@ -251,13 +251,13 @@ def _within(piece: Piece, rows: list[Row], found: list[Any]) -> list[Any]:
 
 
 def lacking(line_id: int, start: int, end: int) -> CorruptRecord:
-    """Return the error of a line that has lost items."""
+    """Return the error for a line with missing items."""
     return CorruptRecord(f"line {line_id} lacks items between {start} and {end}", line_id=line_id)
 
 
 @dataclass(frozen=True, slots=True)
 class LineRows:
-    """Rows of a line to be written: new ones, and the keys of single ones that they replace."""
+    """New rows of a line, and the range of keys of the rows that they replace."""
 
     rows: list[tuple[int, int, bytes]]
     replaced: tuple[int, int] | None = None
@@ -266,9 +266,9 @@ class LineRows:
 def write_items(
     codec: Codec, line_id: int, start: int, tail: Sequence[bytes], new: Sequence[bytes]
 ) -> LineRows:
-    """Return the rows that append items at an index; `tail` are those since the last full run.
+    """Return the rows that append items at an index; `tail` are the items since the last full run.
 
-    Runs begin at multiples of 64. A full one becomes one row, in place of its single rows.
+    Runs begin at multiples of 64. A full one becomes one row that replaces its single rows.
     """
     first, line = start - len(tail), line_id * ITEMS
     pending = [*tail, *new]
@@ -291,8 +291,8 @@ def write_items(
     return LineRows(rows, replaced)
 
 
-def written_until(codec: Codec, line_id: int, end: int) -> Op[LineRows | None]:
-    """Return what replaces a run that reaches beyond an end; None if there is none."""
+def cut_run(codec: Codec, line_id: int, end: int) -> Op[LineRows | None]:
+    """Return the rows that replace a packed run which extends beyond `end`, or None."""
     for row in (yield from batch(_range(Piece(line_id, end, 0))))[0]:
         index = row["key"] % ITEMS
         if index + row["count"] > end:

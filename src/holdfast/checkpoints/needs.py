@@ -1,4 +1,4 @@
-"""What checkpoints need of lines: read from their manifests, of long sessions ahead of time."""
+"""Which parts of lines checkpoints need, read from manifests; for long sessions in advance."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from ..kernel.operation import (
     operation,
     rows,
 )
-from .keys import VERSIONS
+from ..kernel.owned_rows import OwnedRows, read_each
+from .keys import VERSIONS, in_range
 from .lines import Manifest, Piece, Ref, Stored, manifest_of, pieces_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MANIFESTS_PER_PAGE = 500
-# So many versions are read while others wait for the trees.
+# At most this many versions are read while trees are locked.
 VERSIONS_AT_ONCE = 1_000
 QUERIES_PER_BATCH = 100
 
@@ -36,6 +37,7 @@ LIST_MANIFESTS = """
 SELECT key, manifest FROM hf_checkpoints WHERE key > :after AND key < :high
 ORDER BY key LIMIT :limit
 """
+MANIFESTS = OwnedRows("key, manifest", "hf_checkpoints", in_range(VERSIONS), {"key": 0})
 COUNT_VERSIONS = """
 SELECT count(*) AS count FROM hf_checkpoints WHERE key > :after AND key <= :newest
 """
@@ -43,25 +45,38 @@ SELECT count(*) AS count FROM hf_checkpoints WHERE key > :after AND key <= :newe
 
 @dataclass(slots=True)
 class LineNeeds:
-    """Which lines checkpoints need, with their pieces, and up to which own item each."""
+    """Which lines checkpoints need, each with its pieces and up to which of its own items."""
 
     ends: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
 
+    _bases: dict[int, int] = field(default_factory=dict)
+    """Lines that begin with pieces which are not known yet, and with how many items."""
+
     def add(self, codec: Codec, manifest: Manifest) -> Op[None]:
-        """Need what a manifest refers to."""
+        """Add what a manifest refers to."""
+        self.note(manifest)
+        yield from self.read_pieces(codec)
+
+    def note(self, manifest: Manifest) -> None:
+        """Add what a manifest refers to, except pieces that are not known yet."""
         for entry in manifest.values():
             if isinstance(entry, Stored):
                 self._add([Piece(entry.line_id, 0, 1)])
             elif isinstance(entry, Ref):
                 if entry.base and entry.line_id not in self.pieces:
-                    whole = Ref(entry.line_id, entry.base, entry.base)
-                    self.pieces[entry.line_id] = yield from pieces_of(codec, whole)
-                    self._add(self.pieces[entry.line_id])
+                    self._bases[entry.line_id] = entry.base
                 self._add([Piece(entry.line_id, entry.skip, entry.length - entry.base)])
 
+    def read_pieces(self, codec: Codec) -> Op[None]:
+        """Add the pieces that lines begin with."""
+        bases, self._bases = self._bases, {}
+        for line_id, base in bases.items():
+            self.pieces[line_id] = yield from pieces_of(codec, Ref(line_id, base, base))
+            self._add(self.pieces[line_id])
+
     def include(self, other: LineNeeds) -> None:
-        """Need what others need, too."""
+        """Add the needs of others."""
         self._add(Piece(line_id, 0, end) for line_id, end in other.ends.items())
 
     def _add(self, pieces: Iterable[Piece]) -> None:
@@ -70,15 +85,15 @@ class LineNeeds:
 
 
 def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
-    """Read every manifest of some sessions once, to know what of which line they need."""
+    """Return the needs of sessions, reading every manifest once."""
     needs = LineNeeds()
-    for number in numbers:
-        yield from read_behind(codec, number * VERSIONS, lambda _: needs)
+    yield from read_each(MANIFESTS, numbers, lambda row: needs.note(manifest_of(codec, row)))
+    yield from needs.read_pieces(codec)
     return needs
 
 
 def read_behind(codec: Codec, after: int, needs_of: Callable[[int], LineNeeds]) -> Op[int]:
-    """Read the manifests of a session behind a key, each as a need, and return the last key."""
+    """Add each manifest of a session after a key to `needs_of(key)`; return the last key."""
     bounds = {"high": (after // VERSIONS + 1) * VERSIONS, "limit": MANIFESTS_PER_PAGE}
     while page := (yield from rows(LIST_MANIFESTS, **bounds, after=after)):
         for row in page:
@@ -88,7 +103,7 @@ def read_behind(codec: Codec, after: int, needs_of: Callable[[int], LineNeeds]) 
 
 
 def each_row(sql: str, asked: Sequence[dict[str, int]]) -> Op[list[Row]]:
-    """Return the rows of a statement for many parameters."""
+    """Return the rows of a statement for each set of parameters."""
     found: list[Row] = []
     for start in range(0, len(asked), QUERIES_PER_BATCH):
         some = asked[start : start + QUERIES_PER_BATCH]
@@ -96,8 +111,8 @@ def each_row(sql: str, asked: Sequence[dict[str, int]]) -> Op[list[Row]]:
     return found
 
 
-class Unread(Exception):
-    """A transaction has to know what long sessions need; they are read first, without locks."""
+class MustReadAhead(Exception):
+    """A transaction needs to know the needs of long sessions, to be read first without locks."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__(f"sessions {numbers} have many versions")
@@ -105,27 +120,27 @@ class Unread(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class NeedsUpTo:
     """What a session needed up to a version."""
 
     needs: LineNeeds | None
-    """None if a version cannot be read."""
+    """None if a version is damaged."""
     newest: int
     count: int
 
 
-class Foreseen(PerStore):
-    """What long sessions need, as it was read ahead of the transaction that has to know it."""
+class NeedsCache(PerStore):
+    """The needs of long sessions, read ahead of the transaction that uses them."""
 
     def __init__(self, _: Runtime) -> None:
-        self._read: dict[int, Read] = {}
+        self._read: dict[int, NeedsUpTo] = {}
 
-    def note(self, number: int, read: Read) -> None:
+    def put(self, number: int, read: NeedsUpTo) -> None:
         """Remember what a session needs."""
         self._read[number] = read
 
-    def forget(self) -> None:
-        """Begin anew."""
+    def clear(self) -> None:
+        """Forget everything."""
         self._read = {}
 
     def ends(
@@ -133,9 +148,9 @@ class Foreseen(PerStore):
     ) -> Op[Mapping[int, int]]:
         """Return up to which item sessions need which lines.
 
-        The sessions are given with how many versions they may have, and what some of them are
-        known to need. Raises Unread, or CorruptRecord. Of those that were read ahead, new versions
-        are read; where some have gone, all are.
+        `versions` maps sessions to how many versions they may have, `known` some to their needs.
+        For a session read ahead only new versions are read, or all if some were removed. Raises
+        MustReadAhead or CorruptRecord.
         """
         versions = {number: versions[number] for number in versions.keys() - known.keys()}
         read = {number: self._read[number] for number in versions if number in self._read}
@@ -146,11 +161,11 @@ class Foreseen(PerStore):
                 del read[number]
         unread = [number for number in versions if number not in read]
         if sum(versions[number] for number in unread) > VERSIONS_AT_ONCE:
-            raise Unread(unread)
+            raise MustReadAhead(unread)
         needs = yield from read_needs(codec, unread)
         for each in read.values():
             if each.needs is None:
-                raise CorruptRecord("a version cannot be read")
+                raise CorruptRecord("a version is damaged")
             needs.include(each.needs)
             yield from read_behind(codec, each.newest, lambda _: needs)
         for more in known.values():
@@ -158,23 +173,23 @@ class Foreseen(PerStore):
         return needs.ends
 
 
-def foreseeing(
+def perform_reading_ahead(
     runtime: Runtime, op: operation[P, T], instance: object, /, *args: P.args, **kwargs: P.kwargs
 ) -> Flow[T]:
-    """Perform an operation; what it finds to be too much to read is read, and it begins again."""
+    """Perform an operation; if it raises MustReadAhead, read those needs and retry."""
     while True:
         try:
             return (yield from perform(op, instance, *args, **kwargs))
-        except Unread as unread:
+        except MustReadAhead as unread:
             numbers = unread.numbers
         for number in numbers:
             read = yield from perform(read_ahead, runtime, number)
-            Foreseen.of(runtime).note(number, read)
+            NeedsCache.of(runtime).put(number, read)
 
 
 @large_query
-def read_ahead(runtime: Runtime, number: int) -> Op[Read]:
-    """Read what a session needs; nobody waits meanwhile."""
+def read_ahead(runtime: Runtime, number: int) -> Op[NeedsUpTo]:
+    """Return what a session needs, without locks."""
     needs, keys = LineNeeds(), [number * VERSIONS]
 
     def noted(key: int) -> LineNeeds:
@@ -184,5 +199,5 @@ def read_ahead(runtime: Runtime, number: int) -> Op[Read]:
     try:
         yield from read_behind(runtime.codec, keys[0], noted)
     except CorruptRecord:
-        return Read(None, keys[-1], len(keys) - 1)
-    return Read(needs, keys[-1], len(keys) - 1)
+        return NeedsUpTo(None, keys[-1], len(keys) - 1)
+    return NeedsUpTo(needs, keys[-1], len(keys) - 1)

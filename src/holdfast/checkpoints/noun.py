@@ -1,4 +1,4 @@
-"""Checkpoints in the life of a store: they go with their session."""
+"""Checkpoints in the life-cycle of a store: they are removed with their session."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CheckpointsNoun(Noun):
     portable = CheckpointsPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove the versions of sessions, and the lines that nothing else needs."""
+        """Remove the versions of sessions, and the lines that only they use."""
         heads, numbers = Heads.of(runtime), [each.number for each in sessions]
         yield AfterCommit(lambda: heads.forget(*numbers))
         return (yield from remove_sessions(runtime, numbers, limit))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove all but the newest versions of each session, except those that are needed."""
+        """Remove all but the newest and the protected versions of each session."""
         return (yield from prune(runtime, retention))

@@ -1,4 +1,4 @@
-"""Checkpoints and their lines in export files: each item once, however many versions have it."""
+"""Checkpoints and their lines in export files; each item is written once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ..arguments import require_text
 from ..codec import Codec
 from ..errors import CorruptRecord
 from ..kernel import portable
+from ..kernel.inserts import Insert
 from ..kernel.operation import Op, Row
+from ..kernel.owned_rows import OwnedRows, read_each
 from ..records import Kind
 from ..validation import too_large
 from . import lines as stored
-from .keys import ITEMS, VERSIONS
+from .keys import ITEMS, VERSIONS, in_range
 from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, Inline, Manifest, Piece, Stored
 from .needs import LineNeeds, read_needs
-from .removal import KEEP_ITEMS
-from .write import ADD_EPOCH, ITERATIONS, USE_LINE
+from .write import ITERATIONS
 
-# What a packed run has around its items.
+# The overhead of a packed run.
 RUN_BYTES_MORE = 65_536
 LIST_ITEMS_MAX = PIECES_MAX * ITEMS
 UNREADABLE = "has channels that cannot be read"
@@ -30,9 +31,9 @@ LACKING = "lacks items"
 
 
 class LineRecord(portable.Record, frozen=True, tag="line"):
-    """A line, by a number of this file, and the pieces that it begins with.
+    """A line, with a number local to the file, and the pieces it begins with.
 
-    A piece of the line itself is named by 0.
+    The line id 0 in a piece is the line itself.
     """
 
     id: portable.Positive
@@ -42,7 +43,7 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
     ]
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that the lines of its pieces came before it; their items may follow."""
+        """Check that the lines of its pieces precede it; their items may follow."""
         lines = seen.of(_Seen).lines
         if self.id in lines:
             return f"line {self.id} comes twice"
@@ -59,7 +60,7 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
-        """Open a line, whose number is known when it is written."""
+        """Open a line; its number is known once it is written."""
         arrived = into.of(_Arrived)
         pieces = []
         for source, start, length in self.pieces:
@@ -71,7 +72,7 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
             if pieces:
                 arrived.pieces[line_id] = {piece.line_id or line_id for piece in pieces}
 
-        into.later(stored.ADD_LINE, stored.line_row(into.codec, pieces), then=note)
+        into.insert(ADD_LINE, stored.line_row(into.codec, pieces), then=note)
 
 
 class ItemsRecord(portable.Record, frozen=True, tag="items"):
@@ -85,7 +86,7 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
     data: bytes
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that they are the next, and each a value that the store would take."""
+        """Check that they are the next, and each a value that the store would accept."""
         codec, line = seen.codec, seen.of(_Seen).lines.get(self.line_id)
         if line is None or self.index != line.end:
             return f"item {self.index} is out of order"
@@ -106,7 +107,7 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
     def add(self, into: portable.Import) -> Op[None]:
         """Add the items to their line."""
         line_id = yield from into.of(_Arrived).line(into, self.line_id)
-        into.later(KEEP_ITEMS, self.row(into.codec, key=line_id * ITEMS + self.index))
+        into.insert(ADD_ITEMS, self.row(into.codec, key=line_id * ITEMS + self.index))
 
 
 class EpochRecord(portable.Record, frozen=True, tag="epoch"):
@@ -118,7 +119,7 @@ class EpochRecord(portable.Record, frozen=True, tag="epoch"):
     target_version: portable.Version
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that it is behind the one before, goes back, and came before all versions."""
+        """Check that epochs are in order, lead back, and precede all versions."""
         number, session = self.session_number, seen.sessions.get(self.session_number)
         if session is None or number in seen.of(_Seen).versions:
             return f"epoch {self.epoch} of session {number} is out of order"
@@ -133,11 +134,11 @@ class EpochRecord(portable.Record, frozen=True, tag="epoch"):
     def add(self, into: portable.Import) -> Op[None]:
         """Add the epoch."""
         number = yield from into.number(self.session_number)
-        into.later(ADD_EPOCH, self.row(into.codec, number=number))
+        into.insert(ADD_EPOCH, self.row(into.codec, session_number=number))
 
 
 class _VersionRecord(portable.Record, frozen=True):
-    """Something of one version of a session."""
+    """A record that belongs to one version of a session."""
 
     session_number: portable.Positive
     version: portable.Version
@@ -148,7 +149,7 @@ class _VersionRecord(portable.Record, frozen=True):
         return f"{self.__struct_config__.tag} {self.version}"
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that the session has this version, or had it."""
+        """Check that the session has or had this version."""
         session = seen.sessions.get(self.session_number)
         if session is None or self.version > session.version:
             return f"version {self.version} is referred to and does not exist"
@@ -181,7 +182,7 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
     created_at: portable.Time
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that it is behind the versions before it, and has all that it shows."""
+        """Check the order of versions, the epoch, the iteration, and that all items are there."""
         checkpoints, session = seen.of(_Seen), seen.sessions.get(self.session_number)
         last = checkpoints.versions.get(self.session_number, 0)
         if session is None or not last < self.version <= session.version:
@@ -204,15 +205,15 @@ class CheckpointRecord(_VersionRecord, frozen=True, kw_only=True, tag="checkpoin
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
-        """Add the version, and note which lines its session needs."""
+        """Add the version, and register the lines that its session uses."""
         codec, arrived = into.codec, into.of(_Arrived)
         key = yield from self._key(into)
         manifest = stored.read_manifest(codec, self.manifest)
         moved = {channel: arrived.moved(entry) for channel, entry in manifest.items()}
         body = stored.write_manifest(codec, moved)
-        into.later(IMPORT_CHECKPOINT, self.row(codec, key=key, manifest=body))
+        into.insert(ADD_CHECKPOINT, self.row(codec, key=key, manifest=body))
         for line_id in sorted(arrived.newly_used(key // VERSIONS, moved)):
-            into.later(USE_LINE, {"line_id": line_id, "number": key // VERSIONS})
+            into.insert(ADD_USE, {"line_id": line_id, "session_number": key // VERSIONS})
 
 
 class PinRecord(_VersionRecord, frozen=True, tag="pin"):
@@ -222,7 +223,7 @@ class PinRecord(_VersionRecord, frozen=True, tag="pin"):
     created_at: portable.Time
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check also that it comes once."""
+        """Check also that it is not repeated."""
         pinned = seen.of(_Seen).pinned
         if self.version <= pinned.get(self.session_number, 0):
             id = seen.sessions[self.session_number].id
@@ -235,11 +236,11 @@ class PinRecord(_VersionRecord, frozen=True, tag="pin"):
         """Add the pin."""
         key = yield from self._key(into)
         reason = into.codec.pack(self.reason, context=_pin(key))
-        into.later(IMPORT_PIN, self.row(into.codec, key=key, reason=reason))
+        into.insert(ADD_PIN, self.row(into.codec, key=key, reason=reason))
 
 
 class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
-    """What was verified of a version."""
+    """An attestation of a version."""
 
     sealed = portable.Sealed(
         lambda row, name: ("hf_attestations", str(row["key"])), evidence=portable.ANY
@@ -251,12 +252,12 @@ class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
     def add(self, into: portable.Import) -> Op[None]:
         """Add the attestation."""
         key = yield from self._key(into)
-        into.later(IMPORT_ATTESTATION, self.row(into.codec, key=key))
+        into.insert(ADD_ATTESTATION, self.row(into.codec, key=key))
 
 
 @dataclass(slots=True)
 class _Line:
-    """A line as far as it was seen, and up to which of its own items it is needed."""
+    """A line as seen so far, and up to which of its own items it is needed."""
 
     base: int
     needed: int = 0
@@ -266,7 +267,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of the checkpoints of a file."""
+    """What was seen of a file's checkpoints."""
 
     lines: dict[int, _Line] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
@@ -307,7 +308,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Arrived:
-    """What is known while checkpoints are written: the lines by their numbers in the file."""
+    """The state of importing checkpoints: new line numbers by those in the file."""
 
     lines: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, set[int]] = field(default_factory=dict)
@@ -316,19 +317,19 @@ class _Arrived:
     _used: set[int] = field(default_factory=set)
 
     def line(self, into: portable.Import, source: int) -> Op[int]:
-        """Return the number that a line got."""
+        """Return the new number of a line."""
         if source not in self.lines:
             yield from into.flush()
         return self.lines[source]
 
     def moved(self, entry: stored.Entry) -> stored.Entry:
-        """Return where the value of a channel is in this store."""
+        """Return an entry with its line's new number."""
         if isinstance(entry, Inline):
             return entry
         return replace(entry, line_id=self.lines[entry.line_id])
 
     def newly_used(self, number: int, manifest: Manifest) -> set[int]:
-        """Return the lines that a session needs for a version and did not for those before."""
+        """Return the lines that a version uses and earlier ones of the session did not."""
         if number != self._number:
             self._number, self._used = number, set()
         lines = stored.line_ids(manifest)
@@ -337,36 +338,51 @@ class _Arrived:
         return used
 
 
-EXPORT_LINE_ITEMS = """
-SELECT key, count, data FROM hf_items WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
-"""
-EXPORT_EPOCHS = """
-SELECT session_number, epoch, first_version, target_version FROM hf_epochs
-WHERE session_number = :session_number AND epoch > :epoch ORDER BY epoch LIMIT :limit
-"""
-EXPORT_CHECKPOINTS = f"""
-SELECT key, {CheckpointRecord.selected("session_number", "version")} FROM hf_checkpoints
-WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
-"""  # noqa: S608
-EXPORT_PINS = """
-SELECT key, reason, created_at FROM hf_pins
-WHERE key > :key AND key < :high ORDER BY key LIMIT :limit
-"""
-EXPORT_ATTESTATIONS = """
-SELECT number, key, evidence, created_at FROM hf_attestations
-WHERE key > :low AND key < :high AND number > :number ORDER BY number LIMIT :limit
-"""
-IMPORT_CHECKPOINT = f"""
-INSERT INTO hf_checkpoints {CheckpointRecord.inserted("session_number", "version", key=":key")}
-"""
-IMPORT_PIN = "INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :created_at)"
-IMPORT_ATTESTATION = """
-INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :created_at)
-"""
+LINE_ITEMS = OwnedRows("key, count, data", "hf_items", in_range(ITEMS), {"key": -1})
+EPOCHS = OwnedRows(
+    "session_number, epoch, first_version, target_version",
+    "hf_epochs",
+    "session_number = {owner}",
+    {"epoch": 0},
+)
+# The rows of versions, in the order of the file.
+OF_VERSIONS: tuple[tuple[type[_VersionRecord], OwnedRows], ...] = (
+    (
+        CheckpointRecord,
+        OwnedRows(
+            f"key, {CheckpointRecord.selected('session_number', 'version')}",
+            "hf_checkpoints",
+            in_range(VERSIONS),
+            {"key": 0},
+        ),
+    ),
+    (
+        PinRecord,
+        OwnedRows("key, reason, created_at", "hf_pins", in_range(VERSIONS), {"key": 0}),
+    ),
+    (
+        AttestationRecord,
+        OwnedRows(
+            "number, key, evidence, created_at",
+            "hf_attestations",
+            in_range(VERSIONS),
+            {"number": 0},
+        ),
+    ),
+)
+ADD_LINE = Insert("hf_lines", ("base", "pieces"), "RETURNING id")
+ADD_ITEMS = Insert("hf_items", ("key", "count", "data"))
+ADD_EPOCH = Insert("hf_epochs", EpochRecord.columns())
+ADD_CHECKPOINT = Insert(
+    "hf_checkpoints", CheckpointRecord.columns("key", without=["session_number", "version"])
+)
+ADD_USE = Insert("hf_uses", ("line_id", "session_number"), "ON CONFLICT DO NOTHING")
+ADD_PIN = Insert("hf_pins", ("key", "reason", "created_at"))
+ADD_ATTESTATION = Insert("hf_attestations", ("key", "evidence", "created_at"))
 
 
 class CheckpointsPortable(portable.Portable):
-    """Versions travel with the lines that they share, as far as any of them shows."""
+    """Versions are exported with the lines they share, up to the last item that any needs."""
 
     records = (
         LineRecord,
@@ -378,19 +394,14 @@ class CheckpointsPortable(portable.Portable):
     )
 
     def export(self, out: portable.Export) -> Op[None]:
-        """Write the lines, their items, and then what the sessions have."""
+        """Write lines, items, epochs, versions, pins and attestations."""
         codec = out.codec
         needs = yield from read_needs(codec, out.sessions)
         for line_id in sorted(needs.ends):
             pieces = needs.pieces.get(line_id, [])
             out.write(LineRecord(line_id, [_plain(line_id, piece) for piece in pieces]))
         yield from _write_items(needs, out)
-        bounds = []
-        for number in out.sessions:
-            low = number * VERSIONS
-            high = low + VERSIONS
-            bounds.append({"session_number": number, "key": low, "low": low, "high": high})
-        yield from portable.read_each(EXPORT_EPOCHS, bounds, EpochRecord.to(out), ["epoch"])
+        yield from read_each(EPOCHS, out.sessions, EpochRecord.to(out))
 
         def write(kind: type[_VersionRecord], row: Row) -> None:
             number, version = divmod(row["key"], VERSIONS)
@@ -398,15 +409,11 @@ class CheckpointsPortable(portable.Portable):
                 row["reason"] = codec.unpack(row["reason"], context=_pin(row["key"]))
             out.write(kind.of(codec, row, session_number=number, version=version))
 
-        for sql, kind, after in (
-            (EXPORT_CHECKPOINTS, CheckpointRecord, "key"),
-            (EXPORT_PINS, PinRecord, "key"),
-            (EXPORT_ATTESTATIONS, AttestationRecord, "number"),
-        ):
-            yield from portable.read_each(sql, bounds, partial(write, kind), [after])
+        for kind, owned in OF_VERSIONS:
+            yield from read_each(owned, out.sessions, partial(write, kind))
 
     def problem_at_end(self, seen: portable.Seen) -> str | None:
-        """Check that every line is used, and none ends too early."""
+        """Check that every line is used and complete, and that epochs match."""
         checkpoints = seen.of(_Seen)
         for line_id, line in checkpoints.lines.items():
             if line.end < line.needed:
@@ -424,7 +431,7 @@ def _pin(key: int) -> tuple[str, ...]:
 
 
 def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
-    """Write the items of lines up to the last that is needed; of a packed run perhaps a part."""
+    """Write the items of lines up to the last needed one, splitting a packed run if necessary."""
     written = dict.fromkeys(sorted(needs.ends), 0)
 
     def write(row: Row) -> None:
@@ -439,16 +446,12 @@ def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
             for place, body in enumerate(out.codec.split(record.data)[: end - index], index):
                 out.write(ItemsRecord(line_id, place, 1, body))
 
-    lines = (
-        {"key": low - 1, "high": low + needs.ends[line_id]}
-        for line_id, low in ((each, each * ITEMS) for each in written)
-    )
-    yield from portable.read_each(EXPORT_LINE_ITEMS, lines, write, ["key"])
+    yield from read_each(LINE_ITEMS, written, write)
     for line_id, end in written.items():
         if end < needs.ends[line_id]:
             raise stored.lacking(line_id, end, needs.ends[line_id])
 
 
 def _plain(line_id: int, piece: Piece) -> tuple[int, int, int]:
-    """Return a piece as the file has it: 0 names the line that it is a piece of."""
+    """Return a piece for the file, where 0 is the line itself."""
     return 0 if piece.line_id == line_id else piece.line_id, piece.start, piece.length

@@ -1,4 +1,4 @@
-"""Reads of checkpoints: one version with its channels, many without them, or what differs."""
+"""Reads of checkpoints: one version with its channels, many without, or a difference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
 from ..sessions.rows import ALL_SESSIONS, ONE_SESSION
+from ..wire import travels
 from . import lines
 from .keys import VERSIONS
 from .lines import Entry, Inline, Manifest, Piece, Ref, Stored
@@ -23,7 +24,7 @@ READ_NEWEST = f"""
 SELECT {HEADER_COLUMNS}, manifest FROM hf_checkpoints
 WHERE key = (SELECT s.number * {VERSIONS} + s.version FROM {ONE_SESSION})
 """  # noqa: S608
-# Written this way the kind cannot send the search along the index over all sessions' kinds.
+# Written so that the planner cannot choose the index on the kinds of all sessions.
 LIST_VERSIONS = f"""
 SELECT {HEADER_COLUMNS} FROM hf_checkpoints
 WHERE key >= :low AND key <= :high AND (CAST(:kind AS TEXT) IS NULL OR kind = :kind)
@@ -65,6 +66,7 @@ Span = tuple[int, int, int]
 """Versions `low` to `high` of a session: (session number, low, high)."""
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """How many checkpoints a session has, and since when."""
@@ -80,7 +82,7 @@ class Growth:
 class Delta:
     """The channels in which two versions may differ.
 
-    `shared` counts the items at the beginning of a list that both have; they are not loaded.
+    `shared` counts equal items at the beginning of a list, which are not loaded.
     """
 
     before: dict[str, Any] = field(default_factory=dict)
@@ -89,9 +91,9 @@ class Delta:
 
 
 def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
-    """Return where a session's history is, newest first: its own rows, then its origins'.
+    """Return the spans of a session's history, newest first: its own, then its origins'.
 
-    On the path, what a rewind left aside is skipped.
+    With `on_path`, versions that a rewind abandoned are left out.
     """
     found: list[Span] = []
     newest: int | None = None
@@ -104,7 +106,7 @@ def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
         top = row["version"] if newest is None else newest
         ranges, newest = path(epochs, row["origin_version"] or 1, top)
         if is_copied:
-            # The fork has this version itself; its origin goes on below it.
+            # The fork has a copy of this version; its origin continues below it.
             ranges[0] = (ranges[0][0], top - 1)
         found += [(number, low, high) for low, high in ranges]
         if row["origin_number"] is None:
@@ -119,7 +121,7 @@ def path(
 ) -> tuple[list[tuple[int, int]], int | None]:
     """Return the versions that lead to the newest, as ranges, the newest range first.
 
-    If a rewind leads below the oldest, the version it leads to comes with them.
+    If a rewind leads below the oldest, its target is returned too.
     """
     ranges = []
     high = newest
@@ -134,7 +136,7 @@ def path(
 
 
 def find(number: int, session_id: str, version: int) -> Op[Row]:
-    """Return the row of a version, from the session or from an origin it was forked from."""
+    """Return the row of a version of the session or of an origin. Raises CheckpointNotFound."""
     row = yield from one(READ_VERSION, key=number * VERSIONS + version)
     if row is not None:
         return row
@@ -152,18 +154,18 @@ def find(number: int, session_id: str, version: int) -> Op[Row]:
 
 
 def require_session(number: int, session_id: str) -> Op[None]:
-    """Raise SessionNotFound if nothing was found because the session is gone."""
+    """Raise SessionNotFound if the session does not exist."""
     if (yield from one(READ_ORIGIN, number=number)) is None:
         raise SessionNotFound(f"there is no session {session_id!r}", id=session_id)
 
 
 def resume_row(number: int) -> Op[Row | None]:
-    """Return the newest record on the path that starts or ends an iteration."""
+    """Return the newest checkpoint on the path that starts or ends an iteration."""
     return (yield from _first_on_path(number, READ_ITERATION))
 
 
 def keyed(codec: Codec, number: int, session_id: str, key: str) -> Op[Checkpoint | None]:
-    """Return the version on a session's path that was written under a key, if there is one."""
+    """Return the version on a session's path that was written with a key, if any."""
     row = yield from _first_on_path(number, READ_KEYED, idempotency_key=key)
     return None if row is None else header(codec, session_id, row)
 
@@ -196,7 +198,7 @@ def load(codec: Codec, session_id: str, row: Row, last: int | None) -> Op[Loaded
 
 
 def value_of(codec: Codec, entry: Entry, start: int) -> Op[Any]:
-    """Return a channel's value, of a list the items from `start` on."""
+    """Return a channel's value; of a list, the items from `start` on."""
     match entry:
         case Inline(body):
             return codec.decode(body)
@@ -237,7 +239,7 @@ def listed(
     after: int = 0,
     oldest_first: bool = False,
 ) -> Op[list[Row]]:
-    """Return headers' rows of some spans, which are given newest first."""
+    """Return rows without manifests from spans, which are given newest first."""
     found: list[Row] = []
     named = {"kind": kind} if item_id is None else {"kind": kind, "item_id": item_id}
     of_item = "" if item_id is None else "AND item_id = :item_id"
@@ -256,7 +258,7 @@ def listed(
 
 @contextmanager
 def naming(session_id: str, version: int) -> Iterator[None]:
-    """Let a CorruptRecord say which version of which session is damaged, and what to do."""
+    """Add to a CorruptRecord which version of which session is damaged, and what to do."""
     try:
         yield
     except CorruptRecord as error:
@@ -274,9 +276,9 @@ def newest_of_all(
 ) -> Op[list[Checkpoint]]:
     """Return the newest checkpoints of all sessions without their channels, newest first."""
     kinds = KINDS if kind is None else (kind,)
-    # One look per kind, each along the index; the newest of all are among them.
-    looks = ({"kind": each, "since": since_ms, "limit": limit} for each in kinds)
-    found = yield from batch(*(Query(LIST_NEWEST, given) for given in looks))
+    # One query per kind, each along the index; the newest of all are among the results.
+    each_kind = ({"kind": each, "since": since_ms, "limit": limit} for each in kinds)
+    found = yield from batch(*(Query(LIST_NEWEST, given) for given in each_kind))
     newest = sorted(
         (row for rows_of_kind in found for row in rows_of_kind),
         key=lambda row: (row["created_at"], row["key"]),
@@ -293,7 +295,7 @@ def growth(limit: int) -> Op[list[Growth]]:
 def read_delta(
     codec: Codec, before: Manifest, after: Manifest, *, with_before: bool = True
 ) -> Op[Delta]:
-    """Load what two manifests do not share; without `before`, only the newer side of it."""
+    """Load what differs between two manifests; with `with_before=False` only the newer side."""
     delta = Delta()
     for channel in sorted(before.keys() | after.keys()):
         old, new = before.get(channel), after.get(channel)
@@ -312,7 +314,7 @@ def read_delta(
 
 
 def _shared(olds: Sequence[Piece], news: Sequence[Piece]) -> int:
-    """Return how many items at the beginning of two lists are the very same rows."""
+    """Return how many items at the beginning of two lists are the same rows."""
     count = 0
     for old, new in zip(olds, news, strict=False):
         if (old.line_id, old.start) != (new.line_id, new.start):

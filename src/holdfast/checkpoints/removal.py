@@ -1,11 +1,11 @@
-"""Pruning of history, and of the lines that nothing needs any more.
+"""Pruning of history, and of lines that are not needed any more.
 
 Two operations may remove checkpoints: pruning, and deleting a session (`deletion.py`). They open a
-door that the append-only triggers look for, and close it before COMMIT. A line goes when its last
-use goes; of one that stays, the items beyond the longest reference go.
+door past the append-only triggers and close it before COMMIT. A line is removed with its last use;
+from other lines, items beyond the longest reference are removed.
 
-Each session is pruned in transactions of its own, so that others can write in between and a
-process that is killed loses nothing: the next prune does the rest.
+Each session is pruned in its own transactions, so that others can write in between, and a prune
+that is killed loses nothing: the next one does the rest.
 """
 
 from __future__ import annotations
@@ -40,10 +40,17 @@ from .keys import ITEMS, VERSIONS
 from .lines import (
     RUN_ITEMS,
     Manifest,
+    cut_run,
     manifest_of,
-    written_until,
 )
-from .needs import Foreseen, LineNeeds, each_row, foreseeing, read_behind, read_needs
+from .needs import (
+    LineNeeds,
+    NeedsCache,
+    each_row,
+    perform_reading_ahead,
+    read_behind,
+    read_needs,
+)
 from .read import READ_VERSION, header, read_delta, resume_row
 
 SESSIONS_PER_PAGE = 200
@@ -54,7 +61,7 @@ LINES_PER_BATCH = 100
 
 REMOVE_VERSION = "DELETE FROM hf_checkpoints WHERE key = :key"
 LIST_USES = "SELECT line_id FROM hf_uses WHERE session_number = :number ORDER BY line_id"
-# The line is locked first, so that of two sessions that release it the second sees the first.
+# The line is locked first, so that of two sessions releasing it, the second sees the first.
 RELEASE_LINE = (
     "SELECT id FROM hf_lines WHERE id = :line_id /*pg FOR UPDATE */",
     "DELETE FROM hf_uses WHERE line_id = :line_id AND session_number = :number",
@@ -78,7 +85,7 @@ ORDER BY key LIMIT 1
 """
 REMOVE_TAIL = "DELETE FROM hf_items WHERE key >= :low AND key < :high"
 KEEP_ITEMS = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
-# Everything that retention must keep is excluded here, in one place.
+# The one place that excludes what retention must keep.
 LIST_PRUNABLE = f"""
 SELECT key FROM hf_checkpoints c
 WHERE key >= :low AND key < :high AND kind <> 'approval_point'
@@ -105,19 +112,19 @@ ORDER BY id LIMIT :limit
 
 
 def bounds_of(number: int) -> dict[str, int]:
-    """Return the bounds of a session's keys."""
+    """Return the range of a session's keys."""
     low = number * VERSIONS
     return {"number": number, "low": low, "high": low + VERSIONS}
 
 
 def bounds_of_line(line_id: int) -> dict[str, int]:
-    """Return the bounds of the keys of a line's items."""
+    """Return the range of the keys of a line's items."""
     low = line_id * ITEMS
     return {"line_id": line_id, "low": low, "high": low + ITEMS}
 
 
 def release_lines(number: int, line_ids: Sequence[int]) -> Op[None]:
-    """Release a session's uses of lines, and remove the lines that nothing uses any more."""
+    """Remove a session's uses of lines, and the lines that are then unused."""
     for start in range(0, len(line_ids), LINES_PER_BATCH):
         removals = [
             Query(statement, {**bounds_of_line(line_id), "number": number})
@@ -132,8 +139,8 @@ def cut_tails(
 ) -> Op[None]:
     """Remove the items beyond the longest reference of any checkpoint to these lines.
 
-    `known` is what sessions need, by their numbers. Raises Unread if there is more to read
-    than others should wait for.
+    `known` maps session numbers to needs. Raises MustReadAhead if there is too much to read while
+    the trees are locked.
     """
     codec = runtime.codec
     users: dict[int, Row] = {}
@@ -141,25 +148,25 @@ def cut_tails(
         found = yield from each_row(LIST_USERS, [{"line_id": line_id} for line_id in line_ids])
         if users == (users := {row["number"]: row for row in found}):
             break
-        # Whoever locks the trees of all that refer to a line keeps new references away.
+        # Locking the trees of all users of a line prevents new references to it.
         for root_id in sorted({row["root_id"] for row in users.values()}):
             yield Lock(root_id)
     try:
         versions = {number: row["versions"] for number, row in users.items()}
-        ends = yield from Foreseen.of(runtime).ends(codec, versions, known or {})
+        ends = yield from NeedsCache.of(runtime).ends(codec, versions, known or {})
         cuts: list[Query] = []
         for line_id in line_ids:
             if line_id in ends:
                 cuts += yield from _cut(codec, line_id, ends[line_id])
     except CorruptRecord:
-        return  # What cannot be read may refer to anything.
+        return  # A damaged version may refer to anything.
     if cuts:
         yield from through_door(f"cut {line_ids[0]}", *cuts)
 
 
 def _cut(codec: Codec, line_id: int, end: int) -> Op[list[Query]]:
-    """Return what removes a line's items from an end on; a packed run is written out up to it."""
-    instead = yield from written_until(codec, line_id, end)
+    """Return the queries that remove a line's items from `end` on, splitting a packed run."""
+    instead = yield from cut_run(codec, line_id, end)
     low, high = (line_id * ITEMS + end, (line_id + 1) * ITEMS)
     if instead is None:
         return [Query(REMOVE_TAIL, {"low": low, "high": high})]
@@ -170,7 +177,7 @@ def _cut(codec: Codec, line_id: int, end: int) -> Op[list[Query]]:
 
 
 def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-    """Remove all but the newest checkpoints of each session, and lines that nothing uses."""
+    """Remove all but the newest checkpoints of each session, and unused lines."""
     pruned = Pruned()
     if retention.keep is None:
         return pruned
@@ -188,7 +195,7 @@ def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         after = page[-1]["number"]
     if retention.session is not None:
         return pruned
-    # A save that lost its race leaves such lines behind; nothing can begin to use them.
+    # Left behind by a save that lost a race; nothing can start to use them.
     count = after = 0
     while unused := (yield from perform(list_unused, runtime, after)):
         yield from perform(remove_unused, runtime, unused)
@@ -198,10 +205,10 @@ def prune(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
 
 
 def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow[tuple[int, int]]:
-    """Remove what may go of one session; return how many versions went, and were archived.
+    """Prune one session; return how many versions were removed, and how many archived.
 
-    The lines are released when the last versions are about to go: who is killed before that has
-    left versions to remove, and the next prune comes to the lines too.
+    Lines are released with the last versions: if the process is killed before, versions are left,
+    and the next prune gets to the lines too.
     """
     removed = archived = 0
     while plan := (yield from perform(read_plan, runtime, retention, session, not removed)):
@@ -211,15 +218,17 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
         for start in range(0, len(plan.unused), LINES_PER_BATCH):
             some = plan.unused[start : start + LINES_PER_BATCH]
             yield from perform(release_unused, runtime, session, plan, some)
-        removed += yield from foreseeing(runtime, remove_planned, runtime, retention, session, plan)
+        removed += yield from perform_reading_ahead(
+            runtime, remove_planned, runtime, retention, session, plan
+        )
         if plan.is_last:
             break
-    Foreseen.of(runtime).forget()
+    NeedsCache.of(runtime).clear()
     return removed, archived
 
 
 @dataclass(slots=True)
-class Plan:
+class PrunePlan:
     """What one pass removes from a session."""
 
     keys: list[int]
@@ -227,25 +236,25 @@ class Plan:
     """The versions as lines of the archive."""
     is_last: bool = False
     newest: int = 0
-    """The last version that was looked at; those that came later may need any line."""
+    """The key of the last version that was read; later ones may need any line."""
     staying: LineNeeds = field(default_factory=LineNeeds)
-    """What the versions that were looked at and stay need."""
+    """The needs of the versions that stay."""
     unused: list[int] = field(default_factory=list)
     """Lines that no version needs any more."""
     going: list[int] = field(default_factory=list)
     """Lines that only the versions of this pass need."""
     tails: list[int] = field(default_factory=list)
-    """Lines with items beyond what the versions that stay need."""
+    """Lines with items that the versions that stay do not need."""
 
 
 @large_query
 def read_plan(
     runtime: Runtime, retention: Retention, session: Row, is_first: bool
-) -> Op[Plan | None]:
-    """Return what the next pass removes, or None; nobody waits while it is worked out."""
+) -> Op[PrunePlan | None]:
+    """Return what the next pass removes, or None; takes no locks."""
     codec, number = runtime.codec, session["number"]
     keys = yield from prunable(retention, number, VERSIONS_PER_PASS + 1)
-    plan = Plan(keys[:VERSIONS_PER_PASS])
+    plan = PrunePlan(keys[:VERSIONS_PER_PASS])
     if retention.archive is not None:
         plan.keys, plan.lines = yield from _archived(codec, session["id"], plan.keys)
     plan.is_last = len(plan.keys) == len(keys)
@@ -253,7 +262,7 @@ def read_plan(
         return None
     if not plan.is_last:
         if is_first:
-            # One that cannot be read leaves the session as it is.
+            # Raises before anything is removed if a version is damaged.
             yield from read_needs(codec, [number])
         return plan
     staying, leaving, chosen = plan.staying, LineNeeds(), frozenset(plan.keys)
@@ -272,15 +281,19 @@ def read_plan(
 
 
 @operation
-def release_unused(runtime: Runtime, session: Row, plan: Plan, line_ids: Sequence[int]) -> Op[None]:
-    """Release lines that no version needed when the plan was made, and none does now."""
+def release_unused(
+    runtime: Runtime, session: Row, plan: PrunePlan, line_ids: Sequence[int]
+) -> Op[None]:
+    """Release lines that no version needed when the plan was made, unless one does now."""
     yield Lock(session["root_id"])
     yield from _release(runtime.codec, session["number"], plan, line_ids, [])
 
 
 @operation
-def remove_planned(runtime: Runtime, retention: Retention, session: Row, plan: Plan) -> Op[int]:
-    """Remove the versions of a plan that may still go, with their lines, and tell the feed."""
+def remove_planned(
+    runtime: Runtime, retention: Retention, session: Row, plan: PrunePlan
+) -> Op[int]:
+    """Remove the versions of a plan that may still be removed, their lines too; emit an event."""
     yield Lock(session["root_id"])
     # Since they were chosen, one may have been pinned, attested or forked.
     number, planned = session["number"], set(plan.keys)
@@ -301,9 +314,9 @@ def remove_planned(runtime: Runtime, retention: Retention, session: Row, plan: P
 
 
 def _release(
-    codec: Codec, number: int, plan: Plan, line_ids: Sequence[int], spared: Iterable[int]
+    codec: Codec, number: int, plan: PrunePlan, line_ids: Sequence[int], spared: Iterable[int]
 ) -> Op[LineNeeds]:
-    """Release lines, except what later versions and those that were spared need; return that."""
+    """Release lines except those that later and spared versions need; return these needs."""
     needs = LineNeeds()
     yield from read_behind(codec, plan.newest, lambda _: needs)
     for key in spared:
@@ -316,7 +329,7 @@ def _release(
 
 @query
 def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
-    """Return the next sessions that may have something to remove."""
+    """Return the next sessions that may have versions to remove."""
     only = retention.session
     if only is not None and (yield from one(READ_SESSION, id=only)) is None:
         raise SessionNotFound(f"there is no session {only!r}", id=only)
@@ -327,7 +340,7 @@ def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
 def _archived(
     codec: Codec, session_id: str, chosen: Sequence[int]
 ) -> Op[tuple[list[int], list[str]]]:
-    """Return versions as lines of the archive, as many as one pass takes, and their keys."""
+    """Return the keys and archive lines of as many versions as fit into one pass."""
     keys: list[int] = []
     lines: list[str] = []
     before: Manifest = {}
@@ -362,7 +375,7 @@ def remove_unused(_: Runtime, line_ids: list[int]) -> Op[None]:
 
 
 def prunable(retention: Retention, number: int, limit: int) -> Op[list[int]]:
-    """Return the keys of versions that may be removed, the oldest first, at most `limit`."""
+    """Return up to `limit` keys of versions that may be removed, oldest first."""
     protected = set()
     # A fork may still resume from before its fork point, in this session.
     forks = yield from rows(LIST_FORKS, number=number)
@@ -377,7 +390,7 @@ def prunable(retention: Retention, number: int, limit: int) -> Op[list[int]]:
 
 
 def _ranges(versions: list[int]) -> list[list[int]]:
-    """Return ascending numbers as ranges, both ends included."""
+    """Return ascending numbers as inclusive ranges."""
     found = []
     for _, group in groupby(enumerate(versions), key=lambda pair: pair[1] - pair[0]):
         members = [version for _, version in group]

@@ -1,22 +1,22 @@
--- hf_epochs        where a session was rewound: an epoch begins at first_version and goes on from
---                  target_version; the versions between them stay, aside
--- hf_checkpoints   one row per version. The key is session number * 2^28 + version. Channels are
---                  named in the manifest: a small value stands there itself, any other is a line.
---                  An idempotency key stands once on each line of history; the tree's lock sees to it
--- hf_lines         a list, or a large value, that checkpoints point into. It may begin with pieces
---                  of older lines; behind them come its own items. Lines belong to no session
+-- hf_epochs        where a session was rewound: an epoch begins at first_version and continues from
+--                  target_version; the versions between them are kept, off the path
+-- hf_checkpoints   one row per version. The key is session number * 2^28 + version. The manifest maps
+--                  channels to values: a small one is stored inline, any other in a line. The tree's
+--                  lock makes idempotency keys unique on each path of history
+-- hf_lines         a list, or a large value, that checkpoints refer to. It may begin with pieces of
+--                  older lines, followed by its own items. Lines belong to no session
 -- hf_items         the own items of lines, key line * 2^20 + index; a full run of 64 is packed
---                  into one row. A list that has filled a line goes on in another
+--                  into one row. A list that has filled a line continues in another
 -- hf_uses          which session's checkpoints need which line; a line without a use is removed
--- hf_pins, hf_attestations   what people and programs say about checkpoints, beside them
+-- hf_pins, hf_attestations   what people and programs say about checkpoints
 --
--- A checkpoint is written once and goes only when its session is pruned or deleted.
+-- A checkpoint is written once and removed only when its session is pruned or deleted.
 -- Lock order: the tree, then its sessions, then lines.
 --
--- Keys have 63 bits. 2^35 sessions are 54 new ones in every second of 20 years; 2^28 versions of one
--- are one in every second of 8 years. 2^43 lines are 13,900 in every second of 20 years.
+-- Keys have 63 bits. 2^35 sessions are 54 new ones per second for 20 years; 2^28 versions of one are
+-- one per second for 8 years. 2^43 lines are 13,900 per second for 20 years.
 --
--- The views hf_…_view take the keys apart, for people who look; no code reads them.
+-- The views hf_…_view decode the keys for people; no code reads them.
 
 --[both]
 CREATE TABLE hf_epochs (
@@ -109,8 +109,8 @@ FROM hf_items;
 --[append-only] hf_uses
 
 --[postgres]
--- Items are MessagePack, often compressed already: PostgreSQL need not try again.
+-- Items are MessagePack, often compressed already: PostgreSQL need not try.
 ALTER TABLE hf_items ALTER COLUMN data SET STORAGE EXTERNAL;
 
--- A single item stays in its row where it fits: beside the table it would be three rows, not one.
+-- A single item stays in its row if it fits: in the TOAST table it would be three rows, not one.
 ALTER TABLE hf_items SET (toast_tuple_target = 8160);

@@ -1,4 +1,4 @@
-"""Writes of one checkpoint: the head is compared and moved, and everything else follows it."""
+"""Writing a checkpoint: a compare-and-set of the session's head, on which all else depends."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from ..kernel.operation import (
     rows,
 )
 from ..leases import Keeper
-from ..records import KINDS, Checkpoint, Kind
+from ..records import KINDS, Checkpoint, Kind, SessionRef
 from ..sessions import access
-from ..sessions.access import Place, lock_and_look, require_fence, require_writable
-from ..sessions.rows import SESSION_AT_HEAD, place_of_number
+from ..sessions.access import Place, lock_and_read, require_fence, require_writable
+from ..sessions.rows import SESSION_AT_HEAD, SET_SESSION_STATUS, place_of_number
 from . import lines
 from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
 from .keys import VERSIONS
 from .lines import Manifest, Ref
 from .read import find, keyed, naming
 
-# Unless a version was written under this key already; a fork's may have been written in its origin.
+# Unless a version was written with this key; a fork's may have been written in its origin.
 ADVANCE_HEAD = access.ADVANCE_SESSION.format(
     unless=f"""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
@@ -113,7 +113,7 @@ def write(
     expected_version: int | None = None,
     key: str | None = None,
 ) -> Op[Checkpoint]:
-    """Write the next version of a session, all of it or nothing; once for each key."""
+    """Write the next version of a session, all or nothing; once per key."""
     codec = runtime.codec
     if kind not in KINDS:
         require_one_of("kind", kind, KINDS)
@@ -136,8 +136,8 @@ def write(
         written = yield from write_after(runtime, place, wanted, head, unless_key=key)
         if written is not None:
             return written
-    # The remembered head is old, or the write is not allowed; now the tree is locked.
-    found = yield from lock_and_look(runtime, place)
+    # The remembered head is stale, or the write is not allowed: find out with the tree locked.
+    found = yield from lock_and_read(runtime, place)
     if key is not None and found:
         require_fence(place, found[0])
         earlier = yield from keyed(codec, place.number, place.session_id, key)
@@ -150,7 +150,7 @@ def write(
 
 
 def id_of_item(item: object) -> str | None:
-    """Return the id of a work item, given as itself or by its id."""
+    """Return the id of a work item, given as a handle or an id."""
     item_id = getattr(item, "id", item)
     return None if item_id is None else require_text("item", item_id)
 
@@ -169,7 +169,7 @@ def _is_whole(value: object) -> bool:
 def _current_head(
     runtime: Runtime, place: Place, expected_version: int | None, found: list[Row]
 ) -> Op[Head]:
-    """Return the head of a session whose tree is locked, or raise why it cannot be written."""
+    """Return the head of a session whose tree is locked, or raise if it may not be written."""
     row = require_writable(runtime, place, found)
     version = row["version"]
     if expected_version not in {None, version}:
@@ -196,9 +196,18 @@ def _current_head(
     return Head(row["head"], version, manifest)
 
 
-def record_status(runtime: Runtime, place: Place, before: str, after: str) -> Op[None]:
-    """Write a change of status into the session's history and into the feed."""
-    data = {"from": before, "to": after}
+def end_session(runtime: Runtime, place: Place, before: str, status: str) -> Op[None]:
+    """End a session whose tree is locked, release its lease, and tell every noun."""
+    yield from record_status(runtime, place, before, status)
+    yield from rows(SET_SESSION_STATUS, number=place.number, status=status, raised=0)
+    here = SessionRef(place.session_id, place.number, place.root_id)
+    for noun in reversed(runtime.nouns):
+        yield from noun.ended(runtime, here, status)
+
+
+def record_status(runtime: Runtime, place: Place, before: str, after: str, **more: Any) -> Op[None]:
+    """Record a change of status in the session's history and in the feed."""
+    data = {"from": before, "to": after, **more}
     yield from write(runtime, place, "state_transition", {}, data)
     yield from emit(runtime.codec, place.root_id, place.session_id, "session_status_changed", data)
 
@@ -206,9 +215,9 @@ def record_status(runtime: Runtime, place: Place, before: str, after: str) -> Op
 def write_after(
     runtime: Runtime, place: Place, wanted: Draft, head: Head, *, unless_key: str | None = None
 ) -> Op[Checkpoint | None]:
-    """Write the version after a head; None when the head has moved or may not be moved.
+    """Write the version after a head; None if the head has moved or may not be moved.
 
-    It is not moved either while `unless_key` may be that of a version already written.
+    It is not moved either if a version may have been written with `unless_key`.
     """
     codec = runtime.codec
     plan = ChannelPlan(codec, head.id, dict(head.manifest), dict(head.lists))
@@ -216,8 +225,8 @@ def write_after(
     version = head.version + 1
     if version == VERSIONS:
         raise LimitExceeded(
-            f"session {place.session_id} has had {head.version:,} versions, and there are keys for "
-            "no more; go on in a new session",
+            f"session {place.session_id} has had {head.version:,} versions, which is the maximum; "
+            "continue in a new session",
             session_id=place.session_id,
         )
     key = place.number * VERSIONS + version
@@ -281,7 +290,7 @@ def write_after(
 
 
 def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
-    """Return the statements that write a plan's items and the uses of its new lines."""
+    """Return the statements that write a plan's items and register its new lines."""
     queries = []
     for written in plan.writes:
         if written.replaced is not None:
@@ -319,7 +328,7 @@ def copy_fork_point(codec: Codec, row: Row, number: int) -> Op[None]:
 
 
 def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
-    """Note that a session needs every line of a manifest, those of pieces included."""
+    """Register a session's use of every line of a manifest, those of pieces included."""
     used = lines.line_ids(manifest)
     for entry in manifest.values():
         if isinstance(entry, Ref):
@@ -329,7 +338,7 @@ def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
 
 
 def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
-    """Return the row of a version; one of an origin in another tree is locked in place."""
+    """Return the row of a version, with the tree of its origin locked if it is another's."""
     row = yield from find(number, session_id, version)
     if row["key"] // VERSIONS != number:
         origin = yield from place_of_number(row["key"] // VERSIONS)
@@ -340,14 +349,14 @@ def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
 
 
 def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]:
-    """Go on from an older version, in a new epoch; what came after it stays, aside.
+    """Continue from an older version in a new epoch; later versions are kept, off the path.
 
-    Versions go on counting: the rewind itself is a `state_transition` record.
+    Version numbers keep increasing: the rewind itself is a `state_transition` checkpoint.
     """
     data = runtime.codec.encode({"rewound_to": version})
     wanted = Draft("state_transition", {}, data, opens_epoch=True)
-    # The newest version itself is not read: a damaged one is left behind in this way.
-    now = require_writable(runtime, place, (yield from lock_and_look(runtime, place)))
+    # The newest version is not read, so that a session can be rewound past a damaged one.
+    now = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
     row = yield from find_and_hold(place.number, place.session_id, version)
     with naming(place.session_id, version):
         manifest = lines.manifest_of(runtime.codec, row)

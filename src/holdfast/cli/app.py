@@ -8,56 +8,69 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, TypeGuard
+from functools import cache
+from pkgutil import resolve_name
+from typing import Annotated, Any, TypeGuard
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HoldfastError
-from . import (
-    INTERRUPTED,
-    checkpoints,
-    demo,
-    discard_output,
-    effects,
-    feed,
-    output,
-    sessions,
-    spend,
-    state,
-    store,
-    transfer,
-    work,
-    worker,
-    worktop,
-)
+from . import INTERRUPTED, demo, discard_output, explore, mcp, output, serve, store, transfer
 from .command import Commands, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
+# The modules of each group's commands; the first of them holds the group.
+GROUPS = {
+    "sessions": ["sessions"],
+    "checkpoints": ["checkpoints"],
+    "effects": ["effects"],
+    "state": ["state"],
+    "feed": ["feed"],
+    "spend": ["spend"],
+    "work": ["work", "worker", "worktop"],
+    "peers": ["peers"],
+    "approvals": ["approvals"],
+    "tokens": ["tokens"],
+    "audit": ["audit"],
+}
+
+
+class Root(TyperGroup):
+    """Imports and builds a group when it is named, which is most of what a short command costs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: dict[str, Any] = {**self.commands, **dict.fromkeys(GROUPS)}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command or the group of a name, if there is one."""
+        return _group(cmd_name) if cmd_name in GROUPS else self.commands.get(cmd_name)
+
+
+@cache
+def _group(name: str) -> Any:
+    modules = [resolve_name(f"{__package__}.{module}") for module in GROUPS[name]]
+    group = typer.main.get_group(modules[0].app)
+    group.name = name
+    return group
+
+
 app = Commands(
-    "Durable state for AI agents: look after a store on SQLite or PostgreSQL.", name="holdfast"
+    "Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
+    name="holdfast",
+    cls=Root,
 )
-for function in (store.migrate, store.doctor, demo.demo):
+for function in (
+    store.migrate, store.doctor, demo.demo, serve.serve, mcp.mcp, explore.explore,
+):  # fmt: skip
     app.command()(function)
 app.command(mode="read")(store.backup)
 app.command(mode="write")(store.prune)
 app.command("import", mode="create")(transfer.import_file)
-checkpoints.app.command("export")(transfer.export_sessions)
-checkpoints.app.command("import", mode="create")(transfer.import_export)
-work.app.command("run")(worker.run)
-work.app.command("top", mode="read")(worktop.top)
-for name, group in {
-    "sessions": sessions.app,
-    "checkpoints": checkpoints.app,
-    "effects": effects.app,
-    "state": state.app,
-    "feed": feed.app,
-    "spend": spend.app,
-    "work": work.app,
-}.items():
-    app.add_typer(group, name=name)
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,8 +97,9 @@ def _holdfast(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; an error is one sentence on stderr."""
     try:
-        command = typer.main.get_command(app)
-        code = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
+        code = typer.main.get_command(app).main(
+            list(arguments), prog_name="holdfast", standalone_mode=False
+        )
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):

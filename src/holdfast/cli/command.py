@@ -89,7 +89,8 @@ Url = Annotated[
     str | None,
     option(
         "URL",
-        "sqlite:///file.db or postgresql://user@host/database.",
+        "sqlite:///file.db, postgresql://user@host/database, or https://… of a server, whose "
+        "token is in $HOLDFAST_TOKEN.",
         show_default="$HOLDFAST_URL, else sqlite:///holdfast.db",
     ),
 ]
@@ -192,7 +193,7 @@ def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
         text = re.sub(rf"\b{name}=True\b", shown, text)
     if isinstance(error, SessionEnded):
         command = f"`holdfast sessions reopen {error.fields['session_id']}` makes it active again"
-        text = text.replace("open it with reopen=True to go on", command)
+        text = text.replace("open it with reopen=True to continue", command)
     return text
 
 

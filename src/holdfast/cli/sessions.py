@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 app = Commands("Look at sessions, and end, cancel or delete them.")
 LISTED_MAX = 100
+# So that a look at a long session takes no longer than one at a short session.
+COUNTED_MAX = 10_000
 ENDS = ("completed", "failed", "cancelled")
 
 
@@ -71,8 +73,11 @@ def show(store: Store, session: SessionId) -> Answer:
     """Show one session, its counts, its resume point and what it cost."""
     found = store.find_session(session)
     point = found.resume_point()
+    counts = found.counts(at_most=COUNTED_MAX)
+    is_more = sum(counts.values()) >= COUNTED_MAX
     data = _data(found.info()) | {
-        "checkpoints": found.counts(),
+        "checkpoints": counts,
+        **({"checkpoints_of_newest": COUNTED_MAX} if is_more else {}),
         "resume_iteration": point.iteration,
         "resume_version": point.checkpoint.version if point.checkpoint else None,
         **cost(found.spent()),

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from .. import store as stores
 from ..clock import iso
 from ..errors import CorruptRecord, NotFound
-from ..formatting import plural
+from ..formatting import plural, size
 from ..maintenance import Pruned
 from ..records import StoreInfo
 from ..store import Store
 from . import output
-from .command import Answer, Namespace, Url, Yes, argument, confirm, flag, option
+from .command import Answer, AsJson, Namespace, Url, Yes, argument, confirm, flag, option
 
 LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -81,15 +81,22 @@ def doctor(
     full: Annotated[
         bool, flag("--full", "SQLite: also compare every index with its table.")
     ] = False,
+    as_json: AsJson = False,
 ) -> Answer:
     """Examine a store. The exit code is 1 if there is a problem; nothing is changed.
 
-    It reads every row once; a terminal shows how far it is and how long the rest will take.
+    It reads every row once. A terminal shows beforehand how long that takes, about, and then how
+    far it is.
     """
     from rich.progress import Progress
 
     errors = output.console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as shown_progress:
+    is_shown = errors.is_terminal and not as_json
+    if is_shown:
+        foreseen = stores.extent(url, namespace=namespace)
+        about = "less than a second" if foreseen.seconds < 1 else f"about {foreseen.seconds:,.0f} s"
+        errors.print(f"Examining {size(foreseen.bytes)} takes {about} where nothing else runs.")
+    with Progress(console=errors, transient=True, disable=not is_shown) as shown_progress:
         task = shown_progress.add_task("Examining", total=None)
 
         def progress(name: str, done: int, count: int) -> None:
@@ -125,7 +132,11 @@ def backup(
     store: Store,
     path: Annotated[Path, argument("PATH", "The new SQLite file; it must not exist yet.")],
 ) -> Answer:
-    """Copy a live store. The copy is a consistent snapshot and a store itself."""
+    """Copy a live store. The copy is a consistent snapshot and a store itself.
+
+    The snapshot is held until the end. On PostgreSQL dead rows cannot be removed meanwhile: back up
+    at a quiet hour, or from a standby. On SQLite the write-ahead log grows with what is written.
+    """
     from rich.filesize import decimal
 
     with output.progress("Copying") as progress:

@@ -25,8 +25,10 @@ from .command import (
     named_tools,
     option,
 )
+from .work import app
 
 
+@app.command()
 def run(
     handlers: Annotated[
         str, argument("MODULE:HANDLERS", "A dict of type to function, or a function returning it.")

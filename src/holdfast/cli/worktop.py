@@ -13,7 +13,7 @@ from ..store import Store
 from ..work import WORK_STATUSES
 from .command import Answer, AsJson, flag, option
 from .output import console, text_of
-from .work import item_data
+from .work import app, item_data
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -27,6 +27,7 @@ COUNTED_MAX = 10_000
 LIVE_STATUSES = ("pending", "in_progress")
 
 
+@app.command(mode="read")
 def top(
     store: Store,
     every_seconds: Annotated[float, option("SECONDS", "How often to look.", "--every")] = 1,
@@ -80,8 +81,9 @@ def _picture(seen: dict[str, Any]) -> Group:
     from rich.text import Text
 
     leases = seen["leases"]
+    more = "+" if leases["is_more"] else ""
     line = (
-        f"{seen['at']}   {leases['active']:,} running, {leases['stale']:,} stale, "
+        f"{seen['at']}   {leases['active']:,}{more} running, {leases['stale']:,} stale, "
         f"{leases['expired']:,} expired, {leases['cancelling']:,} asked to stop, "
         f"oldest heartbeat {leases['longest_heartbeat_seconds']:.1f} s ago"
     )

@@ -1,8 +1,8 @@
 """Several calls of one turn: one commit for their intents, and as few as possible for outcomes.
 
-Each call has its own row and its own lease, and is known or in doubt by itself. The tools run one
-after the other, in the order of the calls. The outcome of one that has returned waits for the next
-ones, but not for long: until it is written, a crash leaves that call in doubt.
+Each call has its own row and lease, and is settled or in doubt on its own. The tools run in order,
+one at a time. An outcome is held back briefly to be written together with the next ones; a crash
+before that leaves its call in doubt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .ledger import Ledger
 from .statements import EffectOutcome, Ticket
 from .tools import Tool
 
-# After these no other call of the session can be made either.
+# After one of these, the session's other calls cannot be made either.
 FATAL_ERRORS = (LeaseLost, SessionBusy, SessionEnded, StoreError)
-# An outcome is written once it has waited this long for others to be written with it.
+# How long an outcome waits for others to be written with it.
 GATHER_SECONDS = 0.05
 
 CallAnswer: TypeAlias = Result[Any] | Exception
 OnAnswer: TypeAlias = Callable[[int, CallAnswer], Flow[None]]
-"""Is given each answer when it is there; what it raises ends the calls that have not begun."""
+"""Called with each answer; if it raises, calls that have not started are not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class ToolUse:
 def call_all(
     calls: Sequence[PreparedCall], on_answer: OnAnswer | None = None, *, gathers: bool = True
 ) -> Flow[list[CallAnswer]]:
-    """Return the result of each call, or what it raised.
+    """Return the result of each call, or the exception it raised.
 
-    Unless it `gathers` outcomes, each is recorded before its answer is given.
+    With `gathers=False`, each outcome is recorded before its answer is reported.
     """
     if not calls:
         return []
@@ -74,7 +74,7 @@ def call_all(
 
 
 class _Turn:
-    """The calls that are issued and have not begun, and the outcomes that are not recorded."""
+    """The calls that are issued but not started, and the outcomes that are not recorded yet."""
 
     def __init__(self, calls: Sequence[PreparedCall], gathers: bool) -> None:
         self._calls = calls
@@ -85,10 +85,10 @@ class _Turn:
         self._since = 0.0
         self._issue: Call[list[Ticket | None]] | None = None
         self.lost: dict[int, LeaseLost] = {}
-        """The calls that another took over before their outcome was recorded."""
+        """The calls that were taken over before their outcome was recorded."""
 
     def issue(self) -> Flow[None]:
-        """Make the intents durable; reads have none, and what is known already is left alone."""
+        """Make the intents of all new calls durable. Reads have none."""
         for call in self._calls:
             call.require_colour()
         acting = [n for n, call in enumerate(self._calls) if call.request.tool.effect != "read"]
@@ -104,10 +104,10 @@ class _Turn:
         self._issue = None
 
     def run(self, index: int) -> Flow[Result[Any]]:
-        """Run one call, or find out what is known of it."""
+        """Run one call, or return the outcome that the ledger has."""
         call = self._calls[index]
         if index not in self._issued:
-            # It may be equal to one before it, whose outcome it would wait for.
+            # It may equal an earlier call of this turn, and would wait for that one's outcome.
             yield from self.record()
             return (yield from call.run())
         call.gather = partial(self._gather, index) if self._gathers else None
@@ -137,7 +137,7 @@ class _Turn:
             try:
                 recorded = yield from perform(Ledger.finish_all, self._ledger, ended)
             except HoldfastError:
-                # One by one each is tried again for as long as it takes.
+                # `finish` retries each one by itself.
                 recorded = [False] * len(ended)
             for (index, ticket, outcome, _), is_recorded in zip(returned, recorded, strict=True):
                 if not is_recorded:
@@ -154,7 +154,7 @@ class _Turn:
                 self._ledger.keeper.drop(kept)
 
     def abort(self) -> Flow[None]:
-        """Record what has returned, and close what was issued and not called."""
+        """Record the outcomes of calls that returned, and close those that were never made."""
         ended = [(ticket, outcome) for _, ticket, outcome, _ in self._returned]
         ids = [ticket.id for ticket, _ in self._issued.values()]
         if self._issue is not None:

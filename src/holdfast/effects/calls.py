@@ -1,4 +1,4 @@
-"""Calling tools through the ledger: intent, run, outcome; and what to do when one is in doubt."""
+"""Calling tools through the ledger: record the intent, run the tool, record the outcome."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from ..kernel.operation import Call
 from ..leases import Guard, Keeper, Kept, uptime_seconds
 from ..records import Effect, EffectKind
 from ..sessions.access import Place
+from ..wire import travels
 from .ledger import Busy, InDoubt, Known, Ledger, Owned
 from .requests import EffectRequest
 from .statements import EffectOutcome, Ticket, topic
@@ -55,7 +56,7 @@ from .tools import (
     Unknown,
     Verdict,
     Verify,
-    require_span,
+    require_duration,
 )
 from .verification import describe, settle, unresolved, verify
 
@@ -71,11 +72,12 @@ POLL_SECONDS_MAX = 2.0
 INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Result(Generic[V]):
-    """What a tool returned, now or before.
+    """What a tool returned.
 
-    `replay_of` is the effect whose stored result this is; None when the tool has just run.
+    `replay_of` is the effect whose stored result this is, or None if the tool ran for this call.
     """
 
     value: V
@@ -90,34 +92,33 @@ class Result(Generic[V]):
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class PreparedCall:
-    """A call whose arguments were checked: its request, and what the function is given."""
+    """A call with checked arguments: its request, and what to pass to the function."""
 
     ledger: Ledger
     request: EffectRequest
     arguments: dict[str, Any]
     wait_seconds: float
     gather: Callable[[Ticket, EffectOutcome, Kept], None] | None = field(default=None, init=False)
-    """Takes the outcome of a tool that has returned, to record it with others."""
+    """Called with the outcome of a tool that returned, to record it together with others."""
     _issue: Call[Any] | None = field(default=None, init=False)
-    """What may have issued an attempt."""
-    _step: Invoke | None = field(default=None, init=False)
-    """The call of the tool."""
-    _is_kept_on: bool = field(default=False, init=False)
-    """Whether another thread or call records the outcome, and then drops the lease."""
+    """The operation that may have issued an attempt."""
+    _invocation: Invoke | None = field(default=None, init=False)
+    _is_handed_over: bool = field(default=False, init=False)
+    """Whether someone else records the outcome, and then drops the lease."""
 
     @property
     def is_called(self) -> bool:
-        """Whether the tool was called; if it was not, it will not be."""
-        return self._step is not None and not self._step.withdraw()
+        """Whether the tool was called. If not, this makes sure that it never will be."""
+        return self._invocation is not None and not self._invocation.withdraw()
 
     def require_colour(self) -> None:
-        """Refuse a tool with coroutine functions in a sync store."""
+        """Raise if a tool of a sync store has coroutine functions."""
         for function in (self.request.tool.function, self.request.tool.verify):
             if function is not None and is_async(function) and not self.ledger.runtime.is_async:
                 raise needs_async_store(function)
 
     def run(self) -> Flow[Result[Any]]:
-        """Return the effect's result: stored, awaited from its owner, or by running the tool."""
+        """Return the stored result, wait for the call's owner, or run the tool."""
         self.require_colour()
         if self.request.tool.effect == "read":
             return (yield from self._read())
@@ -131,18 +132,21 @@ class PreparedCall:
             raise
 
     def withdraw(self) -> Flow[None]:
-        """Close what was issued for a caller that was interrupted before its tool was called."""
+        """Close the attempt of a caller that was interrupted before it called the tool."""
         if self._issue is not None and not self.is_called:
             given = (self.request.place, self.request.guard, self._issue.ids)
             with contextlib.suppress(HoldfastError):
                 yield from perform_to_the_end(Ledger.withdraw, self.ledger, *given)
 
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
-        """Return the result if it is known, or the right to run and when it was asked for."""
+        """Return the result if there is one, or a ticket to run the tool and when it was asked for.
+
+        Waits while another owner runs it, and raises InProgress after `wait_seconds`.
+        """
         deadline = uptime_seconds() + self.wait_seconds
         watched, pause = "", POLL_SECONDS
         while True:
-            # Counted before each look, no ring that comes after the look can be missed.
+            # Counted before the read, so that a signal sent after it cannot be missed.
             seen = self.ledger.signals.count(watched)
             asked_at = uptime_seconds()
             self._issue = Call(Ledger.take, self.ledger, (self.request,))
@@ -162,12 +166,12 @@ class PreparedCall:
                     left = deadline - uptime_seconds()
                     if left <= 0:
                         raise self._in_progress(effect)
-                    # Also polled: an owner that exits at once may leave its ring unsent.
+                    # Also polled: an owner that exits may not get to send its signal.
                     yield from wait(min(left, pause, wait_ms / 1000 + 0.001), watched, seen)
                     pause = min(pause * 2, POLL_SECONDS_MAX)
 
     def _read(self) -> Flow[Result[Any]]:
-        """Run a tool without effects; a completed read of the same call id is returned."""
+        """Run a tool without effects, unless a completed read answers the call."""
         ledger, request = self.ledger, self.request
         if request.policy != "none":
             found = yield from perform(Ledger.find_read, ledger, request)
@@ -183,7 +187,7 @@ class PreparedCall:
         for name, value in given.items():
             check(value, ledger.codec.limits, name=name)
         try:
-            value = yield self._calling("")
+            value = yield self._invoke("")
         except Exception as error:
             failed = EffectOutcome("failed", "raised", error=describe(error))
             yield from perform(Ledger.take, ledger, request, failed)
@@ -199,22 +203,22 @@ class PreparedCall:
         return Result(value, taken.ticket.id if isinstance(taken, Owned) else taken.effect.id)
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
-        """Run the tool under a lease that is kept alive, and record how it ended."""
+        """Run the tool while its lease is renewed, and record the outcome."""
         try:
             if kept.is_lost:
-                yield from self.make_sure(kept, ticket)
+                yield from self.ensure_owned(kept, ticket)
             return (yield from self._run_owned(ticket, kept))
         except StillRunning as late:
-            self._watch(ticket, kept, late.ended)
+            self._record_when_done(ticket, kept, late.ended)
             return (yield from self._timed_out(ticket, late))
         finally:
-            # It is owned until its outcome is recorded, which may have to wait for the store.
-            if not self._is_kept_on:
+            # The lease lasts until the outcome is recorded, which may have to wait for the store.
+            if not self._is_handed_over:
                 self.ledger.keeper.drop(kept)
 
     def _run_owned(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         try:
-            value = yield self._calling(ticket.idempotency_key)
+            value = yield self._invoke(ticket.idempotency_key)
         except INTERRUPTS as interrupt:
             yield from self._interrupted(ticket, kept, interrupt)
             if isinstance(interrupt, CancelledAfterwards):
@@ -226,7 +230,7 @@ class PreparedCall:
             return (yield from self._raised(ticket, error))
         outcome = self.ledger.statements.storable(value)
         if self.gather is not None and outcome.error is None:
-            self._is_kept_on = True
+            self._is_handed_over = True
             self.gather(ticket, outcome, kept)
             return Result(value, ticket.id)
         yield from finish(self.ledger, ticket, outcome)
@@ -235,40 +239,41 @@ class PreparedCall:
         return Result(value, ticket.id)
 
     def _interrupted(self, ticket: Ticket, kept: Kept, interrupt: BaseException) -> Flow[None]:
-        """Record what is known of a tool whose caller was interrupted."""
+        """Record what is known about a tool whose caller was interrupted."""
         if not self.is_called:
-            return  # It was not called, and is closed as such.
-        assert self._step is not None
-        ended = self._step.ended
+            return  # `withdraw` closes the attempt.
+        assert self._invocation is not None
+        ended = self._invocation.ended
         if ended is None:
             yield from finish(self.ledger, ticket, self._outcome_of(interrupt))
-        elif ended.flag.is_set:
-            yield from finish(self.ledger, ticket, self._outcome_at(ended))
+        elif ended.latch.is_set:
+            yield from finish(self.ledger, ticket, self._outcome_of_future(ended))
         else:
-            # Its caller was interrupted again and waits no longer; the thread goes on.
-            self._watch(ticket, kept, ended)
+            # Interrupted a second time while it waited for the tool's thread, which still runs.
+            self._record_when_done(ticket, kept, ended)
 
-    def _watch(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
-        """Leave an effect to the thread of its tool, which records the outcome when it ends."""
-        self._is_kept_on = True
-        ended.add_done_callback(lambda ended: self._record_late_end(ticket, kept, ended))
+    def _record_when_done(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
+        """Let the tool's own thread record the outcome when the tool returns."""
+        self._is_handed_over = True
+        ended.add_done_callback(lambda ended: self._record_late_outcome(ticket, kept, ended))
 
     def keep(self, ticket: Ticket, asked_at: float) -> Kept:
-        """Renew the lease on an effect until it is dropped, or this call is gone."""
+        """Keep renewing the lease on an effect until it is dropped, or this call is collected."""
         guard = Guard("effect", ticket.id, ticket.number, ticket.fence)
         return self.ledger.keeper.keep(
             Kept(self, guard, self.request.tool.lease_ms / 1000, asked_at)
         )
 
-    def make_sure(self, kept: Kept, ticket: Ticket) -> Flow[None]:
-        """Renew a lease that may have expired while its owner slept, or raise LeaseLost."""
+    def ensure_owned(self, kept: Kept, ticket: Ticket) -> Flow[None]:
+        """Renew a lease that may have expired while the machine slept, or raise LeaseLost."""
         is_owned = False
         try:
             for _ in range(RENEWALS_MAX):
                 asked_at = uptime_seconds()
-                renewed = yield from perform(Keeper.renew, self.ledger.keeper, [kept])
-                kept.take_in(renewed[kept], asked_at)
-                if renewed[kept] is None:
+                asked = [(kept.guard, kept.lease_seconds)]
+                [renewed] = yield from perform(Keeper.renew, self.ledger.keeper, asked)
+                kept.note_renewal(renewed, asked_at)
+                if renewed is None:
                     break
                 is_owned = not kept.is_lost
                 if is_owned:
@@ -278,19 +283,18 @@ class PreparedCall:
                 self.ledger.keeper.drop(kept)
         raise ticket.lost()
 
-    def _calling(self, idempotency_key: str) -> Invoke:
+    def _invoke(self, idempotency_key: str) -> Invoke:
         tool, given = self.request.tool, self.arguments
         given = {**given, KEY: idempotency_key} if tool.takes_key else given
-        self._step = Invoke(tool.function, (), given, tool.timeout_seconds)
-        return self._step
+        self._invocation = Invoke(tool.function, (), given, tool.timeout_seconds)
+        return self._invocation
 
     def _raised(self, ticket: Ticket, error: BaseException) -> Flow[Result[Any]]:
-        """Record that a tool raised; if it may have acted, find out whether it did."""
+        """Record that a tool raised; verify it first if it may have acted."""
         outcome = self._outcome_of(error)
         if outcome.status == "unknown" and isinstance(error, Exception):
             verdict = yield from self._verify_later(ticket)
-            said = (outcome.reason, outcome.error)
-            outcome = self._settled(verdict, reason=said[0], error=said[1])
+            outcome = self._settled(verdict, reason=outcome.reason, error=outcome.error)
             if isinstance(verdict, Landed):
                 yield from finish(self.ledger, ticket, outcome)
                 return Result(verdict.result, ticket.id)
@@ -314,41 +318,44 @@ class PreparedCall:
         return EffectOutcome("unknown", reason, error=describe(error))
 
     def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
-        """Report a call whose thread goes on; it stays owned until that ends."""
+        """Raise InProgress for a call whose thread still runs, unless it is verified as landed."""
         if self.request.tool.effect == "mutate":
             verdict = yield from self._verify_later(ticket)
             if isinstance(verdict, Landed):
                 yield from finish(self.ledger, ticket, self._settled(verdict))
                 return Result(verdict.result, ticket.id)
         raise InProgress(
-            f"{late}; it cannot be stopped, so it is not run again while it lives, and its "
-            "outcome is recorded when it ends",
+            f"{late}; it cannot be interrupted, so it is not run again while it runs, and its "
+            "outcome is recorded when it returns",
             effect_id=ticket.id,
         ) from late
 
-    def _outcome_at(self, ended: Future[Any]) -> EffectOutcome:
-        """Return the outcome of a function that its caller did not wait for."""
+    def _outcome_of_future(self, ended: Future[Any]) -> EffectOutcome:
+        """Return the outcome of a function that its caller stopped waiting for."""
         error = ended.exception()
         if error is not None:
             return self._outcome_of(error)
         return self.ledger.statements.storable(ended.result())
 
-    def _record_late_end(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
-        """Record, from its own thread, the outcome of a function that had timed out."""
-        given = (ticket, self._outcome_at(ended))
+    def _record_late_outcome(self, ticket: Ticket, kept: Kept, ended: Future[Any]) -> None:
+        """Record the outcome of a function that timed out, from its own thread."""
+        given = (ticket, self._outcome_of_future(ended))
         try:
             if not self.ledger.runtime.run(Call(Ledger.finish, self.ledger, given)):
                 self.ledger.runtime.run(Call(Ledger.keep_late, self.ledger, given))
         except HoldfastError as problem:
             # The store may be closed by now; the next caller finds the effect without an owner.
-            log.warning("effect %s ended, which could not be recorded: %s", ticket.id, problem)
+            log.warning("the outcome of effect %s could not be recorded: %s", ticket.id, problem)
         finally:
             self.ledger.keeper.drop(kept)
 
     def _settle(
         self, ticket: Ticket, effect: Effect, asked_at: float
     ) -> Flow[Result[Any] | tuple[Ticket, float] | None]:
-        """Verify what a dead owner left; return the result, or the right to run it."""
+        """Verify a dead owner's effect; return its result, or a ticket to run it again.
+
+        None if the caller has to look it up once more.
+        """
         kept = self.keep(ticket, asked_at)
         try:
             verdict = yield from self._verify(ticket)
@@ -363,7 +370,7 @@ class PreparedCall:
             self.ledger.keeper.drop(kept)
         if isinstance(verdict, Landed):
             if self.request.call_id not in {None, effect.call_id}:
-                # Looked for once more, this call gets a row of its own.
+                # The next lookup gives this call a row of its own.
                 return None
             return Result(verdict.result, ticket.id, ticket.id)
         if outcome.status == "failed":
@@ -374,7 +381,7 @@ class PreparedCall:
         return settle(self.ledger.statements, self.request.tool, verdict, **known)
 
     def _verify_later(self, ticket: Ticket) -> Flow[Verdict]:
-        """Verify a call of our own, once its request can no longer be under way."""
+        """Verify this process's own call, once its request can no longer be in flight."""
         if self.request.tool.verify is None:
             return Unknown()
         yield from wait(self.request.tool.settle_seconds)
@@ -389,12 +396,12 @@ class PreparedCall:
         )
 
     def _unresolved(self, ticket: Ticket, outcome: EffectOutcome) -> Exception:
-        said = self.ledger.statements.redactor.redact(outcome.error)
-        return unresolved(self.request.tool.name, ticket.id, said)
+        error = self.ledger.statements.redactor.redact(outcome.error)
+        return unresolved(self.request.tool.name, ticket.id, error)
 
     def _in_progress(self, effect: Effect) -> InProgress:
         return InProgress(
-            f"{effect.tool} is being run by {effect.holder!r} (effect {effect.id}) and did not end "
+            f"{effect.tool} is run by {effect.holder!r} (effect {effect.id}) and did not return "
             f"within {self.wait_seconds:g} s; nothing was run here",
             effect_id=effect.id,
             holder=effect.holder,
@@ -419,12 +426,12 @@ def prepare(
     """Check a call before anything is written; `rules` override fields of its request."""
     if call_id is not None:
         require_text("call_id", call_id)
-    require_span("wait_seconds", wait_seconds)
+    require_duration("wait_seconds", wait_seconds)
     given = tool.bind(arguments)
     if ledger.runtime.driver.is_joined:
         raise InvalidArgument(
-            "inside another's transaction nothing is durable yet, so no effect can be run; call "
-            "the tool on the store itself"
+            "inside a caller's own transaction nothing is durable yet, so no effect can be run; "
+            "call the tool through the store itself"
         )
     ledger.tools[tool.name] = tool
     policy, distinct = _policy(tool, given, call_id)
@@ -458,9 +465,9 @@ def _policy(
 
 
 def once_rules(key: str, request: Any, ttl_seconds: float | None) -> dict[str, Any]:
-    """Return what makes a call count by a key of the caller's, and for some time only."""
+    """Return the request fields of a call that is identified by the caller's own key."""
     require_text("key", key, ONCE_KEY_CHARACTERS_MAX)
-    require_span("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    require_duration("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
     ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
     return {"policy": "once", "distinct": key, "arguments": request, "ttl_ms": ttl_ms}
 
@@ -473,7 +480,7 @@ def once_tool(
     on_unknown: OnUnknown,
     cache_failures: bool,
 ) -> tuple[Tool[..., Any], Mapping[str, Any]]:
-    """Return what `once` is to run, and with which arguments: a tool has its own rules."""
+    """Return the tool that `once` runs, and its arguments. A Tool keeps its own rules."""
     if isinstance(function, Tool):
         return function, {} if request is None else request
     if not callable(function):
@@ -491,9 +498,9 @@ def once_tool(
 
 
 def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:
-    """Record an outcome; one that comes too late is kept beside the effect, and raises LeaseLost.
+    """Record an outcome; after a takeover, store it as late and raise LeaseLost.
 
-    Nobody else knows the outcome, so a store that is busy or unreachable is waited for.
+    Only this process knows the outcome, so a store that is busy or unreachable is retried.
     """
     unknown: CommitUnknown | None = None
     for pause in (*FINISH_PAUSES_SECONDS, None):
@@ -507,7 +514,7 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]
                 return
             break
         except INTERRUPTS:
-            # If it was written after all, that changes nothing.
+            # Writing the same outcome again changes nothing.
             with contextlib.suppress(HoldfastError):
                 yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
             raise
@@ -541,7 +548,7 @@ def _failed(tool: str, id: str, error: str | None) -> EffectFailed:
 
 def _not_storable(tool: Tool[..., Any], problem: str) -> InvalidValue:
     return InvalidValue(
-        f"{tool.name} ran, and that is recorded, but its result cannot be stored: {problem}; let "
-        "the tool return plain data",
+        f"{tool.name} ran, and that is recorded, but its result cannot be stored: {problem}; "
+        "return plain data from the tool",
         path="result",
     )

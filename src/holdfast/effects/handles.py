@@ -1,4 +1,4 @@
-"""Effects as sessions and stores offer them: call, begin, once; list, resolve and verify."""
+"""Effects in the API of sessions and stores: call, begin, once; list, resolve and verify."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.handle import require_version
 from ..checkpoints.read import spans
@@ -29,7 +30,7 @@ from .calls import (
     once_tool,
     prepare,
 )
-from .history import effects_after, find_call, read_past
+from .history import effects_after, find_call, read_history
 from .ledger import Ledger, Match
 from .manual import Issued, Replay, begin
 from .statements import (
@@ -38,6 +39,7 @@ from .statements import (
     LOCK_EFFECT,
     SELECT_EFFECTS,
     EffectOutcome,
+    Ticket,
     place_of,
     read_effect,
     ticket_of,
@@ -57,10 +59,10 @@ from .undo import Compensation, undo_after
 from .verification import settle, verify
 
 EFFECTS_PER_PAGE_MAX = 1_000
-# An effect's own key has its scope before it.
+# An effect's own key is prefixed with its scope.
 LEDGER_KEY_CHARACTERS_MAX = 1_000
 
-# Those of an earlier session of the same id too, which its calls find.
+# Includes those of an earlier session of the same id, which calls of this one find.
 OF_SESSION = (
     "session_number = :number",
     "session_id = :session_id AND unlinked_at IS NOT NULL AND session_number <> :number",
@@ -77,7 +79,7 @@ PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
 RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high
 ORDER BY number DESC LIMIT :limit"""
-# What an attempt's replays have of it is its idempotency key.
+# Replays of an attempt share its idempotency key.
 OF_KEY = """idempotency_key IN (
     SELECT k.idempotency_key FROM hf_effects k
     WHERE k.key IN (CAST(:key AS TEXT), 'once:' || :key) AND k.generation > 0
@@ -87,10 +89,10 @@ OF_KEY = """idempotency_key IN (
 
 @functools.cache
 def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
-    """Return the query of a listing, each part of it along the index of what is rarest."""
+    """Return the SQL of a listing, in which each part uses the most selective index."""
     conditions = {name: f"{name} = :{name}" for name in columns}
     if status is not None:
-        # By name, as the partial indexes have it.
+        # A literal, because a partial index is not used for a parameter.
         rare = "" if status == "completed" else " AND status <> 'completed'"
         conditions["status"] = f"status = '{status}'{rare}"
     if "key" in columns:
@@ -100,7 +102,7 @@ def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
 
 
 class SessionEffects(SessionHandle[C]):
-    """What a session does through the ledger."""
+    """The effects of a session."""
 
     @property
     def ledger(self) -> Ledger:
@@ -119,9 +121,9 @@ class SessionEffects(SessionHandle[C]):
     ) -> Flow[Result[Any]]:
         """Run a tool once: its intent is durable before it runs, its outcome afterwards.
 
-        An equal call gets the stored result, another's call under way is waited for, and one in
-        doubt is verified or raises Unresolved. `item=` links it to a work item, unless the tool
-        has a parameter of that name; then `call_with` does.
+        An equal call gets the stored result, waits while another caller runs it, or, if the
+        outcome is in doubt, is verified or raises Unresolved. `item=` links the call to a work
+        item, unless the tool has a parameter of that name; use `call_with` then.
         """
         item = None if require_tool(tool).takes_item else arguments.pop("item", None)
         return (yield from self._prepare(tool, arguments, call_id, item, wait_seconds).run())
@@ -147,11 +149,11 @@ class SessionEffects(SessionHandle[C]):
         wait_seconds: float | None = None,
         item: object = None,
     ) -> Flow[list[Result[Any] | Exception]]:
-        """Run the calls of one turn, in order; return the result of each, or what it raised.
+        """Run the calls of one turn, in order; return the result or the exception of each.
 
-        Each happens once, as with `call`; together their intents cost one commit, and the outcomes
-        of those that return quickly cost another. Whoever interrupts it ends the calls that have
-        not begun, which are closed as not called.
+        Each happens once, as with `call`. Their intents cost one commit together, and the outcomes
+        of those that return quickly cost another. When interrupted, calls that have not started are
+        closed as not called.
         """
         for use in uses:
             if not isinstance(use, ToolUse):
@@ -175,8 +177,8 @@ class SessionEffects(SessionHandle[C]):
     ) -> Flow[Replay | Issued[C]]:
         """Make the intent of an effect durable, for a loop that runs its tools itself.
 
-        Returns a Replay of what was run before, or an Issued to complete or fail. A receiver that
-        is given an `idempotency_key` of the caller's own gets that one at every attempt.
+        Returns a Replay of an earlier outcome, or an Issued to complete or fail. A given
+        `idempotency_key` is used for every attempt.
         """
         known = named_tool(tool, effect) if isinstance(tool, str) else tool
         if idempotency_key is not None:
@@ -189,29 +191,29 @@ class SessionEffects(SessionHandle[C]):
     def begun(self, call_id: str) -> Flow[Replay | Issued[C]]:
         """Return a call that any process began under this id, to record its outcome from here.
 
-        Take it before the tool runs: after a takeover, what is recorded here raises LeaseLost.
-        A Replay if it is completed; NotFound if the session's history has no such call: none was
-        begun, it was undone, or a rewind left it behind and an equal one may run again.
+        Get it before the tool runs: after a takeover, recording an outcome raises LeaseLost.
+        Returns a Replay if the call is completed. Raises NotFound if the session's history has no
+        such call: none was begun, it was undone, or it was rewound and an equal one may run again.
         """
         require_text("call_id", call_id)
-        row = yield from perform(SessionEffects._call, self, call_id)
-        if row["status"] != "issued":
-            return Replay(known_result(self.ledger.effect(row)))
-        return Issued(self.runtime, ticket_of(row, self._place), None)
+        effect, ticket = yield from perform(SessionEffects._call, self, call_id)
+        if effect.status != "issued":
+            return Replay(known_result(effect))
+        return Issued(self.runtime, ticket, None)
 
     @query
-    def _call(self, call_id: str) -> Op[Row]:
+    def _call(self, call_id: str) -> Op[tuple[Effect, Ticket]]:
         found = yield from find_call(self.number, self.id, call_id)
         if found is None:
             raise NotFound(f"session {self.id} has no call {call_id!r}", id=call_id)
-        return found
+        return self.ledger.effect(found), ticket_of(found, self._place)
 
     @flow
     def compensate(self, *, to: int, tools: object = None) -> Flow[Compensation]:
-        """Undo what was done since a version, newest first, each undo an effect of its own.
+        """Undo the effects since a version, newest first; each undo is an effect of its own.
 
-        `tools` are those to undo with, beside those that this process has called. What has no
-        undo, or whose undo fails, is reported.
+        `tools` adds to those that this process has called. Effects without an undo, or whose undo
+        fails, are reported.
         """
         require_version(to)
         known = {**self.ledger.tools, **by_name(tools)}
@@ -220,17 +222,20 @@ class SessionEffects(SessionHandle[C]):
 
     @query
     def standing(self, version: int) -> Op[list[Effect]]:
-        """Return what was done or begun since a version and not undone, newest first."""
+        """Return the effects since a version that may have happened and were not undone.
+
+        Newest first.
+        """
         require_version(version)
         found = yield from effects_after(self.number, version)
         return [self.ledger.effect(row) for row in found]
 
     @query
     def pending(self) -> Op[list[Effect]]:
-        """Return the calls whose outcome was not recorded yet, oldest first.
+        """Return the calls without a recorded outcome, oldest first.
 
-        Their owners may be at work, or dead: `takeover_at` is when another may take over. A fork
-        has those of the sessions it was forked from that came before it.
+        Their owners may be running or dead; a takeover is possible from `takeover_at`. A fork
+        includes those from before the fork.
         """
         return (yield from self._listed(PENDING_EFFECTS, on_path=True))
 
@@ -238,21 +243,20 @@ class SessionEffects(SessionHandle[C]):
     def unresolved(self) -> Op[list[Effect]]:
         """Return the effects whose outcome is unknown, oldest first.
 
-        A fork has those of the sessions it was forked from that came before it: they block its
-        equal calls too.
+        A fork includes those from before the fork, which block its equal calls too.
         """
         return (yield from self._listed(UNRESOLVED_EFFECTS))
 
     def _listed(self, sql: str, *, on_path: bool = False) -> Op[list[Effect]]:
-        past = yield from read_past(self.number)
+        history = yield from read_history(self.number)
         found = yield from rows(sql, number=self.number, session_id=self.id)
-        found = [row for row in found if not on_path or past.holds(row)]
-        found += yield from past.inherited(sql)
+        found = [row for row in found if not on_path or history.holds(row)]
+        found += yield from history.inherited(sql)
         return [self.ledger.effect(row) for row in sorted(found, key=lambda row: row["number"])]
 
     @query
     def recent_calls(self, limit: int = 10) -> Op[list[Effect]]:
-        """Return the newest calls with an id on the session's path, newest first."""
+        """Return the latest calls with a call id in the session's history, newest first."""
         require_limit(limit, EFFECTS_PER_PAGE_MAX)
         found: list[Row] = []
         for owner, low, high in (yield from spans(self.number, on_path=True)):
@@ -283,7 +287,7 @@ class SessionEffects(SessionHandle[C]):
 
 
 class StoreEffects(Handle[C]):
-    """What a store does with its ledger."""
+    """The ledger of a store."""
 
     @property
     def ledger(self) -> Ledger:
@@ -306,11 +310,11 @@ class StoreEffects(Handle[C]):
         cache_failures: bool = False,
         wait_seconds: float | None = None,
     ) -> Flow[Result[Any]]:
-        """Run a function once per key, in the whole store; later callers get its result.
+        """Run a function once per key in the whole store; later callers get its result.
 
-        The function takes no arguments, but is given `idempotency_key` if it accepts that; a tool
-        brings its own rules and gets `request` as its arguments. Another request under the same
-        key raises RequestMismatch. The key is free again `ttl_seconds` after completion.
+        The function takes no arguments, except `idempotency_key` if it accepts that. A tool keeps
+        its own rules and gets `request` as its arguments. A different request under the same key
+        raises RequestMismatch. The key is free again `ttl_seconds` after completion.
         """
         tool, arguments = once_tool(function, request, effect, verify, on_unknown, cache_failures)
         given: dict[str, Any] = {"item": item, "wait_seconds": wait_seconds}
@@ -329,9 +333,9 @@ class StoreEffects(Handle[C]):
         effect: EffectKind = "mutate",
         wait_seconds: float | None = None,
     ) -> Flow[Replay | Issued[C]]:
-        """Do what `once` does for a request that the caller serves itself, without a function.
+        """Do what `once` does, for a request that the caller serves itself.
 
-        Returns a Replay of the outcome that the key has, or an Issued to complete or fail.
+        Returns a Replay of the key's outcome, or an Issued to complete or fail.
         """
         given: dict[str, Any] = {"item": item, "wait_seconds": wait_seconds}
         given |= {"place": _place_of(session), **once_rules(key, request, ttl_seconds)}
@@ -340,8 +344,9 @@ class StoreEffects(Handle[C]):
 
     @query
     def compare(self, key: str, request: Any = None) -> Op[Match]:
-        """Tell whether `once` or `begin` know a key: with an equal request ("match"), with another
-        ("conflict"), or not ("none"). Nothing is written.
+        """Return how a request compares with the one stored under its key. Nothing is written.
+
+        "match" if they are equal, "conflict" if they differ, "none" if the key is free.
         """
         tool = named_tool("begin", "mutate")
         asked = prepare(self.ledger, tool, {}, **once_rules(key, request, None)).request
@@ -361,7 +366,7 @@ class StoreEffects(Handle[C]):
     ) -> Op[list[Effect]]:
         """Return rows of the ledger, oldest first; `after` is the number of the last one seen.
 
-        `key` is what `once` was given, an effect's own key, or its idempotency key.
+        `key` is a key passed to `once`, an effect's own key, or its idempotency key.
         """
         if status is not None:
             require_one_of("status", status, EFFECT_STATUSES)
@@ -394,9 +399,9 @@ class StoreEffects(Handle[C]):
 
     @query
     def find_effect(self, id: str) -> Op[Effect]:
-        """Return an effect by its id, its number, or the beginning of its id; or NotFound.
+        """Return an effect by its id, its number or a unique prefix of its id, or raise NotFound.
 
-        8 characters or more are enough if no other id begins with them.
+        A prefix has 8 characters or more.
         """
         row = yield from find_row("effect", SELECT_EFFECTS, require_text("id", id))
         if row is None:
@@ -405,10 +410,10 @@ class StoreEffects(Handle[C]):
 
     @query
     def attempts(self, id: str) -> Op[list[Effect]]:
-        """Return every attempt of an effect, and what replaced it, oldest first."""
+        """Return all attempts of an effect, oldest first."""
         row = yield from read_effect(id)
         if row["replay_of"] is not None:
-            # The original may have been forgotten.
+            # The original may have been pruned.
             for original in (yield from rows(EFFECT_BY_ID, id=row["replay_of"])):
                 row = original
         found = yield from rows(EFFECT_ATTEMPTS, key=row["key"])
@@ -418,9 +423,9 @@ class StoreEffects(Handle[C]):
     def resolve(
         self, id: str, verdict: Landed | NotLanded, *, by: str, note: str | None = None
     ) -> Op[Effect]:
-        """Resolve an effect in doubt by hand; `by` says who decided.
+        """Resolve an effect in doubt by hand; `by` records who decided.
 
-        Landed: equal calls get the result. NotLanded: the next equal call runs it.
+        After Landed, equal calls get the result. After NotLanded, the next equal call runs it.
         """
         if isinstance(verdict, type) and issubclass(verdict, Landed | NotLanded):
             verdict = verdict()
@@ -435,18 +440,21 @@ class StoreEffects(Handle[C]):
         if isinstance(verdict, Landed):
             self.runtime.codec.encode(verdict.result, name="result")
             outcome.status, outcome.reason, outcome.result = "completed", "resolved", verdict.result
-        return (yield from self._settle_effect(id, outcome))
+        effect = yield from StoreEffects._settle(self, id, outcome)
+        yield from record(self.runtime.actor, "effect_resolved", effect.id, effect.reason)
+        return effect
 
-    def _settle_effect(self, id: str, outcome: EffectOutcome) -> Op[Effect]:
-        """Record the outcome of an effect in doubt, unless it is running or settled."""
+    @operation
+    def _settle(self, id: str, outcome: EffectOutcome) -> Op[Effect]:
+        """Record the outcome of an effect in doubt; raise if it is running or settled."""
         place = yield from place_of((yield from read_effect(id)))
         if place is not None:
             yield Lock(place.root_id)
         row = yield from read_effect(id, LOCK_EFFECT)
         if row["status"] == "issued" and row["wait_ms"] > 0:
             raise InProgress(
-                f"effect {id} is being run by {row['holder']!r}; it can be resolved when its "
-                "owner has ended or died",
+                f"effect {id} is run by {row['holder']!r}; it can be resolved once its owner has "
+                "ended or died",
                 effect_id=id,
             )
         if row["status"] not in {"issued", "unknown"}:
@@ -456,39 +464,34 @@ class StoreEffects(Handle[C]):
 
     @flow
     def verify(self, id: str, tools: object) -> Flow[Effect]:
-        """Ask a tool's verify hook about an effect in doubt, and record its verdict."""
+        """Call the tool's verify hook for an effect in doubt, and record the verdict."""
         known = by_name(tools)
-        effect, is_whole, wait_ms = yield from perform(StoreEffects._doubtful, self, id)
+        effect, is_unredacted, wait_ms = yield from perform(StoreEffects._doubtful, self, id)
         tool = known.get(effect.tool)
         if tool is None or tool.verify is None:
-            what = "has no verify hook" if tool else "is not among the tools that were given"
+            what = "has no verify hook" if tool else "is not among the given tools"
             raise InvalidArgument(f"{effect.tool} {what}; resolve the effect by hand")
         if wait_ms > 0:
             raise InProgress(
-                f"the request of effect {id} may be under way for {wait_ms / 1000:.1f} s more; "
+                f"the request of effect {id} may be in flight for another {wait_ms / 1000:.1f} s; "
                 "verify it then",
                 effect_id=id,
                 wait_seconds=wait_ms / 1000,
             )
         given = (effect.arguments, effect.idempotency_key)
-        verdict = yield from verify(tool.verify, *given, is_whole=is_whole)
+        verdict = yield from verify(tool.verify, *given, is_unredacted=is_unredacted)
         if isinstance(verdict, Unknown):
             return effect
         outcome = settle(self.ledger.statements, tool, verdict)
-        return (yield from perform(StoreEffects._record, self, id, outcome))
-
-    @operation
-    def _record(self, id: str, outcome: EffectOutcome) -> Op[Effect]:
-        """Record what a verify hook found."""
-        return (yield from self._settle_effect(id, outcome))
+        return (yield from perform(StoreEffects._settle, self, id, outcome))
 
     @query
     def _doubtful(self, id: str) -> Op[tuple[Effect, bool, int]]:
-        """Return an effect, whether its arguments are whole, and how long it must settle still."""
+        """Return an effect, whether its arguments are unredacted, and when it may be verified."""
         row = yield from read_effect(id)
-        yield from self.ledger.salts.look()
+        yield from self.ledger.salts.refresh()
         wait_ms = row["wait_ms"] if row["status"] == "unknown" else 0
-        return self.ledger.effect(row), self.ledger.is_whole(row), wait_ms
+        return self.ledger.effect(row), self.ledger.is_unredacted(row), wait_ms
 
 
 def _place_of(session: Any) -> Place | None:

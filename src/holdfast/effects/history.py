@@ -1,8 +1,8 @@
-"""Which rows of the ledger count for a call: a session's history, and what it holds of forks.
+"""Which rows of the ledger answer a call of a session, also after forks and rewinds.
 
-A call is answered by its own row first, then by that of an equal call. A session that was forked
-also has what its origins did before the fork; one that was rewound has what lies on its path, and
-what must not be repeated of what it left behind.
+A call is answered by its own row first, then by that of an equal call. A fork also finds the
+effects of its origins from before the fork. A rewound session finds those on its current path, and
+abandoned ones that must not be repeated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from ..checkpoints.read import LIST_EPOCHS, path
 from ..errors import RequestMismatch
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.rows import ONE_SESSION
-from .requests import EffectRequest, key_within, scope_of
-from .salts import Salts
+from .requests import EffectRequest, Salts, key_within, scope_of
 from .statements import EFFECT_BY_CALL, EFFECT_BY_KEY, SELECT_EFFECTS
 
 PAST_ROWS_MAX = 1_000
 VERSION_MAX = 2**62
 SESSION_POLICIES = frozenset({"session", "latest", "call"})
-"""Policies under which a call is equal only to one of the same session's history."""
+"""Policies under which calls are compared within one session's history only."""
 
 SESSION_VERSIONS = f"SELECT s.version, s.origin_version FROM {ONE_SESSION}"  # noqa: S608
 READ_ORIGINS = """
@@ -50,7 +49,7 @@ WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL
     AND effect IN ('write', 'mutate') AND replay_of IS NULL
 """
 EFFECT_NUMBER = "SELECT number FROM hf_effects WHERE id = :id"
-# Those of abandoned epochs too: what was not undone when they were left can be undone later.
+# Includes abandoned epochs: an effect that a rewind did not undo can be undone later.
 STANDING_EFFECTS = f"""{SELECT_EFFECTS} WHERE session_number = :number
     AND issued_version >= :version AND effect IN ('write', 'mutate')
     AND (status <> 'failed' OR reason = 'given_up')
@@ -58,11 +57,11 @@ STANDING_EFFECTS = f"""{SELECT_EFFECTS} WHERE session_number = :number
 ORDER BY number DESC"""
 
 Origin = tuple[str, int, int, int]
-"""Versions of a session that was forked: its id, its number, the first and the last version."""
+"""Versions that a fork shares with its origin: the origin's id, number, first and last version."""
 
 
-class Past:
-    """The effects that a session's history holds: its own, and those of its origins."""
+class History:
+    """Which effects belong to a session's history: its own, and those of its origins."""
 
     def __init__(
         self,
@@ -77,27 +76,27 @@ class Past:
         for id, origin, low, high in origins:
             self._parts.setdefault((id, origin), []).append((low, high))
         self.ends = ends or {}
-        """The version of each origin where this session left it; a rewind changes nothing of it."""
+        """The version at which each origin was forked, whatever was rewound since."""
 
     @property
     def origins(self) -> list[tuple[str, int]]:
-        """The id and number of each session that this one was forked from, the nearest first."""
+        """The id and number of each session that this one was forked from, nearest first."""
         return list(self._parts)
 
     def holds(self, row: Row) -> bool:
         """Whether a row of this session is part of its history.
 
-        What must not be repeated and was not undone stays a part of it when the history itself
-        was left behind. A row of an earlier session of the same id counts: its retries come late.
+        An effect that must not be repeated and was not undone remains part of it after a rewind.
+        Rows of an earlier session of the same id count, for late retries.
         """
         if row["session_number"] != self._number:
             return True
         return _stands(row) or any(low <= row["issued_version"] <= high for low, high in self._own)
 
     def holds_of_origin(self, origin: tuple[str, int], row: Row) -> bool:
-        """Whether a row of an origin came before this session was forked from it.
+        """Whether a row of an origin is from before the fork.
 
-        What stands of a history that either has left behind counts as it does in one session.
+        Effects that must not be repeated count also if either session has rewound past them.
         """
         version, parts = row["issued_version"], self._parts[origin]
         if row["session_number"] != origin[1] or version >= max(high for _, high in parts):
@@ -105,12 +104,12 @@ class Past:
         return _stands(row) or any(low <= version < high for low, high in parts)
 
     def scopes(self, own: str) -> list[tuple[str, Callable[[Row], bool]]]:
-        """Return where the calls of a history count, the session's own first, and which rows do."""
+        """Return each scope to search, the session's own first, with a filter for its rows."""
         others = [(scope_of(each[0]), partial(self.holds_of_origin, each)) for each in self.origins]
         return [(own, self.holds), *others]
 
     def inherited(self, sql: str, **given: Any) -> Op[list[Row]]:
-        """Return the rows of origins that this session has, from a statement for one session."""
+        """Run a statement for each origin; return the rows from before the fork."""
         found: list[Row] = []
         for id, number in self.origins:
             there = yield from rows(sql, number=number, session_id=id, **given)
@@ -121,13 +120,13 @@ class Past:
 def _stands(row: Row) -> bool:
     """Whether an effect must not be repeated, may have happened, and was not undone.
 
-    One that was abandoned runs again, under the key that its receiver may know.
+    An abandoned attempt counts: it is retried under the key that its receiver may know.
     """
     may_have_happened = row["status"] != "failed" or row["reason"] in {"abandoned", "given_up"}
     return bool(row["effect"] == "mutate" and may_have_happened and row["undone_by"] is None)
 
 
-def _read_history(number: int) -> Op[tuple[Row, list[Row], list[Origin]] | None]:
+def _read_history_rows(number: int) -> Op[tuple[Row, list[Row], list[Origin]] | None]:
     texts = (SESSION_VERSIONS, LIST_EPOCHS, READ_ORIGINS)
     found, epochs, origins = yield from batch(*(Query(text, {"number": number}) for text in texts))
     if not found:
@@ -136,30 +135,31 @@ def _read_history(number: int) -> Op[tuple[Row, list[Row], list[Origin]] | None]
 
 
 def origin_of(row: Row) -> Origin:
-    """Return a row of origins as one."""
+    """Return an origin from its row."""
     return row["origin_id"], row["origin_number"], row["first_version"], row["last_version"]
 
 
-def read_past(number: int) -> Op[Past]:
-    """Return what a session's history holds; all that it ever did, unless rewound or forked."""
-    history = yield from _read_history(number)
-    if history is None:
-        return Past(number)
-    session, epochs, origins = history
+def read_history(number: int) -> Op[History]:
+    """Return the history of a session."""
+    found = yield from _read_history_rows(number)
+    if found is None:
+        return History(number)
+    session, epochs, origins = found
     ranges, below = path(epochs, session["origin_version"] or 0, session["version"])
-    # An effect belongs to the version that was current when it was issued. What was issued at
-    # the target of a rewind came after it.
+    # An effect belongs to the version that was current when it was issued. Those issued at the
+    # target of a rewind came after the target.
     own = [ranges[0], *((low, high - 1) for low, high in ranges[1:])] if ranges else []
     ends: dict[int, int] = {}
     for _, origin, _, high in origins:
         ends[origin] = max(high, ends.get(origin, 0))
-    return Past(number, own, _cut(origins, below), ends)
+    return History(number, own, _cut(origins, below), ends)
 
 
 def _cut(origins: list[Origin], below: int | None) -> list[Origin]:
-    """Return origins, cut where a rewind went below the fork.
+    """Return origins, cut where a rewind went back to before the fork.
 
-    Where each was left stays known, as a part without versions: what stands there counts.
+    A part that was cut off is kept as an empty range at its end, because effects there that must
+    not be repeated still count.
     """
     if below is None:
         return origins
@@ -168,10 +168,10 @@ def _cut(origins: list[Origin], below: int | None) -> list[Origin]:
 
 
 def inherit(number: int, id: str, version: int, fork: int) -> Op[None]:
-    """Let a fork made from a version find the effects from before it."""
-    history = yield from _read_history(number)
-    assert history is not None
-    session, epochs, origins = history
+    """Let a fork of a version find the effects from before it."""
+    found = yield from _read_history_rows(number)
+    assert found is not None
+    session, epochs, origins = found
     ranges, below = path(epochs, session["origin_version"] or 0, version)
     lineage = [*((id, number, low, high) for low, high in ranges), *_cut(origins, below)]
     yield from batch(
@@ -181,49 +181,49 @@ def inherit(number: int, id: str, version: int, fork: int) -> Op[None]:
 
 
 def origin_row(number: int, position: int, origin: Origin) -> dict[str, Any]:
-    """Return one of a session's origins as the parameters that add it."""
+    """Return the parameters that insert one of a session's origins."""
     given = zip(("id", "origin", "first", "last"), origin, strict=True)
     return {"number": number, "position": position, **dict(given)}
 
 
 def effects_after(number: int, version: int) -> Op[list[Row]]:
-    """Return what a session did at or after a version and did not undo, newest first.
+    """Return the effects since a version that may have happened and were not undone, newest first.
 
-    Of the sessions that it was forked from, what came before the fork.
+    Includes those of its origins from before the fork.
     """
     found = yield from rows(STANDING_EFFECTS, number=number, version=version)
-    past = yield from read_past(number)
-    found += yield from past.inherited(STANDING_EFFECTS, version=version)
+    history = yield from read_history(number)
+    found += yield from history.inherited(STANDING_EFFECTS, version=version)
     return sorted(found, key=lambda row: -row["number"])
 
 
 @dataclass(slots=True)
 class Found:
-    """What the ledger holds of a request."""
+    """What the ledger has for a request."""
 
     row: Row | None
-    """The row that counts."""
+    """The row that answers the call, if any."""
     newest: Row | None
-    """The newest attempt under the same key, which may not count."""
+    """The newest attempt under the same key, even if it does not answer the call."""
     is_same_call: bool
-    """Whether the same call id was there before, however it ended."""
+    """Whether the same call id was found, whatever its outcome."""
     is_own: bool
-    """Whether the row that counts is that call's own."""
+    """Whether `row` is that call's own."""
     is_inherited: bool
-    """Whether it was left by another session: an earlier one of the same id, or one before a fork.
+    """Whether `row` is of another session: an earlier one of the same id, or an origin.
 
-    Neither a fork of this session nor a new one of its id would find it there.
+    A fork of this session, or a new session of its id, would not find it there.
     """
-    past: Past | None
+    history: History | None
     """The history of a session that was rewound or forked."""
 
     def needs_row(self, request: EffectRequest) -> bool:
-        """Whether the call that the row answers has to get a row of its own."""
+        """Whether the call needs a row of its own that records the answer."""
         return not self.is_own and (request.call_id is not None or self.is_inherited)
 
 
 def lookups(request: EffectRequest) -> list[Query]:
-    """Return the statements whose answers `find` is given."""
+    """Return the statements whose answers `find` takes."""
     looks = [Query(EFFECT_BY_KEY, {"key": request.identity.key, "limit": 1})]
     if request.call_id is not None:
         call = {"scope": request.identity.scope, "call_id": request.call_id, "limit": 1}
@@ -234,24 +234,24 @@ def lookups(request: EffectRequest) -> list[Query]:
 def find(
     salts: Salts, request: EffectRequest, session: Row | None, answers: Sequence[Sequence[Row]]
 ) -> Op[Found]:
-    """Return what counts for a request; raise RequestMismatch if that is another's."""
+    """Return the row that answers a request; raise RequestMismatch if it is of another request."""
     own, equal = answers if len(answers) > 1 else ([], answers[0])
-    newest, past = next(iter(equal), None), None
+    newest, history = next(iter(equal), None), None
     is_branched = session is not None and (
         session["epoch"] > 1 or session["origin_number"] is not None
     )
-    # A key of the caller's counts in the whole store, whatever becomes of a session.
+    # A caller's own key counts in the whole store, whatever happens to a session.
     if is_branched and request.place is not None and request.policy != "once":
-        past = yield from read_past(request.place.number)
-        own, equal = yield from _in_the_past(salts, past, request, newest)
+        history = yield from read_history(request.place.number)
+        own, equal = yield from _find_in_history(salts, history, request, newest)
     own, equal = [row for row in own if _counts(row)], [row for row in equal if _counts(row)]
     row = None
     for row in _deciding(own, equal):
-        if not salts.is_of(row, request):
+        if not salts.matches(row, request):
             raise _mismatch(row, request)
     is_inherited = row is not None and _is_inherited(request, row)
     is_own = not is_inherited and any(row is each for each in own)
-    return Found(row, newest, bool(own), is_own, is_inherited, past)
+    return Found(row, newest, bool(own), is_own, is_inherited, history)
 
 
 def _is_inherited(request: EffectRequest, row: Row) -> bool:
@@ -266,23 +266,23 @@ def _counts(row: Row) -> bool:
 
 
 def _deciding(own: Sequence[Row], equal: Sequence[Row]) -> list[Row]:
-    """Return the first row, and the one that came after it if that attempt failed."""
+    """Return the first row and, if that attempt failed, the newest one after it."""
     found = [*own, *equal][:1]
     if found and found[0]["status"] == "failed":
-        # In a fork it may have another key: that of the session where it was issued.
+        # In a fork it may have another key: that of the session that issued it.
         later = (row for row in equal if row["number"] > found[0]["number"])
         found += sorted(later, key=lambda row: row["number"])[-1:]
     return found
 
 
-def _in_the_past(
-    salts: Salts, past: Past, request: EffectRequest, newest: Row | None
+def _find_in_history(
+    salts: Salts, history: History, request: EffectRequest, newest: Row | None
 ) -> Op[tuple[list[Row], list[Row]]]:
-    """Return a call's own rows and those of equal calls in a history of several parts."""
+    """Return a call's own rows, and those of equal calls, from a rewound or forked history."""
     known = salts.of(request) if request.policy in SESSION_POLICIES else ()
     own: list[Row] = []
     equal: list[Row] = []
-    scopes = past.scopes(request.identity.scope)
+    scopes = history.scopes(request.identity.scope)
     for place, (scope, is_held) in enumerate(scopes[:1] if request.chain_id else scopes):
         asked = (salts.limits, scope, request.tool.name, request.distinct)
         keys = [key_within(salt, *asked) for salt in known] if place else []
@@ -298,9 +298,9 @@ def _in_the_past(
 
 
 def find_call(number: int, session_id: str, call_id: str) -> Op[Row | None]:
-    """Return the row of a call that counts in a session's history, known by its id alone."""
-    past = yield from read_past(number)
-    for scope, is_held in past.scopes(scope_of(session_id)):
+    """Return the row of a call id in a session's history, or None."""
+    history = yield from read_history(number)
+    for scope, is_held in history.scopes(scope_of(session_id)):
         given = {"scope": scope, "call_id": call_id, "limit": PAST_ROWS_MAX}
         for row in (yield from rows(EFFECT_BY_CALL, **given)):
             if is_held(row) and _counts(row):
@@ -309,13 +309,13 @@ def find_call(number: int, session_id: str, call_id: str) -> Op[Row | None]:
 
 
 def is_superseded(request: EffectRequest, found: Found) -> Op[bool]:
-    """Whether something else was written since the row that was found, and that matters."""
+    """Whether the found row is stale because something else was written since, under `latest`."""
     if request.policy != "latest" or found.is_same_call:
         return False
     assert found.row is not None
     looks = [Query(NEWEST_CHANGE_IN_CHAIN, {"scope": request.identity.scope})]
     if request.place is not None:
-        ends = {} if found.past is None else found.past.ends
+        ends = {} if found.history is None else found.history.ends
         looks = [
             Query(NEWEST_CHANGE, {"session_number": number, "before": before})
             for number, before in {request.place.number: VERSION_MAX, **ends}.items()

@@ -1,8 +1,8 @@
-"""What a tool's arguments must look like: a JSON schema from its type hints, and the check.
+"""The JSON schema of a tool's arguments, made from its type hints, and their validation.
 
-A model is shown the schema and sends plain JSON data. The check says what does not fit and where,
-in words that a model can act on; `typed_arguments` gives the function what its hints promise (a
-dataclass, an enum, a datetime), while the ledger keeps the plain data.
+A model gets the schema and sends plain JSON data. Validation errors say what is wrong and where, so
+that a model can correct it. `typed_arguments` converts to the hinted types (a dataclass, an enum, a
+datetime), while the ledger stores the plain data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIELD = re.compile(r"\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class ToolSignature:
-    """The arguments of one function, as a type that msgspec checks and describes."""
+    """The arguments of one function, as a msgspec type and its JSON schema."""
 
     name: str
     type: type[msgspec.Struct]
@@ -36,7 +36,7 @@ class ToolSignature:
     takes_any: bool
 
     def check(self, arguments: object) -> tuple[msgspec.Struct, dict[str, Any]]:
-        """Return the arguments, and those taken by `**`; or raise InvalidValue."""
+        """Return the named arguments and those taken by `**`, or raise InvalidValue."""
         known = self.parameters["properties"]
         if not isinstance(arguments, Mapping):
             kind = type(arguments).__name__
@@ -53,31 +53,31 @@ class ToolSignature:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a function's arguments, without those that are injected.
+    """Return the JSON schema of a function's arguments, without injected ones.
 
-    Raises InvalidArgument, naming the parameter, if a hint cannot be described.
+    Raises InvalidArgument, naming the parameter, if a hint has no JSON schema.
     """
     return signature_of(function).parameters
 
 
 def plain_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
-    """Return the arguments as plain data in one form, or raise InvalidValue saying what is wrong.
+    """Return the arguments as normalized plain data, or raise InvalidValue.
 
-    5 for a float becomes 5.0, so that equal calls are equal; what was not given stays away.
+    5 for a float becomes 5.0, so that equal calls are equal. Defaults are not filled in.
     """
     checked, others = signature_of(function).check(arguments)
     return {**others, **msgspec.to_builtins(checked)}
 
 
 def typed_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
-    """Return the arguments as the function's hints promise them, or raise InvalidValue."""
+    """Return the arguments converted to the hinted types, or raise InvalidValue."""
     checked, others = signature_of(function).check(arguments)
     found = {name: getattr(checked, name) for name in checked.__struct_fields__}
     return {**others, **{name: value for name, value in found.items() if value is not UNSET}}
 
 
 def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as one that takes plain data and is given what its hints promise."""
+    """Return a wrapper that takes plain data and converts it to the hinted types."""
 
     def typed(arguments: dict[str, Any]) -> dict[str, Any]:
         injected = {name: arguments[name] for name in INJECTED if name in arguments}
@@ -97,7 +97,7 @@ def taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=1024)
 def signature_of(function: Callable[..., Any]) -> ToolSignature:
-    """Read a function's signature, hints and docstring once."""
+    """Return the signature, read once per function from its hints and docstring."""
     name = getattr(function, "__name__", type(function).__name__)
     signature = inspect.signature(function)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
@@ -128,15 +128,15 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
         raise InvalidArgument(
-            f"tool {name}: {error}, so its arguments cannot be described; define or import what "
-            "the type hints name at the top of the module"
+            f"tool {name}: {error}, so its arguments cannot be described; define or import the "
+            "names in its type hints at the top of the module"
         ) from None
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
     if parameter.default is parameter.empty:
         return parameter.name, hint
-    # A missing argument stays missing: what the default is, is the function's affair.
+    # A missing argument stays missing; the function applies its own default.
     return parameter.name, hint | msgspec.UnsetType if hint is not Any else Any, UNSET
 
 
@@ -174,7 +174,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what a docstring says of its parameters, in Google's or in Sphinx's way."""
+    """Return the parameter descriptions of a docstring in Google or Sphinx style."""
     found: dict[str, str] = {}
     indent: int | None = None
     is_inside = False

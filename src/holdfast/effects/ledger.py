@@ -1,4 +1,4 @@
-"""The ledger: who may run an effect, and how it ended. Each method is one transaction."""
+"""The ledger: decides who may run an effect, and records outcomes, one transaction each."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ..leases import Guard, Keeper, default_holder
 from ..records import Effect
 from ..sessions.access import LOCK_SESSION, Place, require_writable
 from ..sessions.rows import ONE_SESSION
+from ..wire import travels
 from .history import Found, effects_after, find, is_superseded, lookups
-from .requests import EffectRequest, RequestIdentity, is_whole
-from .salts import Salts
+from .requests import EffectRequest, RequestIdentity, Salts, is_unredacted
 from .statements import (
     EFFECT_BY_ID,
     EFFECT_BY_KEY,
@@ -63,31 +63,35 @@ KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
 Match = Literal["match", "conflict", "none"]
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The effect is this caller's to run."""
+    """The caller may run the effect."""
 
     ticket: Ticket
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The effect is settled: completed, failed for good, or in doubt."""
+    """The effect is completed, failed for good, or parked in doubt."""
 
     effect: Effect
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Another is running it; a takeover is possible after some time."""
+    """Another owner runs the effect; a takeover is possible after `wait_ms`."""
 
     effect: Effect
     wait_ms: int
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """Its owner is dead, and it is this caller's to verify."""
+    """The effect's owner is dead, and the caller is to verify it."""
 
     ticket: Ticket
     effect: Effect
@@ -96,8 +100,9 @@ class InDoubt:
 Taken: TypeAlias = Owned | Known | Busy | InDoubt
 
 
+@travels
 class Ledger(PerStore):
-    """The ledger of one open store, and what this process does in it."""
+    """The ledger of one open store."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -109,20 +114,20 @@ class Ledger(PerStore):
         self.salts = Salts(getattr(runtime.redactor, "key", None), runtime.codec.limits)
         self.keeper = Keeper.of(runtime)
         self.tools: dict[str, Tool[..., Any]] = {}
-        """The tools that were called in this process, by name."""
+        """The tools that this process has called, by name."""
         self._known_sessions: set[int] = set()
-        """The sessions whose last call was found in the ledger: it is looked for first."""
+        """Sessions whose last call was a replay; for their next call, lookups come first."""
 
     @query
     def require_key(self) -> Op[None]:
-        """Refuse a store whose effects were identified with another key than ours."""
-        yield from self.salts.learn()
+        """Raise InvalidArgument if the store's effects were identified with another key."""
+        yield from self.salts.load()
 
     @deciding
     def take(self, request: EffectRequest, outcome: EffectOutcome = ISSUED) -> Op[Taken]:
-        """Decide whether a call is to be run, was run, or is being run by another.
+        """Decide whether a call is to be run, was run, or is run by another owner.
 
-        A read comes with its outcome: it is written, unless an earlier one counts.
+        A read passes its outcome, which is written unless an earlier one answers the call.
         """
         place = request.place
         yield from self._identify(request)
@@ -132,7 +137,7 @@ class Ledger(PerStore):
                 is_same = row.get("status", outcome.status) == outcome.status
                 if is_same and row["fence"] == FIRST_FENCE:
                     return Owned(ticket_of(row, request.place, request.guard))
-                # The answer was lost for so long that another has taken it over.
+                # The connection was lost for so long that another owner has taken over.
                 return Busy(self.effect(row), 1)
         while True:
             first = self.statements.issue((yield from fresh_id()), request, outcome, is_first=True)
@@ -151,7 +156,7 @@ class Ledger(PerStore):
             if taken is None:
                 taken = yield from self._issue(request, outcome, found.newest, found.row)
         if outcome is ISSUED and place is not None:
-            # After a replay the next call is probably one too: a resumed or forked session's are.
+            # After a replay the next call is probably one too, as in a resumed or forked session.
             if isinstance(taken, Owned):
                 self._known_sessions.discard(place.number)
             elif len(self._known_sessions) < KNOWN_SESSIONS_MAX:
@@ -162,7 +167,7 @@ class Ledger(PerStore):
     def take_all(self, requests: Sequence[EffectRequest]) -> Op[list[Ticket | None]]:
         """Issue calls of one session in one commit; None for each that is not new.
 
-        The statements go out together: one round trip on PostgreSQL.
+        One round trip on PostgreSQL.
         """
         place, guard = requests[0].place, requests[0].guard
         self.keeper.require_known(guard)
@@ -183,7 +188,7 @@ class Ledger(PerStore):
     @query
     def find_read(self, request: EffectRequest) -> Op[tuple[Effect, bool] | None]:
         """Return the completed read that answers a call, and whether it needs a row of its own."""
-        if not (yield from self.salts.learn()):
+        if not (yield from self.salts.load()):
             return None
         while True:
             request.identity = yield from self.salts.identify(request)
@@ -193,7 +198,7 @@ class Ledger(PerStore):
             (salts,), session, *answers = yield from batch(*looks)
             if (yield from self.salts.confirm(request, salts)):
                 break
-            if not (yield from self.salts.learn()):
+            if not (yield from self.salts.load()):
                 return None
         found = yield from find(self.salts, request, next(iter(session), None), answers)
         if found.row is None or found.row["status"] != "completed":
@@ -204,25 +209,25 @@ class Ledger(PerStore):
 
     @query
     def compare(self, request: EffectRequest) -> Op[Match]:
-        """Tell whether a key of the whole store belongs to an equal request, another, or none."""
-        if not (yield from self.salts.learn()):
+        """Return whether a store-wide key belongs to an equal request, another one, or none."""
+        if not (yield from self.salts.load()):
             return "none"
-        yield from self.salts.look()
+        yield from self.salts.refresh()
         request.identity = yield from self.salts.identify(request)
         row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
         if row is None or row["is_expired"]:
             return "none"
-        return "match" if self.salts.is_of(row, request) else "conflict"
+        return "match" if self.salts.matches(row, request) else "conflict"
 
     @deciding
     def finish(self, ticket: Ticket, outcome: EffectOutcome) -> Op[bool]:
-        """Record how an attempt ended; False if it is no longer the ticket's to record."""
+        """Record an outcome; False if the ticket is no longer valid."""
         if ticket.undoes is None and ticket.fence == FIRST_FENCE:
             answers = yield from decide(
                 *locks(ticket.place),
                 *self.keeper.looks(ticket.guard),
                 self.statements.finish(ticket, outcome, "issued"),
-                emits=self.statements.events(*ticket.told, outcome),
+                emits=self.statements.events(*ticket.event_fields, outcome),
             )
             if answers[-1]:
                 yield AfterCommit(partial(self.signals.ring, topic(ticket.id)))
@@ -231,19 +236,19 @@ class Ledger(PerStore):
 
     @operation
     def finish_all(self, ended: Sequence[tuple[Ticket, EffectOutcome]]) -> Op[list[bool]]:
-        """Record how calls of one session ended in one commit; False for each that was lost."""
+        """Record the outcomes of one session's calls in one commit; False for each lost ticket."""
         return (yield from self.finishing(ended))
 
     def finishing(
         self, ended: Sequence[tuple[Ticket, EffectOutcome]], old_status: str = "issued"
     ) -> Op[list[bool]]:
-        """Record outcomes of one place inside another transaction, in one round trip."""
+        """Record outcomes of one session within the current transaction, in one round trip."""
         place, looks = ended[0][0].place, self.keeper.looks(ended[0][0].guard)
         if looks and not all((yield from batch(*locks(place), *looks))):
             return [False] * len(ended)
         finishes = (self.statements.finish(*each, old_status) for each in ended)
         answers = yield from batch(*locks(place), *finishes)
-        # The tree of a session that was deleted meanwhile may be gone; its effect is recorded.
+        # If the session was deleted meanwhile, its tree may be gone; the outcome is still recorded.
         has_tree = place is not None and bool(answers[0])
         recorded = [bool(found) for found in answers[len(locks(place)) :]]
         for (ticket, outcome), is_recorded in zip(ended, recorded, strict=True):
@@ -252,8 +257,8 @@ class Ledger(PerStore):
             if ticket.undoes is not None and outcome.status == "completed":
                 yield from rows(MARK_UNDONE, id=ticket.id, undoes=ticket.undoes)
             if has_tree:
-                yield from self.statements.events(*ticket.told, outcome)
-            # One that was taken over may have been in doubt, and items may wait for it.
+                yield from self.statements.events(*ticket.event_fields, outcome)
+            # After a takeover the effect may have been in doubt, and items may wait for it.
             was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
             if was_in_doubt and outcome.status != "unknown":
                 for noun in self.runtime.nouns:
@@ -265,7 +270,7 @@ class Ledger(PerStore):
     def run_again(
         self, ticket: Ticket, request: EffectRequest, outcome: EffectOutcome
     ) -> Op[Ticket | None]:
-        """Close an attempt that is known not to have happened, and issue the next one."""
+        """Close an attempt that may be retried, and issue the next one."""
         before = yield from one(LOCK_EFFECT, id=ticket.id)
         if not (yield from self.finishing([(ticket, outcome)]))[0]:
             return None
@@ -278,13 +283,12 @@ class Ledger(PerStore):
         row = yield from one(LOCK_EFFECT, id=ticket.id)
         assert before is not None
         assert row is not None
-        # Once it is closed, an effect of a deleted session has no arguments any more.
+        # Closing an effect of a deleted session removes its arguments.
         sealed = context(row["id"], "arguments")
         request.body = self.codec.unseal(before["arguments"], context=sealed)
         salt = self.salts.of(request)[0]
         request.identity = RequestIdentity(salt, row["scope"], row["key"], row["request_digest"])
-        # An effect of the session that this one was forked from stays that one's: both, and other
-        # forks, find it there.
+        # An effect of the origin stays there: the origin and its other forks find it too.
         issued = yield from self._issue(request, ISSUED, row, row, owner=row)
         if row["session_number"] is not None and row["unlinked_at"] is not None:
             yield from rows(UNLINK_EFFECTS_OF_SESSION, number=row["session_number"])
@@ -292,51 +296,51 @@ class Ledger(PerStore):
 
     @operation
     def withdraw(self, place: Place | None, guard: Guard | None, ids: Sequence[str]) -> Op[None]:
-        """Close what was issued for a caller that was interrupted before it ran anything."""
+        """Close the attempts of a caller that was interrupted before it called the tools."""
         yield from batch(*locks(place))
         for id in ids:
             row = yield from one(LOCK_EFFECT, id=id)
-            # Its first fence is the issuer's: nobody has taken it over.
+            # With its first fence, it was not taken over.
             if row is not None and (row["status"], row["fence"]) == ("issued", FIRST_FENCE):
                 outcome = EffectOutcome("failed", "not_landed", error=NOT_CALLED)
                 yield from self.finishing([(ticket_of(row, place, guard), outcome)])
 
     @operation
     def keep_late(self, ticket: Ticket, outcome: EffectOutcome) -> Op[None]:
-        """Keep what an owner reports after it has lost the effect; it changes nothing."""
+        """Store what an owner reports after it lost the effect, for information only."""
         late = self.statements.late(ticket.id, outcome, self.holder)
         yield from rows(KEEP_LATE, number=ticket.number, late=late)
 
     @query
-    def standing(self, number: int, version: int) -> Op[list[tuple[Effect, bool]]]:
-        """Return what a session did since a version that stands or may stand, newest first.
+    def standing(self, place: Place, version: int) -> Op[list[tuple[Effect, bool]]]:
+        """Return the effects since a version that were not undone, newest first.
 
-        Each with whether all its arguments were stored.
+        Each with whether its stored arguments are unredacted.
         """
-        yield from self.salts.look()
-        found = yield from effects_after(number, version)
-        return [(self.effect(row), self.is_whole(row)) for row in found]
+        yield from self.salts.refresh()
+        found = yield from effects_after(place.number, version)
+        return [(self.effect(row), self.is_unredacted(row)) for row in found]
 
-    def is_whole(self, row: Row) -> bool:
+    def is_unredacted(self, row: Row) -> bool:
         """Whether an effect's stored arguments are those of its request, with nothing redacted."""
-        return is_whole(self.salts.all(), self.codec.limits, row, self.effect(row).arguments)
+        return is_unredacted(self.salts.all(), self.codec.limits, row, self.effect(row).arguments)
 
     def take_over(self, row: Row, holder: str, lease_ms: int) -> Op[int | None]:
-        """Become the owner of a dead owner's attempt; return its new fence, None if too late."""
+        """Take over a dead owner's attempt; return its new fence, or None if it is not possible."""
         given = {"number": row["number"], "fence": row["fence"]}
         taken = yield from one(TAKE_OVER_EFFECT, **given, holder=holder, lease_ms=lease_ms)
         return None if taken is None else int(taken["fence"])
 
     def _identify(self, request: EffectRequest) -> Op[None]:
-        """Identify a request and encode its arguments, before any lock is held."""
-        yield from self.salts.learn_to_write()
+        """Compute a request's identity and encode its arguments, before any lock is taken."""
+        yield from self.salts.load_for_write()
         request.identity = yield from self.salts.identify(request)
         request.body = self.statements.encoded("arguments", request.arguments)
 
     def _issue_first(self, request: EffectRequest, outcome: EffectOutcome) -> Op[Row | None]:
-        """Write the first attempt of a new effect, which most are.
+        """Insert the first attempt of a new effect, the common case.
 
-        The statement checks everything itself, and writes nothing if the effect is not new.
+        The statement makes all checks itself, and inserts nothing if the effect is not new.
         """
         self.keeper.require_known(request.guard)
         id = yield from fresh_id()
@@ -354,7 +358,7 @@ class Ledger(PerStore):
     def _look(
         self, request: EffectRequest, asked: Sequence[Query]
     ) -> Op[tuple[Row | None, list[list[Row]]]]:
-        """Lock what a request belongs to; return the session's row, if any, and the answers."""
+        """Lock and check a request's session; return its row, if any, and the answers."""
         place, guard = request.place, request.guard
         looks = [*self.keeper.looks(guard), *asked]
         if place is None:
@@ -367,7 +371,7 @@ class Ledger(PerStore):
         return require_writable(self.runtime, place, found), answers
 
     def _judge(self, request: EffectRequest, found: Found) -> Op[Taken | None]:
-        """Decide what the row that was found means for a request; None: it is to be run."""
+        """Decide what a found row means for a request; None if it is to be run."""
         row = found.row
         if row is None:
             return None
@@ -385,10 +389,10 @@ class Ledger(PerStore):
                 return Known(self.effect(row))
         if row["wait_ms"] > 0:
             return Busy(self.effect(row), row["wait_ms"])
-        return (yield from self._step_in(request, row))
+        return (yield from self._take_over_abandoned(request, row))
 
     def _answer(self, request: EffectRequest, found: Found, row: Row) -> Op[Effect]:
-        """Return the effect that answers a call, which has a row of its own from then on."""
+        """Return the effect that answers a call, and insert a row for the call if it needs one."""
         effect = self.effect(row)
         if not found.needs_row(request):
             return effect
@@ -397,12 +401,13 @@ class Ledger(PerStore):
         [inserted] = yield self.statements.replay(id, request, row, newest)
         replay_of = effect.replay_of or effect.id
         outcome = EffectOutcome(effect.status, effect.reason)
-        told = (request.place, id, effect.tool, request.call_id, outcome, replay_of)
-        yield from self.statements.events(*told)
+        yield from self.statements.events(
+            request.place, id, effect.tool, request.call_id, outcome, replay_of
+        )
         return replace(effect, id=id, number=inserted["number"], replay_of=replay_of)
 
-    def _step_in(self, request: EffectRequest, row: Row) -> Op[Taken | None]:
-        """Take a dead owner's attempt over: to verify it, to give it up, or to run it again."""
+    def _take_over_abandoned(self, request: EffectRequest, row: Row) -> Op[Taken | None]:
+        """Take over a dead owner's attempt to verify it, give it up, or retry it (None)."""
         fence = yield from self.take_over(row, request.holder, request.tool.lease_ms)
         if fence is None:
             return Busy(self.effect(row), 1)
@@ -427,7 +432,7 @@ class Ledger(PerStore):
         before: Row | None,
         owner: Row | None = None,
     ) -> Op[Owned | Known | Busy]:
-        """Insert the next generation; whoever inserts it owns the effect."""
+        """Insert the next generation; the caller that inserts it owns the effect."""
         id = yield from fresh_id()
         before = before if outcome is ISSUED else None
         keeps_key = before is not None and (yield from _keeps_key(before))
@@ -444,16 +449,18 @@ class Ledger(PerStore):
         return Owned(ticket_of(row, request.place, request.guard))
 
     def _own(self, request: EffectRequest, row: Row, outcome: EffectOutcome) -> Op[Owned]:
-        told = (request.place, row["id"], request.tool.name, request.call_id)
-        yield from self.statements.events(*told, outcome)
+        yield from self.statements.events(
+            request.place, row["id"], request.tool.name, request.call_id, outcome
+        )
         return Owned(ticket_of(row, request.place, request.guard))
 
 
 def _keeps_key(before: Row) -> Op[bool]:
-    """Whether the attempt after this one goes out under the same idempotency key.
+    """Whether the next attempt uses the same idempotency key.
 
-    It does if one under that key may have reached its receiver. After one that is known to have
-    failed, the receiver must not answer with that failure; it tells nothing of those before it.
+    It does if an attempt under that key may have reached the receiver. After a known failure it
+    gets a new key, or the receiver could answer with that failure; unless an earlier attempt under
+    the old key was abandoned.
     """
     if before["reason"] != "raised":
         return True

@@ -1,28 +1,27 @@
--- hf_effects  the ledger: one row per attempt of an effect, written before the effect is tried.
---             The key says which calls are one effect; the newest generation of a key counts. A
---             new one comes after a failure, when the last has expired, or when something else was
---             written in between. Nothing is ever rolled back here
+-- hf_effects  the ledger: one row per attempt of an effect, inserted before the attempt is made.
+--             Calls with the same key are the same effect; the newest generation of a key counts. A
+--             new generation follows a failure, an expiry, or another write in between. Rows are
+--             never rolled back
 --
--- A call that another's row answered has a row of its own that names it in replay_of, with its
--- outcome, so that the same call id is never run later. It is no attempt. Answered by a row of the
--- same session it has that one's key and generation 0, and only its call id finds it. Answered by one
--- of another session (an earlier one of the same id, or one that it was forked from) it has a key and
--- a generation of its own session's, where later calls, forks and new sessions of the same id look.
+-- A call that was answered by the row of another call has a row of its own, with that outcome and
+-- with replay_of naming the other, so that the same call id is never run later. It is not an attempt.
+-- A replay within one session has the key of the original and generation 0, and is found by its call
+-- id only. A replay from another session (an earlier one of the same id, or the origin of a fork) has
+-- a key and generation of its own session, where later calls, forks and new sessions of that id look.
 --
--- An effect outlives its session: a retry that comes late must still find it, and a new session of
--- the same id lists it. unlinked_at says when its session was deleted; what was settled then has
--- kept what decides a retry, and lost what was said of it: arguments, error, note, late.
+-- An effect outlives its session: a late retry must still find it, and a new session of the same id
+-- lists it. unlinked_at is when its session was deleted; settled effects then keep what decides a
+-- retry, and lose arguments, error, note and late.
 --
--- hf_effect_salts     what keys and digests are hashed with: the store's own salt, those that imported
---                     sessions brought, and the mark of the key that is used instead of all of them
---                     ('' if there is none). Every change adds a row, so the highest number tells
---                     whether a process knows them all
--- hf_effect_sessions  the sessions that came from another store, each with the salt it brought
--- hf_effect_origins   where a fork finds the effects from before the fork: versions first to last of
---                     a session it was forked from, the nearest at position 1, as of the fork
+-- hf_effect_salts     the salts of keys and digests: the store's own, those of imported sessions, and
+--                     the mark of the key that replaces them all ('' or no row without one). Every
+--                     change adds a row, so the highest number tells whether a cache is current
+-- hf_effect_sessions  sessions imported from another store, each with its salt
+-- hf_effect_origins   where a fork finds effects from before the fork: the versions it shares with
+--                     the sessions it was forked from, the nearest at position 1
 --
--- Life: issued, then completed, failed or unknown; unknown until somebody knows. Lock order: the
--- tree, then the effect. No foreign keys: effects and origins outlive the sessions they name.
+-- Life: issued, then completed, failed or unknown; unknown until it is verified or resolved. Lock
+-- order: the tree, then the effect. No foreign keys: effects and origins outlive the sessions.
 
 --[both]
 CREATE TABLE hf_effects (
@@ -89,7 +88,7 @@ CREATE INDEX ix_effects_doubt ON hf_effects (number) WHERE status = 'unknown';
 
 CREATE INDEX ix_effects_failed ON hf_effects (number) WHERE status = 'failed';
 
--- What was not completed is rare: of one session, and of one tool.
+-- Effects that are not completed are rare: by session, and by tool.
 CREATE INDEX ix_effects_rare_session ON hf_effects (session_number, status, number)
 WHERE status <> 'completed';
 

@@ -1,8 +1,8 @@
-"""The ledger's rows: the SQL, and how requests and outcomes become rows without their secrets."""
+"""The ledger's rows: their SQL, and how requests and outcomes are redacted and stored in them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..arguments import require_text
@@ -15,13 +15,14 @@ from ..records import Effect, EffectStatus
 from ..redaction import Redaction
 from ..sessions.access import MAY_WRITE_SESSION, Place
 from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, place_of_number
-from .requests import EffectRequest, derive_key
+from ..wire import travels
+from .requests import NEWEST_SALT, SALT_OF_SESSION, EffectRequest, derive_key
 
 ERROR_CHARACTERS_MAX = 10_000
 FIRST_FENCE = 1
 OWNER_COLUMNS = ("session_number", "session_id", "issued_version")
 
-# What was undone is undone for those it was replayed to as well.
+# An effect that was undone is undone for its replays too.
 EFFECT_COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id,
     item_id, issued_version, tool, effect, is_irreversible, request_digest, idempotency_key,
     arguments, status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
@@ -31,7 +32,7 @@ EFFECT_COLUMNS = """number, id, scope, key, generation, call_id, session_number,
     unlinked_at"""
 TICKET_COLUMNS = "number, id, fence, tool, call_id, idempotency_key, undoes"
 # The one rule on when an effect without an outcome may be taken over or verified: its owner's lease
-# has expired (or it was parked), and its request can no longer be under way.
+# has expired (or it was parked), and its request can no longer be in flight.
 TAKEOVER_AT = """(settle_ms + CASE WHEN status = 'unknown'
     THEN CASE WHEN lease_expires_at > ended_at THEN lease_expires_at ELSE ended_at END
     WHEN lease_expires_at > issued_at + timeout_ms THEN lease_expires_at
@@ -51,11 +52,7 @@ ORDER BY generation DESC LIMIT :limit
 EFFECT_BY_ID = f"{SELECT_EFFECTS} WHERE id = :id"
 LOCK_EFFECT = f"{EFFECT_BY_ID} /*pg FOR NO KEY UPDATE */"
 LOCK_EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
-NEWEST_SALT = "(SELECT max(number) FROM hf_effect_salts)"
-SALT_OF_SESSION = """coalesce((
-    SELECT salt_number FROM hf_effect_sessions WHERE session_number = CAST(:place_number AS INTEGER)
-), 0)"""
-# What a new row is given, by type; and what the statement works out itself.
+# The parameters of a new row by type, and the columns that the statement computes.
 GIVEN_COLUMNS = {
     "TEXT": "id scope key call_id session_id item_id tool effect request_digest idempotency_key"
     " status reason holder replay_of undoes",
@@ -77,8 +74,7 @@ INSERTED = {
     "expires_at": """CASE WHEN CAST(:status AS TEXT) = 'completed'
         THEN coalesce(CAST(:expires_at AS INTEGER), :now + CAST(:ttl_ms AS INTEGER)) END""",
 }
-# The first time it goes out together with the lookups, in the hope that nothing is found; what
-# they find, the statement itself finds as well.
+# With is_first it is sent together with the lookups, and checks itself that they find nothing.
 INSERT_EFFECT = f"""
 INSERT INTO hf_effects ({", ".join(INSERTED)})
 SELECT {", ".join(INSERTED.values())}
@@ -126,7 +122,7 @@ RENEW_EFFECT = """
 UPDATE hf_effects SET lease_expires_at = :now + :lease_ms
 WHERE number = :number AND fence = :fence AND status = 'issued' RETURNING number
 """
-# A late retry needs the key, the digest, the status and the result; a person in doubt needs all.
+# A late retry needs the key, digest, status and result. Resolving an effect in doubt needs all.
 UNLINKED = ", ".join(
     f"{name} = CASE WHEN status NOT IN ('completed', 'failed') THEN {name} END"
     for name in ("arguments", "error", "note", "late", "decided_by")
@@ -142,9 +138,10 @@ UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE number IN (
 """  # noqa: S608
 
 
+@travels
 @dataclass(slots=True)
 class EffectOutcome:
-    """How an attempt ended."""
+    """The status of an attempt, and what is recorded with it."""
 
     status: EffectStatus
     reason: str | None = None
@@ -153,12 +150,33 @@ class EffectOutcome:
     decided_by: str | None = None
     note: str | None = None
     body: bytes | None = None
-    """The result as it was encoded to see whether it can be stored."""
+    """The encoded result, if it was encoded already."""
+
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return all but the encoded result, which the store makes itself."""
+        return tuple(getattr(self, each.name) for each in fields(self) if each.name != "body")
+
+    @classmethod
+    def _from_wire(
+        cls,
+        runtime: Any,
+        status: EffectStatus,
+        reason: str | None,
+        result: Any,
+        error: str | None,
+        decided_by: str | None,
+        note: str | None,
+    ) -> EffectOutcome:
+        """Return the outcome; only this class's own constant is an attempt that has begun."""
+        if status == "issued":
+            return ISSUED
+        return cls(status, reason, result, error, decided_by, note)
 
 
 ISSUED = EffectOutcome("issued")
 
 
+@travels
 @dataclass(slots=True)
 class Ticket:
     """The right to record the outcome of one attempt."""
@@ -174,39 +192,39 @@ class Ticket:
     guard: Guard | None
 
     @property
-    def told(self) -> tuple[Place | None, str, str, str | None]:
-        """What events say of it."""
+    def event_fields(self) -> tuple[Place | None, str, str, str | None]:
+        """The leading arguments of `Statements.events`."""
         return self.place, self.id, self.tool, self.call_id
 
     def lost(self) -> LeaseLost:
         """Return the error of an owner whose effect was taken over."""
         return LeaseLost(
-            f"{self.tool}: effect {self.id} was taken over or abandoned; the outcome that this "
-            "owner reports does not count",
+            f"{self.tool}: effect {self.id} was taken over or abandoned; the outcome reported by "
+            "this owner does not count",
             effect_id=self.id,
             fence=self.fence,
         )
 
 
 def ticket_of(row: Row, place: Place | None, guard: Guard | None = None) -> Ticket:
-    """Return the right to settle a row as it stands."""
+    """Return the ticket for a row at its current fence."""
     columns = {name: row[name] for name in TICKET_COLUMNS.split(", ")}
     return Ticket(**columns, place=place, guard=guard if place is None else place.guard)
 
 
 class Statements:
-    """Makes statements and events of what is known; it asks the store nothing."""
+    """Builds statements, events and records; it does no I/O."""
 
     def __init__(self, codec: Codec, redactor: Redaction) -> None:
         self.codec = codec
         self.redactor = redactor
 
     def encoded(self, part: str, value: Any) -> bytes:
-        """Return a part of an effect as bytes, without its secrets."""
+        """Return a part of an effect as bytes, redacted."""
         return self.codec.encode(self.redactor.redact(value), name=part)
 
     def storable(self, result: Any) -> EffectOutcome:
-        """Return a completed call's outcome; a result that cannot be stored is left out of it."""
+        """Return the outcome of a completed call, without its result if that cannot be stored."""
         try:
             body = self.codec.encode(result, name="result")
         except (InvalidValue, LimitExceeded) as error:
@@ -225,14 +243,14 @@ class Statements:
         is_first: bool = False,
         keeps_key: bool = False,
     ) -> Query:
-        """Return the statement that writes an attempt, after another of the same effect.
+        """Return the statement that inserts the next attempt of an effect.
 
-        `owner` has the session and version that it belongs to, if that is not the request's own.
+        `owner` is a row with the session and version it belongs to, if not the request's own.
         """
         identity = request.identity
         generation = 1 if newest is None else newest["generation"] + 1
-        # A key of the caller's expires and then means something new. Any other is the same again
-        # after a backup was restored: its receiver may know it already.
+        # A caller's own key expires, and then starts a new effect. Any other key must lead to the
+        # same idempotency key after a backup is restored: the receiver may know it already.
         material = id if request.policy == "once" else identity.key
         idempotency_key = derive_key(identity.salt, material, generation)
         attempt = 1
@@ -261,9 +279,9 @@ class Statements:
         )
 
     def replay(self, id: str, request: EffectRequest, row: Row, newest: Row | None) -> Query:
-        """Return the statement that writes a call which another's effect answers.
+        """Return the statement that inserts the row of a replayed call.
 
-        Answered by one of another session, it has a key and generation of its own (`newest`).
+        With `newest`, for a replay from another session, it has the next generation of its own key.
         """
         effect = self.effect(row)
         copied = (
@@ -312,7 +330,7 @@ class Statements:
         return Query(INSERT_EFFECT, row)
 
     def finish(self, ticket: Ticket, outcome: EffectOutcome, old_status: str) -> Query:
-        """Return the statement that records an outcome, if it is still the ticket's to record."""
+        """Return the statement that records an outcome if the ticket is still valid."""
         place = ticket.place
         return Query(
             FINISH_EFFECT,
@@ -328,15 +346,15 @@ class Statements:
         )
 
     def late(self, id: str, outcome: EffectOutcome, holder: str) -> bytes:
-        """Return what an owner reports after it has lost the effect, sealed."""
-        told = {"status": outcome.status, "holder": holder}
+        """Return the sealed report of an owner that lost the effect."""
+        report = {"status": outcome.status, "holder": holder}
         try:
             result = self.redactor.redact(outcome.result)
             self.codec.encode(result, name="result")
         except (InvalidValue, LimitExceeded) as problem:
             result = f"(not storable: {problem})"
-        error = None if outcome.error is None else self.tidied(outcome.error)
-        body = self.codec.encode({**told, "result": result, "error": error}, name="late")
+        error = None if outcome.error is None else self.storable_text(outcome.error)
+        body = self.codec.encode({**report, "result": result, "error": error}, name="late")
         return self.codec.seal(body, context=context(id, "late"))
 
     def events(
@@ -348,7 +366,7 @@ class Statements:
         outcome: EffectOutcome,
         replay_of: str | None = None,
     ) -> list[Emit]:
-        """Return what the feed is told of an effect's new status; nothing without a session."""
+        """Return the event of an effect's new status; none without a session."""
         if place is None:
             return []
         data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
@@ -361,7 +379,7 @@ class Statements:
         return [event(self.codec, place.root_id, place.session_id, kind, data)]
 
     def effect(self, row: Row) -> Effect:
-        """Return a row as a record."""
+        """Return the record of a row."""
         fields = {name: row[name] for name in Effect.__dataclass_fields__}
         for part in ("arguments", "result", "error", "note", "late"):
             if row[part] is not None:
@@ -371,13 +389,13 @@ class Statements:
         fields["is_irreversible"] = bool(row["is_irreversible"])
         return Effect(**fields)
 
-    def tidied(self, text: str) -> str:
-        """Return a text that can be stored; it is cut only after its secrets are out."""
+    def storable_text(self, text: str) -> str:
+        """Return a text redacted, then cut to size, and valid as UTF-8."""
         text = self.redactor.redact(text)[:ERROR_CHARACTERS_MAX]
         return text.encode("utf-8", "replace").decode()
 
     def _sealed(self, id: str, outcome: EffectOutcome) -> dict[str, Any]:
-        """Return an outcome as columns, without its secrets."""
+        """Return an outcome as columns, redacted and sealed."""
         parts: dict[str, bytes | None] = {"result": None, "error": None, "note": None}
         if outcome.status == "completed" and outcome.reason != "not_storable":
             redacted, body = self.redactor.redact(outcome.result), outcome.body
@@ -386,7 +404,7 @@ class Statements:
             parts["result"] = body
         for part, text in (("error", outcome.error), ("note", outcome.note)):
             if text is not None:
-                parts[part] = self.encoded(part, self.tidied(text))
+                parts[part] = self.encoded(part, self.storable_text(text))
         return {
             "status": outcome.status,
             "reason": outcome.reason,
@@ -398,17 +416,17 @@ class Statements:
 
 
 def context(id: str, part: str) -> tuple[str, ...]:
-    """Return the place that a part of an effect is bound to."""
+    """Return the context that an encrypted part of an effect is bound to."""
     return "hf_effects", id, part
 
 
 def locks(place: Place | None) -> list[Lock]:
-    """Return the lock of the tree that an effect belongs to, if it belongs to one."""
+    """Return the lock of an effect's tree, if it has one."""
     return [] if place is None else [Lock(place.root_id)]
 
 
 def topic(id: str) -> str:
-    """Return what is rung when an effect is settled."""
+    """Return the signal topic on which the end of an effect is announced."""
     return f"effect:{id}"
 
 
@@ -421,7 +439,7 @@ def read_effect(id: object, sql: str = EFFECT_BY_ID) -> Op[Row]:
 
 
 def place_of(row: Row) -> Op[Place | None]:
-    """Return the session that an effect belongs to, if it still exists."""
+    """Return an effect's session, if it still exists."""
     session = yield from place_of_number(row["session_number"])
     if session is None:
         return None
@@ -429,7 +447,7 @@ def place_of(row: Row) -> Op[Place | None]:
 
 
 def is_settled(effect_id: str | None) -> Op[bool]:
-    """Whether an effect that something waits for has an outcome, or is gone; None has none."""
+    """Whether an effect has an outcome or is gone; False for None."""
     if effect_id is None:
         return False
     found = yield from one(LOCK_EFFECT_STATUS, id=effect_id)

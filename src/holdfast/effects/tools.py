@@ -1,4 +1,4 @@
-"""Tools: functions that declare what calling them does, and what to do when that is in doubt."""
+"""Tools: functions that declare their effects, and what to do when an outcome is unknown."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..arguments import require_one_of, require_seconds, require_text, require_w
 from ..errors import InvalidArgument
 from ..leases import lease_milliseconds
 from ..records import EffectKind
+from ..wire import travels
 from .json_schema import parameters_of
 
 P = ParamSpec("P")
@@ -34,6 +35,7 @@ DEFAULT_POLICY: dict[EffectKind, Policy] = {
 }
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Landed:
     """The effect happened; `result` is what the tool would have returned."""
@@ -41,11 +43,13 @@ class Landed:
     result: Any = None
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class NotLanded:
-    """The effect did not happen and will not: it may be run."""
+    """The effect did not happen and will not; it may be run again."""
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """The outcome of the effect is unknown."""
@@ -58,9 +62,24 @@ Verify: TypeAlias = Callable[[dict[str, Any], str], Any]
 Undo: TypeAlias = Callable[[dict[str, Any], Any, str], Any]
 
 
+# What the ledger asks of a tool.
+_RULES = (
+    "name", "effect", "atomic", "on_unknown", "max_attempts", "timeout_seconds", "settle_seconds",
+    "lease_seconds", "cache_failures", "ttl_seconds",
+)  # fmt: skip
+
+
+def _at_client() -> None:
+    raise InvalidArgument("the functions of this tool are at the client")
+
+
+_HOOK_AT_CLIENT: Any = _at_client
+
+
+@travels
 @dataclass(frozen=True, kw_only=True)
 class Tool(Generic[P, R_co]):
-    """A function that an agent calls, and what its calls mean. Called itself, it just runs."""
+    """A function with its rules for the ledger. Called directly, it runs without the ledger."""
 
     function: Callable[P, R_co]
     name: str
@@ -97,6 +116,38 @@ class Tool(Generic[P, R_co]):
             object.__setattr__(self, name, getattr(self.function, name, None))
         object.__setattr__(self, "__wrapped__", self.function)
 
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the rules; the functions stay where they are."""
+        rules = [getattr(self, name) for name in _RULES]
+        return (*rules, self.verify is not None, self.undo is not None)
+
+    @classmethod
+    def _from_wire(
+        cls,
+        runtime: Any,
+        name: str,
+        effect: EffectKind,
+        atomic: bool,
+        on_unknown: OnUnknown,
+        max_attempts: int | None,
+        timeout_seconds: float | None,
+        settle_seconds: float,
+        lease_seconds: float | None,
+        cache_failures: bool,
+        ttl_seconds: float | None,
+        has_verify: bool,
+        has_undo: bool,
+    ) -> Tool[..., Any]:
+        """Return a tool whose functions are at the client."""
+        given = locals()
+        return Tool(
+            function=_at_client,
+            verify=_HOOK_AT_CLIENT if has_verify else None,
+            undo=_HOOK_AT_CLIENT if has_undo else None,
+            dedupe="session",
+            **{rule: given[rule] for rule in _RULES},
+        )
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function, without the ledger."""
         return self.function(*args, **kwargs)
@@ -108,11 +159,11 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
-        """The JSON schema of the arguments, without those that are injected."""
+        """The JSON schema of the arguments, without injected ones."""
         return parameters_of(self.function)
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name, defaults not filled in, or say which do not fit."""
+        """Return the arguments by name, without defaults, or raise InvalidArgument."""
         accepted, required = self._names
         if type(arguments) is dict and required <= arguments.keys() <= accepted:
             return arguments.copy()
@@ -122,7 +173,7 @@ class Tool(Generic[P, R_co]):
                 f"{type(arguments).__name__}"
             )
         if KEY in arguments:
-            raise InvalidArgument(f"{KEY} is made by Holdfast and cannot be given")
+            raise InvalidArgument(f"{KEY} is set by Holdfast and cannot be passed")
         extra = {KEY: ""} if self.takes_key else {}
         try:
             self.signature.bind(**arguments, **extra)
@@ -132,7 +183,7 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def _names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The names that arguments may have, and those that some must have; `**` takes others."""
+        """The accepted and the required names of arguments; `**` takes others."""
         named = [
             parameter
             for parameter in self.signature.parameters.values()
@@ -144,7 +195,7 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def lease_ms(self) -> int:
-        """How long a call is owned without a heartbeat: longer than it may take."""
+        """How long a call is owned without a heartbeat: longer than its timeout."""
         seconds = self.lease_seconds
         if seconds is None:
             seconds = max(LEASE_SECONDS, (self.timeout_seconds or 0) * 1.5)
@@ -157,7 +208,7 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def settle_ms(self) -> int:
-        """How long a request may have an effect after its call has ended."""
+        """How long a request may still take effect after its call has ended."""
         return round(self.settle_seconds * 1000)
 
     @functools.cached_property
@@ -167,7 +218,7 @@ class Tool(Generic[P, R_co]):
 
     @functools.cached_property
     def if_unknown(self) -> OnUnknown:
-        """What becomes of a call whose outcome stays unknown: what is safe to repeat is retried."""
+        """What to do when an outcome stays unknown; calls that are safe to repeat are retried."""
         is_repeatable = self.effect != "mutate" and self.verify is None
         return "retry" if is_repeatable else self.on_unknown
 
@@ -203,18 +254,17 @@ def tool(
 ) -> Any:
     """Make a tool of a function.
 
-    `read` has no effect; `write` leaves the same result when it is repeated; `mutate`, which is
-    the default, is not safe to repeat. `verify(args, idempotency_key)` tells whether a call in
-    doubt landed; without it, `on_unknown` says what becomes of one: "park" it for a person, "fail",
-    or "retry" (the receiver must then honour the key). One whose owners died `max_attempts` times
-    is parked instead of being run again.
-    `atomic` means that an exception proves that nothing happened. `dedupe` says which calls are
-    one effect. `undo(args, result, idempotency_key)` takes an effect back.
+    `read` has no effect, `write` is idempotent, and `mutate`, the default, is not safe to repeat.
+    `verify(args, idempotency_key)` tells whether a call in doubt landed. Without it, `on_unknown`
+    decides: "park" it for a person, "fail", or "retry" (the receiver must then honour the key).
+    After `max_attempts` attempts whose owners died, the effect is parked instead of retried.
+    `atomic` means that an exception proves that nothing happened. `dedupe` decides which calls
+    are the same effect. `undo(args, result, idempotency_key)` reverses an effect.
     """
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
         if not callable(function):
-            raise InvalidArgument(f"a tool is a function, not {type(function).__name__}")
+            raise InvalidArgument(f"a tool must be a function, not {type(function).__name__}")
         require_one_of("effect", effect, DEFAULT_POLICY)
         label = name if name is not None else getattr(function, "__name__", "")
         policy = DEFAULT_POLICY[effect] if dedupe is None else dedupe
@@ -224,16 +274,16 @@ def tool(
 
 
 def named_tool(name: str, effect: EffectKind) -> Tool[..., Any]:
-    """Return a tool that its caller runs itself, known by its name alone."""
+    """Return a tool without a function, for a caller that runs it itself."""
 
     def function(**_: Any) -> None:
-        """Do nothing: the caller acts."""
+        """Do nothing; never called."""
 
     return tool(effect=effect, name=name)(function)
 
 
 def by_name(tools: object) -> dict[str, Tool[..., Any]]:
-    """Return tools by their names; two of one name are refused."""
+    """Return tools by name; raise if two have the same name."""
     if tools is None:
         return {}
     if not isinstance(tools, list | tuple):
@@ -247,7 +297,7 @@ def by_name(tools: object) -> dict[str, Tool[..., Any]]:
 
 
 def require_tool(tool: object) -> Tool[..., Any]:
-    """Refuse what was not made a tool."""
+    """Return a tool; raise InvalidArgument for anything else."""
     if not isinstance(tool, Tool):
         name = getattr(tool, "__name__", None) or shown(tool)
         raise InvalidArgument(f"{name} is not a tool; put @holdfast.tool(effect=…) above it")
@@ -258,12 +308,12 @@ def _check_parameters(name: str, signature: inspect.Signature) -> None:
     for parameter in signature.parameters.values():
         if parameter.name in RESERVED:
             raise InvalidArgument(
-                f"tool {name}: a parameter cannot be named {shown(parameter.name)}, which "
-                "session.call keeps for itself"
+                f"tool {name}: a parameter cannot be named {shown(parameter.name)}, which is "
+                "reserved for session.call"
             )
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise InvalidArgument(
-                f"tool {name}: its arguments are given by name, {shown(parameter.name)} cannot be"
+                f"tool {name}: arguments are passed by name, {shown(parameter.name)} cannot be"
             )
 
 
@@ -274,7 +324,7 @@ def _check(tool: Tool[..., Any]) -> None:
     require_one_of(f"tool {name}: on_unknown", tool.on_unknown, get_args(OnUnknown))
     if not callable(tool.dedupe):
         require_one_of(
-            f"tool {name}: dedupe, if no function of the arguments,", tool.dedupe, DEDUPE_POLICIES
+            f"tool {name}: dedupe, unless it is a function,", tool.dedupe, DEDUPE_POLICIES
         )
     if tool.max_attempts is not None:
         require_whole(f"tool {name}: max_attempts", tool.max_attempts, 1)
@@ -283,21 +333,21 @@ def _check(tool: Tool[..., Any]) -> None:
             raise InvalidArgument(f"tool {name}: {label} must be a function, not {shown(hook)}")
     if tool.lease_seconds is not None:
         lease_milliseconds(tool.lease_seconds)
-    require_span("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
+    require_duration("timeout_seconds", tool.timeout_seconds, may_be_zero=False)
     if (tool.timeout_seconds or 0) >= (tool.lease_seconds or SECONDS_MAX + 1):
         raise InvalidArgument(
             f"tool {name}: timeout_seconds ({tool.timeout_seconds:g}) must be shorter than "
             f"lease_seconds ({tool.lease_seconds:g}), or it could be taken over while it runs; "
-            "leave lease_seconds out and it is long enough"
+            "omit lease_seconds, and a sufficient lease is chosen"
         )
-    require_span("settle_seconds", tool.settle_seconds)
-    require_span("wait_seconds", tool.wait_seconds)
-    require_span("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    require_duration("settle_seconds", tool.settle_seconds)
+    require_duration("wait_seconds", tool.wait_seconds)
+    require_duration("ttl_seconds", tool.ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
 
 
-def require_span(
+def require_duration(
     label: str, seconds: object, most: float = SECONDS_MAX, *, may_be_zero: bool = True
 ) -> None:
-    """Refuse what is not a number of seconds; None passes."""
+    """Raise unless the value is None or a number of seconds within bounds."""
     if seconds is not None:
         require_seconds(label, seconds, most, may_be_least=may_be_zero)

@@ -10,6 +10,7 @@ from ..kernel.flow import Flow, is_async, needs_async_store, perform
 from ..kernel.operation import Op, rows
 from ..records import Checkpoint, Effect
 from ..sessions.access import Place
+from ..wire import travels
 from .calls import prepare
 from .history import effects_after
 from .ledger import Ledger
@@ -21,24 +22,25 @@ ABANDON_EFFECT = """
 UPDATE hf_effects SET status = 'unknown', reason = 'rewound', fence = fence + 1, ended_at = :now
 WHERE number = :number AND status = 'issued' RETURNING id
 """
-NOT_GIVEN = "its undo hook was not given; compensate with the tool, or rewind with it"
-INHERITED = "session {id} did it, which this one was forked from; compensate it there"
-NO_HOOK = "the tool has no undo hook any more"
-NOT_WHOLE = (
-    "its stored arguments lack their secrets, or the store was opened without its key, so its "
-    "undo hook was not run"
+NOT_GIVEN = "its tool was not given; pass it to compensate or rewind"
+INHERITED = "it belongs to session {id}, which this one was forked from; compensate it there"
+NO_HOOK = "the tool no longer has an undo hook"
+REDACTED = (
+    "its stored arguments are redacted, or the store was opened without its key, so its undo hook "
+    "was not run"
 )
 UNDO_RULES = (
     "verify", "atomic", "on_unknown", "max_attempts", "timeout_seconds", "settle_seconds",
 )  # fmt: skip
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compensation:
-    """What was undone, newest first, and what was not.
+    """Which effects were undone, newest first, and which were not.
 
-    `irreversible` cannot be undone; `not_undone` could be, with the reason why it was not;
-    `in_flight` is in doubt; `given_up` failed for good with an unknown outcome.
+    `irreversible` cannot be undone; `not_undone` could be, each with the reason why it was not;
+    `in_flight` are in doubt; `given_up` failed for good with an unknown outcome.
     """
 
     undone: tuple[Effect, ...] = ()
@@ -48,14 +50,15 @@ class Compensation:
     given_up: tuple[Effect, ...] = ()
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewound(Checkpoint):
-    """The record of a rewind, and what it left in the world.
+    """The record of a rewind, and the effects that it left in place.
 
-    Equal calls get the results of `irreversible` and `not_undone` effects, which still stand, and
-    the failure of those `given_up`, which may have happened; those `in_flight` are in doubt; all
-    others may run again. `session.compensate` undoes later what was `not_undone`. What a fork left
-    behind of the sessions that it was forked from is listed too, and is theirs to undo.
+    Equal calls get the results of `irreversible` and `not_undone` effects, and the failure of those
+    `given_up`, which may have happened; those `in_flight` are in doubt; all others may run again.
+    `session.compensate` can undo `not_undone` ones later. In a fork, effects of its origins are
+    listed too; they have to be undone there.
     """
 
     undone: tuple[Effect, ...]
@@ -66,14 +69,16 @@ class Rewound(Checkpoint):
 
 
 def leave_behind(ledger: Ledger, place: Place, version: int) -> Op[Compensation]:
-    """Return what stands when a session is rewound; what runs is in doubt from now on."""
+    """Return the effects that a rewind leaves in place; mark those in flight as in doubt."""
     standing = []
     for row in (yield from effects_after(place.number, version)):
         effect = ledger.effect(row)
         is_running = effect.status == "issued" and row["session_number"] == place.number
         if is_running and (yield from rows(ABANDON_EFFECT, number=effect.number)):
-            told = (effect.id, effect.tool, effect.call_id, EffectOutcome("unknown", "rewound"))
-            yield from ledger.statements.events(place, *told)
+            outcome = EffectOutcome("unknown", "rewound")
+            yield from ledger.statements.events(
+                place, effect.id, effect.tool, effect.call_id, outcome
+            )
         standing.append((effect, NOT_GIVEN, False))
     return _sorted(place, standing)
 
@@ -81,18 +86,18 @@ def leave_behind(ledger: Ledger, place: Place, version: int) -> Op[Compensation]
 def undo_after(
     ledger: Ledger, place: Place, version: int, tools: dict[str, Tool[..., Any]], holder: str | None
 ) -> Flow[Compensation]:
-    """Undo what was done after a version, newest first; what fails is reported, not raised."""
+    """Undo the effects after a version, newest first; failures are reported, not raised."""
     undone: list[Effect] = []
     left: list[tuple[Effect, str, bool]] = []
-    standing = yield from perform(Ledger.standing, ledger, place.number, version)
-    for effect, is_whole in standing:
+    standing = yield from perform(Ledger.standing, ledger, place, version)
+    for effect, is_unredacted in standing:
         tool = tools.get(effect.tool)
         is_ours = effect.status == "completed" and effect.session_id == place.session_id
         if not is_ours or tool is None or tool.undo is None:
             left.append((effect, NOT_GIVEN if tool is None else NO_HOOK, False))
             continue
-        why = NOT_WHOLE
-        if is_whole:
+        why = REDACTED
+        if is_unredacted:
             why = yield from _undo(ledger, place, tool, effect, holder)
         if why:
             left.append((effect, why, True))
@@ -102,9 +107,9 @@ def undo_after(
 
 
 def _sorted(place: Place, left: Iterable[tuple[Effect, str, bool]]) -> Compensation:
-    """Sort what stands or may stand by what can be done about it.
+    """Sort effects by what can be done about them.
 
-    Each comes with why it was not undone, and whether that was tried.
+    Each comes with the reason why it was not undone, and whether an undo was tried.
     """
     found: dict[str, list[Any]] = {
         "irreversible": [], "not_undone": [], "in_flight": [], "given_up": [],
@@ -120,15 +125,15 @@ def _sorted(place: Place, left: Iterable[tuple[Effect, str, bool]]) -> Compensat
             found["irreversible"].append(effect)
         elif effect.effect == "mutate":
             is_own = effect.session_id == place.session_id
-            said = why if is_own else INHERITED.format(id=effect.session_id)
-            found["not_undone"].append((effect, said))
+            reason = why if is_own else INHERITED.format(id=effect.session_id)
+            found["not_undone"].append((effect, reason))
     return Compensation(**{name: tuple(effects) for name, effects in found.items()})
 
 
 def _undo(
     ledger: Ledger, place: Place, tool: Tool[..., Any], effect: Effect, holder: str | None
 ) -> Flow[str]:
-    """Undo one effect; return why it was not undone, or ''."""
+    """Undo one effect; return '', or why it was not undone."""
     undo = tool.undo
     assert undo is not None
     if is_async(undo) and not ledger.runtime.is_async:
@@ -157,5 +162,5 @@ def _undo(
         )
         yield from call.run()
     except Exception as error:
-        return ledger.statements.tidied(describe(error))
+        return ledger.statements.storable_text(describe(error))
     return ""

@@ -1,4 +1,4 @@
-"""Effects in doubt: asking their tools, and what becomes of those whose outcome stays unknown."""
+"""Effects in doubt: verifying them, and the outcome of those that stay unknown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def verify(
     arguments: dict[str, Any],
     idempotency_key: str,
     *,
-    is_whole: bool = True,
+    is_unredacted: bool = True,
 ) -> Flow[Verdict]:
-    """Ask a tool's verify hook; one that fails or returns something else leaves it unknown.
+    """Call a tool's verify hook; Unknown if it raises or returns anything but a verdict.
 
-    With stored arguments that lack their secrets, a hook may have looked for the wrong thing.
+    NotLanded is not trusted if the arguments are redacted: the hook looked for the wrong thing.
     """
     try:
         verdict = yield from invoke(hook, arguments, idempotency_key)
@@ -29,10 +29,10 @@ def verify(
         return Unknown(f"verify raised {describe(error)}")
     if isinstance(verdict, type) and issubclass(verdict, NotLanded | Unknown):
         verdict = verdict()
-    if isinstance(verdict, NotLanded) and not is_whole:
+    if isinstance(verdict, NotLanded) and not is_unredacted:
         return Unknown(
-            "its stored arguments lack their secrets, or the store was opened without its key, so "
-            "that NotLanded proves nothing"
+            "its stored arguments are redacted, or the store was opened without its key, so "
+            "NotLanded proves nothing"
         )
     if isinstance(verdict, Landed | NotLanded | Unknown):
         return verdict
@@ -48,9 +48,9 @@ def settle(
     reason: str | None = None,
     error: str | None = None,
 ) -> EffectOutcome:
-    """Return the outcome of an effect in doubt: the one place where that is decided.
+    """Return the outcome of an effect in doubt. The one place where it is decided.
 
-    `of` is the attempt of a dead owner: with max_attempts it is parked instead of being retried.
+    `of` is the attempt of a dead owner, to which `max_attempts` applies: park, do not retry.
     """
     reason = reason or (None if of is None else of.reason) or "owner_died"
     if isinstance(verdict, Landed):
@@ -68,8 +68,8 @@ def settle(
     most = tool.max_attempts
     is_retried = outcome.reason in {"not_landed", "abandoned"}
     if is_retried and of is not None and most is not None and of.attempt >= most:
-        said = f"it was not run again after attempt {of.attempt}, as max_attempts is {most}"
-        return EffectOutcome("unknown", reason, error=_joined(outcome.error, said))
+        limit = f"it was not run again after attempt {of.attempt}, as max_attempts is {most}"
+        return EffectOutcome("unknown", reason, error=_joined(outcome.error, limit))
     return outcome
 
 
@@ -81,8 +81,8 @@ def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
     """Return the error of a call whose effect is in doubt."""
     why = f" ({error})" if error else ""
     return Unresolved(
-        f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks equal calls "
-        "until store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
+        f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks equal calls. "
+        "Resolve it with store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
         f"`holdfast effects resolve {id}`",
         effect_id=id,
     )

@@ -2,6 +2,7 @@
 
 from .events import (
     by_tree,
+    create_tree,
     emit,
     empty_events,
     event,
@@ -9,16 +10,16 @@ from .events import (
     events_if_done,
     lock_statement,
     lock_tree,
-    plant_tree,
     read_events,
     read_position,
-    sessions_told_of,
+    sessions_of_events,
 )
 from .noun import FeedNoun
 
 __all__ = [
     "FeedNoun",
     "by_tree",
+    "create_tree",
     "emit",
     "empty_events",
     "event",
@@ -26,8 +27,7 @@ __all__ = [
     "events_if_done",
     "lock_statement",
     "lock_tree",
-    "plant_tree",
     "read_events",
     "read_position",
-    "sessions_told_of",
+    "sessions_of_events",
 ]

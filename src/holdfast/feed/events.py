@@ -1,6 +1,6 @@
 """The feed: every committed change of a session tree, once, in commit order.
 
-A tree's row is its lock and its counters. An operation that changes a tree locks it first; its
+A tree's row is its lock and has its counters. An operation that changes a tree locks it first; its
 events get the tree's next positions just before COMMIT, while the lock is held.
 """
 
@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
-from operator import attrgetter
 from typing import TypeVar
 
 from ..arguments import require_limit, require_text, require_whole
@@ -21,13 +20,13 @@ from ..kernel.append_only import through_door
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
 from ..records import Event
 
-PLANT_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
+CREATE_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
 LOCK_TREE = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
 LOCK_TREE_AT_ONCE = """
 SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
 """
 ADVANCE_FEED = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
-# A tree that does not exist makes the position NULL, which the table refuses: no event is lost.
+# Without its tree the position is NULL, which the table refuses, so no event is lost silently.
 APPEND_EVENT = """
 INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
 VALUES (
@@ -55,11 +54,11 @@ SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 READ_FLOOR = "SELECT floor FROM hf_trees WHERE root_id = :root_id"
-# Where a tree's shared state stands, as a fragment, and how it advances.
+# The sequence of a tree's shared state: how it advances, and a fragment that reads it.
 ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 READ_POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
-LIST_TOLD = """
+LIST_EVENT_SESSIONS = """
 SELECT DISTINCT session_id FROM hf_events
 WHERE root_id = :root_id AND position > :after AND position <= :last
 """
@@ -75,19 +74,19 @@ E = TypeVar("E", bound=Event)
 _EVENT_FIELDS = [field.name for field in fields(Event)]
 
 
-def plant_tree(root_id: str) -> Op[None]:
-    """Create a tree's row; an existing one is left alone."""
-    yield from rows(PLANT_TREE, root_id=root_id)
+def create_tree(root_id: str) -> Op[None]:
+    """Create a tree's row, unless it exists."""
+    yield from rows(CREATE_TREE, root_id=root_id)
 
 
 def lock_tree(root_id: str) -> Op[None]:
-    """Lock a tree until the transaction ends; every write that touches the tree begins here."""
+    """Lock a tree until the transaction ends, as every write to it must do first."""
     if not (yield Lock(root_id)):
         raise NotFound(f"there is no session tree {root_id!r}", root_id=root_id)
 
 
 def lock_statement(root_id: str, may_wait: bool) -> Query:
-    """Return the statement that locks a tree, waiting for it or not."""
+    """Return the statement that locks a tree, with NOWAIT unless it may wait."""
     return Query(LOCK_TREE if may_wait else LOCK_TREE_AT_ONCE, {"root_id": root_id})
 
 
@@ -97,21 +96,23 @@ def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -
 
 
 def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Emit:
-    """Return one event of a tree, to be emitted."""
+    """Return an event to emit."""
     return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
 
 
 def event_statements(emits: Sequence[Emit]) -> list[Query]:
-    """Return the statements that give events their positions; the kernel runs them last."""
+    """Return the statements that append events; the kernel runs them last."""
+    by_root: dict[str, list[Emit]] = {}
+    for event in emits:
+        by_root.setdefault(event.root_id, []).append(event)
     statements = []
-    in_order = sorted(emits, key=attrgetter("root_id"))
-    for root_id, group in groupby(in_order, key=attrgetter("root_id")):
-        events = list(group)
+    for root_id in sorted(by_root):
+        events = by_root[root_id]
         statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": len(events)}))
-        for number, event in enumerate(events, 1):
+        for back, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             parameters = {
                 "root_id": root_id,
-                "back": len(events) - number,
+                "back": back,
                 "session_id": event.session_id,
                 "kind": event.kind,
                 "data": event.data,
@@ -121,7 +122,7 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
 
 
 def events_if_done(events: Sequence[Emit]) -> Query:
-    """Return what writes the events of one tree if a statement before it, `done`, found a row."""
+    """Return the CTEs that append events of one tree if the CTE `done` has a row."""
     parameters: dict[str, object] = {
         "event_root_id": events[0].root_id,
         "event_count": len(events),
@@ -140,7 +141,7 @@ def _if_done(count: int) -> str:
 
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
-    """Return a tree's events after a position, oldest first; Compacted below the floor."""
+    """Return a tree's events after a position, oldest first. Raises Compacted below the floor."""
     require_text("root_id", root_id)
     require_limit(limit, EVENTS_PER_READ_MAX)
     require_whole("after", after, 0)
@@ -155,15 +156,15 @@ def _require_kept(root_id: str, after: int) -> Op[None]:
     for row in (yield from rows(READ_FLOOR, root_id=root_id)):
         if after < row["floor"]:
             raise Compacted(
-                f"the events of {root_id} up to position {row['floor']} have been pruned; what "
-                "is left begins after it",
+                f"the events of {root_id} up to position {row['floor']} have been pruned; read "
+                "after that position",
                 oldest=row["floor"],
                 oldest_position=row["floor"],
             )
 
 
 def require_position(root_id: str, after: int) -> Op[None]:
-    """Refuse to follow a tree that never was, or one from a position that it has not come to."""
+    """Refuse to follow a tree that does not exist, or from a position it has not reached."""
     row = yield from one(READ_POSITION, root_id=root_id)
     if row is None:
         raise SessionNotFound(
@@ -184,21 +185,21 @@ def event_of(codec: Codec, row: Row, record: type[E], **more: object) -> E:
 
 
 def read_position(root_id: str) -> Op[int]:
-    """Return how many events a tree has had."""
+    """Return the position of a tree's last event; 0 if there is none."""
     row = yield from one(READ_POSITION, root_id=root_id)
     return 0 if row is None else int(row["position"])
 
 
-def sessions_told_of(root_id: str, after: int, last: int) -> Op[list[str]]:
-    """Return the ids of the sessions that some events of a tree are about."""
-    found = yield from rows(LIST_TOLD, root_id=root_id, after=after, last=last)
+def sessions_of_events(root_id: str, after: int, last: int) -> Op[list[str]]:
+    """Return the ids of the sessions of a range of a tree's events."""
+    found = yield from rows(LIST_EVENT_SESSIONS, root_id=root_id, after=after, last=last)
     return [row["session_id"] for row in found]
 
 
 def empty_events(
     codec: Codec, root_id: str, after: int, last: int, session_ids: Iterable[str]
 ) -> Op[None]:
-    """Take out what some events of sessions say; they keep positions and kinds."""
+    """Clear the data of sessions' events in a range; positions and kinds are kept."""
     empty = {
         "root_id": root_id,
         "after": after,
@@ -210,7 +211,7 @@ def empty_events(
 
 
 def by_tree(found: Sequence[Row]) -> list[list[Row]]:
-    """Return rows in groups that one transaction can take: those of one tree, or of none."""
+    """Group rows by tree, or none: one transaction can lock one group."""
 
     def tree(row: Row) -> str:
         return row["root_id"] or ""

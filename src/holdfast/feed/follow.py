@@ -1,6 +1,6 @@
-"""Following a feed: each event once and in order, as it comes.
+"""Following a feed: each event once, in order, as it is committed.
 
-Wake-ups are hints; with polling alone the same events come, later. Followers of one feed in one
+Wake-ups are hints; with polling alone the same events arrive later. Followers of one feed in one
 process share what any of them has read, so that a hundred of them cost one reader.
 """
 
@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from ..kernel.flow import Flow, Give, Stream, Wait, perform
 from ..kernel.operation import Handle, Op, PerStore, Runtime, query
-from ..kernel.signals import tree_topic
+from ..kernel.signals import LOCAL_TOPIC, TREE_TOPIC
 from ..records import Event
+from ..wire import travels
 from .events import read_events, require_position
 
 E = TypeVar("E")
@@ -27,32 +28,32 @@ POLL_SECONDS = 0.25
 POLL_SECONDS_MAX = 3_600.0
 EVENTS_PER_READ = 200
 PAGES_REMEMBERED = 16
-# What was removed since must not be given for long.
+# Removed events must not be delivered for long.
 PAGE_SECONDS_MAX = 5.0
 FEEDS_REMEMBERED = 100
-# Another follower that began to read has this long before it is taken for dead.
+# How long a follower may take to read before another one does.
 READ_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[K, E]):
-    """What one read found after a place in a feed, and the place behind it."""
+    """The events that one read found after a place in a feed, and the place after them."""
 
     events: Sequence[E]
     after: K
     is_end: bool
-    """Whether there was no more."""
+    """Whether the end of the feed was reached."""
     read_at: float = field(default_factory=time.monotonic)
 
 
 def page_of(events: Sequence[E], place: Callable[[E], int], after: int) -> Page[int, E]:
-    """Return what a read of at most EVENTS_PER_READ has found after a number."""
+    """Return the page of a read of at most EVENTS_PER_READ events after a number."""
     last = place(events[-1]) if events else after
     return Page(events, last, is_end=len(events) < EVENTS_PER_READ)
 
 
 class Tail(Generic[K, E]):
-    """The pages of one feed that followers in this process have read last."""
+    """The most recent pages of one feed that followers in this process have read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,20 +65,20 @@ class Tail(Generic[K, E]):
         self._is_awaited = False
 
     def page(self, after: K) -> Page[K, E] | None:
-        """Return what was read after a place, if that is remembered."""
+        """Return the page after a place, if it is remembered."""
         with self._lock:
             page = self._pages.get(after)
             is_old = page is not None and time.monotonic() - page.read_at > PAGE_SECONDS_MAX
             return None if is_old else page
 
     def is_read(self, after: K, ring: int, poll_seconds: float) -> bool:
-        """Whether nothing was there after a place since a ring, and not too long ago."""
+        """Whether a place is known to be the end, read after a ring and not too long ago."""
         with self._lock:
             is_fresh = time.monotonic() - self._end_read_at < poll_seconds
             return after == self._end and self._ring >= ring and is_fresh
 
     def may_read(self, after: K) -> bool:
-        """Whether to read now: of those at the end one reads for all, the others for themselves."""
+        """Whether to read now: at the end one follower reads for all, elsewhere each for itself."""
         now = time.monotonic()
         with self._lock:
             if after != self._end:
@@ -88,7 +89,7 @@ class Tail(Generic[K, E]):
             return is_free
 
     def put(self, after: K, page: Page[K, E], ring: int) -> None:
-        """Remember what was read after a place, when the feed had been rung so often."""
+        """Remember the page after a place, read when the feed had this ring count."""
         with self._lock:
             if after == self._end:
                 self._reading_since = 0.0
@@ -101,31 +102,31 @@ class Tail(Generic[K, E]):
                 self._ring = max(self._ring, ring)
 
     def may_wait(self) -> bool:
-        """Whether nobody else waits for a change; from now on, this one does."""
+        """Become the follower that waits for a change; False if there is one already."""
         with self._lock:
             is_first, self._is_awaited = not self._is_awaited, True
             return is_first
 
     def has_waited(self) -> None:
-        """Who waited for a change goes on."""
+        """Stop being the follower that waits for a change."""
         with self._lock:
             self._is_awaited = False
 
     def give_up(self) -> None:
-        """Let another one read: who began to has not finished."""
+        """Let another follower read, after a read that failed."""
         with self._lock:
             self._reading_since = 0.0
 
 
 class Tails(PerStore):
-    """The tails of the feeds that are followed in this process."""
+    """The tails of the feeds followed in this process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._lock = threading.Lock()
         self._tails: OrderedDict[str, Tail[Any, Any]] = OrderedDict()
 
     def tail(self, name: str) -> Tail[Any, Any]:
-        """Return the tail of a feed; of too many, the one that was made first is forgotten."""
+        """Return the tail of a feed; beyond FEEDS_REMEMBERED the oldest is dropped."""
         with self._lock:
             if name not in self._tails and len(self._tails) >= FEEDS_REMEMBERED:
                 self._tails.popitem(last=False)
@@ -142,15 +143,16 @@ def follow(
     *,
     wait: bool = True,
 ) -> Stream[E]:
-    """Give what `read` finds after a place in a feed, page after page: for ever, or to its end."""
+    """Yield what `read` finds after a place in a feed, for ever or, without `wait`, to its end."""
     tail: Tail[K, E] = Tails.of(runtime).tail(feed)
-    signals, is_read = runtime.signals, f"read {feed}"
-    # Whether its place exists, and where the end is now, a reader asks the database itself.
+    signals, is_read = runtime.signals, f"{LOCAL_TOPIC}read {feed}"
+    # The first read is always from the database: it validates the place and finds the end.
     is_alone = True
     while True:
         ring, read_ring = signals.count(topic), signals.count(is_read)
+        seconds = signals.poll_seconds(topic, poll_seconds)
         page = None if is_alone else tail.page(after)
-        if is_alone or (page is None and not tail.is_read(after, ring, poll_seconds)):
+        if is_alone or (page is None and not tail.is_read(after, ring, seconds)):
             if not is_alone and not tail.may_read(after):
                 yield Wait(READ_SECONDS_MAX / 20, is_read, read_ring)
                 continue
@@ -171,7 +173,7 @@ def follow(
             if not wait:
                 return
             if page is None or not page.events:
-                yield from _wait(runtime, tail, (topic, ring), (is_read, read_ring), poll_seconds)
+                yield from _wait(runtime, tail, (topic, ring), (is_read, read_ring), seconds)
 
 
 def _wait(
@@ -181,7 +183,7 @@ def _wait(
     is_read: tuple[str, int],
     seconds: float,
 ) -> Flow[None]:
-    """Wait for a change: one follower for all, the others until that one has read it."""
+    """Wait for a change: one follower for all, the others until it has read."""
     is_first = tail.may_wait()
     topic, seen = changed if is_first else is_read
     try:
@@ -195,12 +197,13 @@ def _wait(
         tail.has_waited()
 
 
+@travels
 class TreeReader(Handle):
     """Reads the feed of one tree for its followers."""
 
     @query
     def begin(self, root_id: str, after: int) -> Op[None]:
-        """Refuse a place that the feed does not have."""
+        """Refuse a tree or a position that does not exist."""
         yield from require_position(root_id, after)
 
     @query
@@ -210,7 +213,7 @@ class TreeReader(Handle):
 
 
 def follow_tree(runtime: Runtime, root_id: str, after: int, poll_seconds: float) -> Stream[Event]:
-    """Give the events of a tree after a position, for ever."""
+    """Yield the events of a tree after a position, for ever."""
     reader = TreeReader(runtime)
     yield from perform(TreeReader.begin, reader, root_id, after)
 
@@ -218,5 +221,5 @@ def follow_tree(runtime: Runtime, root_id: str, after: int, poll_seconds: float)
         found = yield from perform(TreeReader.read, reader, root_id, after)
         return page_of(found, attrgetter("position"), after)
 
-    topic = tree_topic(root_id)
+    topic = TREE_TOPIC + root_id
     yield from follow(runtime, topic, topic, read, after, poll_seconds)

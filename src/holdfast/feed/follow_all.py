@@ -1,6 +1,6 @@
-"""Following the feeds of all trees: each event once and each tree in order.
+"""Following the feeds of all trees: each event once, each tree in order.
 
-Between trees there is no order. A cursor is a place in the feeds of one store on one server.
+There is no order between trees. A cursor is a place in the feeds of one store on one server.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..kernel.schema import read_store_id
 from ..kernel.signals import EVERY_TREE
 from ..kernel.url import PostgresTarget
 from ..records import FollowedEvent
+from ..wire import travels
 from .events import event_of
 from .follow import EVENTS_PER_READ, Page, follow
 from .places import READ_SERVER, Found, HorizonPlace, Place, RowPlace
@@ -28,12 +29,13 @@ _ROW_CURSOR = msgspec.json.Decoder(tuple[str, RowPlace]).decode
 _HORIZON_CURSOR = msgspec.json.Decoder(tuple[str, HorizonPlace]).decode
 
 
+@travels
 class AllTreesReader(Handle):
     """Reads the feeds of all trees."""
 
     @query
     def begin(self, after: str | None) -> Op[tuple[str, Place]]:
-        """Return what tells this store on its server from others, and the place of a cursor."""
+        """Return the identity of this store on its server, and the place of a cursor."""
         target = self.runtime.target
         origin = yield from read_store_id()
         is_postgres = isinstance(target, PostgresTarget)
@@ -48,36 +50,46 @@ class AllTreesReader(Handle):
         return origin, place
 
     @query
-    def read(self, place: Place) -> Op[Found]:
-        """Return what comes after a place."""
-        return (yield from place.read(EVENTS_PER_READ))
+    def end(self) -> Op[str]:
+        """Return the cursor behind what is committed."""
+        origin, start = yield from AllTreesReader.begin(self, None)
+        return _encoded(origin, (yield from start.end()))
+
+    @query
+    def read(self, origin: str, place: Place) -> Op[tuple[list[FollowedEvent], Place, bool]]:
+        """Return what comes after a place, the place behind it, and whether that is the end."""
+        found = yield from place.read(EVENTS_PER_READ)
+        codec = self.runtime.codec
+        events = [
+            event_of(codec, row, FollowedEvent, _cursor=partial(_cursor, origin, found, number))
+            for number, row in enumerate(found.rows, 1)
+        ]
+        return events, found.after, found.is_end
 
 
 def follow_all(
     runtime: Runtime, after: str | None, poll_seconds: float, *, wait: bool
 ) -> Stream[FollowedEvent]:
-    """Give the events of all trees after a cursor, for ever or to the end."""
+    """Yield the events of all trees after a cursor, for ever or to the end."""
     if after is not None:
         require_text("after", after, CURSOR_CHARACTERS_MAX)
     reader = AllTreesReader(runtime)
     origin, begin = yield from perform(AllTreesReader.begin, reader, after)
 
     def read(place: Place) -> Flow[Page[Place, FollowedEvent]]:
-        found = yield from perform(AllTreesReader.read, reader, place)
-        events = [
-            event_of(
-                runtime.codec, row, FollowedEvent, _cursor=partial(_cursor, origin, found, number)
-            )
-            for number, row in enumerate(found.rows, 1)
-        ]
-        return Page(events, found.after, is_end=found.is_end)
+        events, behind, is_end = yield from perform(AllTreesReader.read, reader, origin, place)
+        return Page(events, behind, is_end=is_end)
 
     yield from follow(runtime, EVERY_TREE, EVERY_TREE, read, begin, poll_seconds, wait=wait)
 
 
 def _cursor(origin: str, found: Found, count: int) -> str:
-    """Return the cursor behind so many of the events that were read."""
+    """Return the cursor after the first `count` of the events read."""
     place = found.after if count == len(found.rows) else found.start.behind(found.rows[:count])
+    return _encoded(origin, place)
+
+
+def _encoded(origin: str, place: Place) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode((origin, place))).decode()
 
 
@@ -89,6 +101,7 @@ def _place(cursor: str, origin: str, decode: Callable[[bytes], tuple[str, Place]
         raise InvalidArgument(message) from None
     if known != origin:
         raise InvalidArgument(
-            "after is a cursor of another store, or of this one on another server: begin without it"
+            "after is a cursor of another store, or of this one on another server; start without "
+            "a cursor"
         )
     return place

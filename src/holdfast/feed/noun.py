@@ -1,4 +1,4 @@
-"""The feed in the life of a store."""
+"""The feed in the life-cycle of a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..kernel.operation import Op, rows
 from ..records import Finding
 from .portable import FeedPortable
 
-# Positions above the floor are whole numbers and each is there once, so these tell of every hole.
+# Positions above the floor are unique integers, so count, minimum and maximum reveal every gap.
 LIST_FEED_HOLES = """
 SELECT hf_trees.root_id, hf_trees.position, count(hf_events.position) AS events,
     coalesce(min(hf_events.position), hf_trees.floor + 1) AS first,
@@ -29,20 +29,20 @@ TREES_SHOWN_MAX = 10
 
 
 class FeedNoun(Noun):
-    """The feed, and the trees whose order it keeps; both stay when their sessions go."""
+    """Trees and their feeds; both are kept when their sessions are deleted."""
 
     portable = FeedPortable()
     any_record = "SELECT 1 AS found FROM hf_trees LIMIT 1"
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for holes."""
+        """Look for gaps in feeds."""
         return {"feed": check_positions}
 
 
 def check_positions() -> Op[list[Finding]]:
-    """Look for trees whose events are not numbered one by one from the floor to the position."""
+    """Look for trees whose events are not numbered without gaps from floor to position."""
     holes = yield from rows(LIST_FEED_HOLES)
-    advice = "Events were removed or added by hand: restore a backup."
+    advice = "Events were removed or added manually: restore a backup."
     found = [
         Finding(
             "feed",
@@ -54,10 +54,10 @@ def check_positions() -> Op[list[Finding]]:
         for row in holes[:TREES_SHOWN_MAX]
     ]
     if more := len(holes) - len(found):
-        message = f"{plural(more, 'more tree')} with holes in the feed."
+        message = f"{plural(more, 'more tree')} with gaps in the feed."
         found.append(Finding("feed", "problem", message, advice))
     if not found:
         [row] = yield from rows(COUNT_EVENTS)
         trees, events = plural(row["trees"], "tree"), plural(row["events"], "event")
-        found.append(Finding("feed", "ok", f"No holes: {trees}, {events}."))
+        found.append(Finding("feed", "ok", f"No gaps: {trees}, {events}."))
     return found

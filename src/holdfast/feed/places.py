@@ -1,11 +1,11 @@
-"""Places in the feeds of all trees together, and what comes after one.
+"""Places in the feeds of all trees together, and reading what comes after one.
 
-SQLite numbers events in the order of their commits, because there is one writer. PostgreSQL has no
-such order: transactions commit side by side, and one that began early may commit late. There a
-place is a horizon, a transaction id below which everything was given, and how far the trees with
-later events were given. This works because a tree's events become visible in the order of their
-positions: what any reader sees of a tree is a prefix of it. Transaction ids alone would not do:
-of two events of one tree the later one may have the smaller id.
+SQLite numbers events in commit order, because there is one writer. PostgreSQL has no such order:
+transactions commit concurrently, and one that began early may commit late. There a place is a
+horizon, a transaction id below which everything was delivered, and how far the trees with later
+events were delivered. This works because a tree's events become visible in the order of their
+positions: every reader sees a prefix of a tree. Transaction ids alone would not do: of two events
+of one tree, the later one may have the smaller id.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..wire import travels
 
 READ_ROWS = """
 SELECT number, root_id, position, session_id, kind, data, created_at FROM hf_events
@@ -26,21 +27,21 @@ WHERE number > :number ORDER BY number LIMIT :limit
 """
 READ_LAST_NUMBER = "SELECT seq AS number FROM sqlite_sequence WHERE name = 'hf_events'"
 
-# From here on, for PostgreSQL alone.
+# The statements below are for PostgreSQL.
 READ_SERVER = """
 SELECT (SELECT system_identifier FROM pg_control_system()) AS server, c.oid::bigint AS events
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = 'hf_events'
 """
 READ_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS horizon"
-# The transaction with which a window of about so many events ends.
+# The transaction that ends a window of about `limit` events.
 READ_EDGE = """
 SELECT transaction_id::text::bigint AS edge FROM hf_events
 WHERE transaction_id >= CAST(:horizon AS text)::xid8
 ORDER BY transaction_id OFFSET :limit LIMIT 1
 """
-# Of each tree that changed in a window of transactions, all that was not given up to its last
-# event in the window. What was given before the horizon ends with the last event below it.
+# For each tree that changed in a window of transactions, its undelivered events up to its last one
+# in the window. What was delivered before the horizon ends with the last event below it.
 READ_WINDOW = """
 SELECT e.root_id, e.position, e.session_id, e.kind, e.data, e.created_at,
     e.transaction_id::text::bigint AS transaction_id
@@ -73,7 +74,7 @@ Given: TypeAlias = tuple[tuple[str, Number, Number], ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read after a place: events, and the place behind them all."""
+    """Events read after a place, and the place after them all."""
 
     start: Place
     rows: list[Row]
@@ -81,20 +82,26 @@ class Found:
     is_end: bool
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """A place on SQLite: the number of the last event that was given."""
+    """A place on SQLite: the number of the last delivered event."""
 
     number: Number = 0
 
     def require_reached(self) -> Op[None]:
-        """Refuse a place that the store has not come to."""
+        """Refuse a place that the store has not reached."""
         row = yield from one(READ_LAST_NUMBER)
         if self.number > (0 if row is None else row["number"]):
             raise InvalidArgument(
-                "after is a cursor that is ahead of this store, which is an older copy: begin "
-                "without one"
+                "after is a cursor ahead of this store, which is an older copy; start without a "
+                "cursor"
             )
+
+    def end(self) -> Op[RowPlace]:
+        """Return the place behind everything that is committed."""
+        row = yield from one(READ_LAST_NUMBER)
+        return self if row is None else RowPlace(row["number"])
 
     def read(self, limit: int) -> Op[Found]:
         """Return the events after this place."""
@@ -102,33 +109,40 @@ class RowPlace:
         return Found(self, found, self.behind(found), is_end=len(found) < limit)
 
     def behind(self, given: Sequence[Row]) -> RowPlace:
-        """Return the place behind some of the events that were read here."""
+        """Return the place after some of the events that were read here."""
         return RowPlace(given[-1]["number"]) if given else self
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class HorizonPlace:
     """A place on PostgreSQL."""
 
     horizon: Number = 0
     given: Given = ()
-    """Of each tree with events at or above the horizon that were given: how far, and the highest
-    transaction among them."""
+    """For each tree with delivered events at or above the horizon: the position reached, and the
+    highest transaction among them."""
     below: Number | None = None
-    """The end of a window of ended transactions of which a part was given."""
+    """The end of a window of ended transactions that was delivered in part."""
     last: tuple[str, Number] = ("", 0)
-    """The tree and position that were given last in that window."""
+    """The tree and position delivered last in that window."""
 
     def require_reached(self) -> Op[None]:
-        """Do nothing: a server that lags behind another will come to this place."""
+        """Do nothing: a lagging replica will reach this place."""
         yield from ()
 
+    def end(self) -> Op[HorizonPlace]:
+        """Return a place behind everything that ended transactions have committed."""
+        row = yield from one(READ_HORIZON)
+        assert row is not None
+        return HorizonPlace(row["horizon"])
+
     def read(self, limit: int) -> Op[Found]:
-        """Return events after this place: those of a window, or all that can be seen."""
+        """Return events after this place: those of a window, or all visible ones."""
         asked = {"horizon": str(self.horizon), "limit": limit}
         [snapshot], edge = yield from batch(Query(READ_HORIZON, {}), Query(READ_EDGE, asked))
         below = self.below
-        # A window below the oldest transaction that is under way can get no further events.
+        # A window below the oldest running transaction can get no more events.
         if below is None and edge and edge[0]["edge"] <= snapshot["horizon"]:
             below = max(edge[0]["edge"], self.horizon + 1)
         found = yield from rows(
@@ -144,11 +158,11 @@ class HorizonPlace:
         if len(found) < limit:
             after = after.at(snapshot["horizon"] if below is None else below)
         is_end = below is None and len(found) < limit
-        # Who has found nothing at the end stays, so that all who wait there wait together.
+        # At the end the place stays the same, so that all waiting followers share it.
         return Found(start, found, after if found or not is_end else self, is_end)
 
     def behind(self, given: Sequence[Row]) -> HorizonPlace:
-        """Return the place behind some of the events that were read here."""
+        """Return the place after some of the events that were read here."""
         known = {root_id: (position, last) for root_id, position, last in self.given}
         for row in given:
             root_id, transaction = row["root_id"], row["transaction_id"]
@@ -162,7 +176,7 @@ class HorizonPlace:
         return HorizonPlace(self.horizon, everything, self.below, last)
 
     def at(self, horizon: int) -> HorizonPlace:
-        """Return the place where everything below a transaction was given."""
+        """Return the place where everything below a transaction was delivered."""
         later = tuple(each for each in self.given if each[2] >= horizon)
         return HorizonPlace(horizon, later)
 

@@ -1,4 +1,4 @@
-"""Forgetting old events of trees that have ended; a floor says where what is left begins."""
+"""Pruning old events of trees that have ended; the floor is the last pruned position."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORGET_FEED = "DELETE FROM hf_events WHERE root_id = :root_id AND position <= :f
 def forget_feeds(runtime: Runtime, retention: Retention, is_open: str) -> Flow[Pruned]:
     """Remove old events of ended trees, oldest first, a bounded number in each transaction.
 
-    `is_open` is the condition, of a root's id, that a tree has not ended.
+    `is_open` is the SQL condition on a root's id that its tree has not ended.
     """
     pruned, after = Pruned(), ""
     if retention.history_ms is None or retention.session is not None:
@@ -89,14 +89,14 @@ class FeedRetention:
 
     @large_query
     def read(self, root_id: str) -> Op[list[Event]]:
-        """Return the oldest events of a tree that may go."""
+        """Return the oldest events of a tree that may be removed."""
         columns = "e.root_id, e.position, e.session_id, e.kind, e.data, e.created_at"
         found = yield from self._old(root_id, columns)
         return [event_of(self.runtime.codec, row, Event) for row in found]
 
     @operation
     def forget(self, root_id: str, last: int | None) -> Op[int]:
-        """Remove the oldest events that may go, at most up to a position; return how many."""
+        """Remove the oldest events that may be removed, up to a position; return how many."""
         yield Lock(root_id)
         old = yield from self._old(root_id, "e.position")
         gone = [row for row in old if last is None or row["position"] <= last]

@@ -1,12 +1,11 @@
 -- hf_trees   one row per session tree, named by its root. It is the lock of the tree: every write
---            that touches a session locks this row first, several in id order, so that composed
---            operations cannot deadlock. It also counts the tree's positions and sequences. Events
---            up to the floor have been pruned.
+--            to a session locks this row first, several in id order, so that composed operations
+--            cannot deadlock. It also has the tree's counters. Events up to the floor were pruned.
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
---            For readers of all trees SQLite numbers them in commit order; PostgreSQL, where no such
---            number can be had, notes the transaction of each (places.py tells how they are read).
---            Events of a deleted session stay, with empty data.
+--            For readers of all trees SQLite numbers them in commit order; PostgreSQL, which cannot,
+--            records the transaction of each (places.py explains how they are read). Events of a
+--            deleted session are kept, with empty data.
 --
 -- Lock order: trees by id, before anything else.
 

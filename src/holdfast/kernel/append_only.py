@@ -1,7 +1,7 @@
-"""Append-only tables, which the database itself protects, and the doors in that protection.
+"""Append-only tables, enforced by triggers, and the doors that let a transaction past them.
 
-An operation that may remove history opens a door, removes, and closes it again before COMMIT, so
-that nobody else ever sees one open.
+An operation that may remove history opens a door (a row), removes, and closes the door before
+COMMIT, so that no other transaction ever sees it open.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _APPEND_ONLY = re.compile(
 
 
 def open_door(name: str, source: str) -> str:
-    """Return the statement that opens a door if a source has a row; both are SQL."""
+    """Return the statement that opens a door if `source` has a row; both are SQL."""
     return f"INSERT INTO hf_doors (name) SELECT {name} FROM {source}"  # noqa: S608
 
 
 def through_door(name: str, *removals: Query) -> Op[list[list[Row]]]:
-    """Run statements that the append-only triggers refuse; the door is closed again behind them."""
+    """Run statements that the append-only triggers would refuse, then close the door."""
     door = {"name": name}
     _, *answers, _ = yield from batch(Query(OPEN_DOOR, door), *removals, Query(CLOSE_DOOR, door))
     return answers
 
 
 def check_doors() -> Op[list[Finding]]:
-    """Make sure that the database refuses to remove history."""
+    """Check that the triggers are in force: no door may be open."""
     if doors := [row["name"] for row in (yield from rows(LIST_DOORS))]:
-        message = f"Anybody can remove history: hf_doors has {', '.join(doors)}."
+        message = f"History is not protected: hf_doors contains {', '.join(doors)}."
         return [Finding("history", "problem", message, "Empty the table hf_doors.")]
     return [Finding("history", "ok", "The database refuses to remove history.")]
 
 
 def with_triggers(text: str) -> str:
-    """Return a text of tables with the triggers of those that it says are append-only."""
+    """Return a schema text with the triggers that its append-only lines stand for."""
     return _APPEND_ONLY.sub(_triggers, text)
 
 

@@ -1,10 +1,9 @@
-"""Marks: how a COMMIT without an answer is settled, on both databases.
+"""Marks: how the outcome of a COMMIT without an answer is determined, on both databases.
 
-Every connection that writes has one row with a batch number, raised in each write transaction.
-Whether a batch is there decides whether its transaction was committed. On PostgreSQL the row's
-lock makes the question wait for a transaction that has marked its batch; one that has not done so
-yet never can, because the question closes the row. A transaction id would not do: a server that
-crashes may hand the same id out again.
+Every writing connection has one row with a batch number, incremented in each write transaction: a
+transaction was committed if its number is there. On PostgreSQL the row's lock makes the question
+wait for a transaction that has marked its batch; one that has not can never do so, because the
+question closes the row. Transaction ids would not do: a server may reuse one after a crash.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import re
 
 from ..arguments import shown
 from ..errors import InvalidArgument
+from ..wire import travels
 from .operation import Op, Query, one, operation, rows
 
-# A closed row has a negative number. To mark a batch there fails: the column takes no NULL.
+# A closed row has a negative number. Marking a batch there fails on the column's NOT NULL.
 _MARK = """
 INSERT INTO hf_writers (id, batch, updated_at)
 SELECT CAST(:writer_id AS TEXT), CAST(:batch AS INTEGER), :now WHERE {condition}
@@ -26,8 +26,8 @@ ON CONFLICT (id) DO UPDATE SET
 MARK_BATCH = _MARK.format(condition="true")
 MARK_BATCH_IF_DONE = _MARK.format(condition="EXISTS (SELECT 1 FROM done)")
 # The answer is made final by a write: on PostgreSQL it waits for the row's lock, on SQLite it
-# takes the place of what a failed COMMIT may have left in the WAL for a later recovery to find.
-# It must change the row also within one millisecond: SQLite writes no page that stays the same.
+# overwrites what a failed COMMIT may have left in the WAL for a later recovery to find. It must
+# change the row even within one millisecond: SQLite does not write unchanged pages.
 SETTLE_BATCH = """
 INSERT INTO hf_writers (id, batch, updated_at) VALUES (:writer_id, -1, :now)
 ON CONFLICT (id) DO UPDATE SET
@@ -44,7 +44,7 @@ FROM hf_writers
 """
 READ_WRITER = "SELECT batch FROM hf_writers WHERE id = :writer_id"
 FORGET_WRITERS = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms RETURNING id"
-# Ids sort by the time at which their connection was made: what has to go is among the first.
+# Ids sort by the time their connection was opened, so the oldest writers come first.
 FORGET_OLDEST_WRITERS = """
 DELETE FROM hf_writers WHERE updated_at < :now - :age_ms
     AND id IN (SELECT id FROM hf_writers ORDER BY id LIMIT :limit)
@@ -56,36 +56,44 @@ _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 
 
 def forget_oldest() -> Query:
-    """Return what a new writer does: it removes the oldest that have not written for a week."""
+    """Return the statement with which a new writer removes old ones, idle for a week."""
     return Query(FORGET_OLDEST_WRITERS, {"age_ms": WRITER_KEPT_MS, "limit": WRITERS_LOOKED_AT})
 
 
 def commit_id(writer_id: str, batch: int) -> str:
-    """Return the id by which a commit can be asked for later."""
+    """Return the id with which `store.settle` can be asked about a commit."""
     return f"{writer_id}:{batch}"
 
 
 def is_there(batch: int, found: int) -> bool:
-    """Tell from a writer's row, open or closed, whether a batch was committed."""
+    """Whether a batch was committed, given the number in its writer's row, open or closed."""
     return (found if found >= 0 else -1 - found) >= batch
 
 
 def parse_commit_id(id: str) -> tuple[str, int]:
-    """Return the writer and the batch that an id names."""
+    """Return the writer and the batch of a commit id."""
     parts = _COMMIT_ID.fullmatch(id) if isinstance(id, str) else None
     if parts is None:
-        raise InvalidArgument(
-            f"{shown(id)} is not the id of a commit; take it from CommitUnknown.id"
-        )
+        raise InvalidArgument(f"{shown(id)} is not a commit id; take it from CommitUnknown.id")
     return parts[1], int(parts[2])
 
 
+@travels
 class MarkOps:
-    """Asks for commits, and forgets those that nobody will ask for."""
+    """Settles commits, and forgets writers that nobody will ask about."""
+
+    def _to_wire(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: object) -> MarkOps:
+        """Return those of the other end."""
+        return cls()
 
     @operation
     def is_committed(self, writer_id: str, batch: int) -> Op[bool]:
-        """Tell whether a batch was committed, for good; waits while it is still in flight."""
+        """Whether a batch was committed; the answer is final. Waits while it is in flight."""
         row = yield from one(SETTLE_BATCH, writer_id=writer_id, batch=batch)
         return row is not None and is_there(batch, row["batch"])
 

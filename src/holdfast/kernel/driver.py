@@ -1,12 +1,12 @@
-"""Drivers: what the layers above ask of an open database, and how a driver executes a call.
+"""Drivers: the interface of an open database, and how a driver executes a call.
 
-There are four kinds: SQLite and PostgreSQL, sync and async; on PostgreSQL also inside a transaction
-of the caller's (joined). Each is made by `opening`, for reading or for writing, and stays what it
-is: nothing is set on it from outside.
+There are four: SQLite and PostgreSQL, sync and async; on PostgreSQL also one that joins the
+caller's transaction. `opening` creates them, for reading or for writing; nothing is changed on
+them afterwards.
 
-A call is executed in one transaction, again if the database asks for that; what it returns is
-returned once it is durable. A call that only reads sees one snapshot. Opened for reading, a driver
-refuses calls that write (StoreReadOnly) before their generator is run.
+A call runs in one transaction and is retried if the database asks for it; its result is returned
+once it is durable. A call that only reads sees one snapshot. A driver opened for reading refuses
+calls that write (StoreReadOnly) before their generator runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .operation import (
     Query,
     Row,
 )
-from .signals import Signals, tree_topic
+from .signals import TREE_TOPIC, Signals
 
 if TYPE_CHECKING:
     from .nouns import Noun
@@ -54,16 +54,16 @@ R = TypeVar("R")
 T = TypeVar("T")
 log = logging.getLogger("holdfast.kernel")
 
-DialectName = Literal["sqlite", "postgres"]
+DialectName = Literal["sqlite", "postgres", "remote"]
 Durability = Literal["full", "normal"]
 StoreMode = Literal["write", "read"]
 Progress: TypeAlias = Callable[[int, int], None]
-Boundary = Literal["begin", "statement", "commit"]
+Boundary = Literal["begin", "statement", "commit", "request"]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place where a process can die: before or after one statement, BEGIN or COMMIT."""
+    """A possible crash point: before or after one statement, BEGIN, COMMIT or request."""
 
     boundary: Boundary
     moment: Literal["before", "after"]
@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one call cost: its statements without BEGIN and COMMIT, and how often it ran."""
+    """The cost of one call: its statements, without BEGIN and COMMIT, and its attempts."""
 
     call: str
     statements: int
@@ -83,13 +83,13 @@ class Trace:
 
 @dataclass(slots=True)
 class Hooks:
-    """What watches a driver. Tests kill and count here; in production all are None."""
+    """Callbacks for tests, which kill processes and count statements; None in production."""
 
     probe: Callable[[Point], None] | None = None
     trace: Callable[[Trace], None] | None = None
 
-    def tell(self, execution: Execution[Any], attempts: int, error: BaseException | None) -> None:
-        """Call `trace` with what a call cost."""
+    def report(self, execution: Execution[Any], attempts: int, error: BaseException | None) -> None:
+        """Call `trace` with the cost of a call."""
         if self.trace is not None:
             name = None if error is None else type(error).__name__
             self.trace(Trace(execution.call.name, execution.statements, attempts, name))
@@ -97,23 +97,24 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the layers above lend to the kernel: the statements of trees and feed, and new ids."""
+    """What higher layers provide to the kernel: the statements of trees and feed, and new ids."""
 
     lock: Callable[[str, bool], Query]
-    """The statement that locks a tree; the flag says whether it may wait."""
+    """Returns the statement that locks a tree; the flag allows it to wait."""
     events: Callable[[Sequence[Emit]], list[Query]]
+    """Returns the statements that append events to their feeds."""
     events_if_done: Callable[[Sequence[Emit]], Query]
-    """The same as further parts of a statement WITH done AS (…): written if that has a row."""
+    """The same as CTEs that follow `WITH done AS (…)` and write only if `done` has a row."""
     new_id: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a driver is opened with."""
+    """The options of a driver."""
 
     services: Services
     nouns: Sequence[Noun]
-    """Everything that the store keeps, each after what it stands on."""
+    """In dependency order."""
     clock: Clock
     is_clock_virtual: bool = False
     durability: Durability = "full"
@@ -122,22 +123,22 @@ class Settings:
     hooks: Hooks = field(default_factory=Hooks)
 
 
-# What a command is answered that locks a tree which the transaction holds already.
+# The answer to a `Lock` of a tree that the transaction has locked already.
 HELD: list[Row] = [{}]
 
 
 @dataclass(slots=True)
 class Asked:
-    """What a command asks of the database, and the answers so far."""
+    """The queries of one command, and the answers so far."""
 
     command: Query | Lock | Batch | Decide
     slots: list[Query | None]
-    """The query of each part; None for a tree that is held already."""
+    """One query per part; None for a tree that is locked already."""
     queries: list[Query]
     answers: list[list[Row]] = field(default_factory=list)
 
     def rest(self) -> list[Query]:
-        """Return what is to be asked now; what must be found and was not leaves nothing to ask."""
+        """Return the remaining queries; none if a `must_find` query returned no row."""
         rest = self.queries[len(self.answers) :]
         if rest and not all(
             found
@@ -150,10 +151,10 @@ class Asked:
 
 
 class Execution(Generic[R]):
-    """One run of a call, which `advance` takes from its current queries to the next.
+    """One attempt at a call; `advance` answers its current queries and runs it to the next.
 
-    Up to the first it is run on the caller's thread: arguments are validated and values encoded
-    before any lock is held.
+    The first `advance` is made on the caller's thread: arguments are validated and values encoded
+    before any lock is taken.
     """
 
     result: R
@@ -166,14 +167,14 @@ class Execution(Generic[R]):
         *,
         is_refused: bool = False,
     ) -> None:
-        """With `is_refused`, a `Decide` that comes first is known to find nothing."""
+        """With `is_refused`, an initial `Decide` is answered with no rows, without a query."""
         self.call = call
         self.queries: list[Query] = []
         self.statements = 0
         self.locked: set[str] = set()
         self._last_locked = ""
         self.is_lock_immediate = False
-        """Whether the current queries lock a tree that must be free at once."""
+        """Whether the current queries lock a tree with NOWAIT."""
         self.emits: list[Emit] = []
         self.hooks: list[Callable[[], None]] = []
         self._services = services
@@ -183,7 +184,7 @@ class Execution(Generic[R]):
         self._generator = self._locked_first(lock_first) if lock_first else call.begin()
 
     def advance(self, answers: Sequence[list[Row]] = ()) -> None:
-        """Answer the current queries and go on to the next, or the first; at the end are none."""
+        """Answer the current queries and run to the next ones; at the end there are none."""
         answer: Any = None
         asked, self.queries = self._asked, []
         if asked is not None:
@@ -214,28 +215,37 @@ class Execution(Generic[R]):
         self.statements += len(self.queries)
 
     def _ask(self, command: Query | Lock | Batch | Decide) -> Any:
-        """Set the queries that a command asks; return its answer if it asks none."""
-        # Only the very first that is asked is the one that was refused.
+        """Set the queries of a command; return its answer if it needs none."""
+        # Only the first command of the call can be the refused one.
         is_refused, self._is_refused = self._is_refused, False
         if isinstance(command, Decide) and is_refused:
             return [[] for _ in command.commands]
-        parts = [command] if isinstance(command, Query | Lock) else command.commands
         self.is_lock_immediate = False
-        slots = [self._lock(part.root_id) if isinstance(part, Lock) else part for part in parts]
-        queries = [query for query in slots if query is not None]
+        queries: list[Query] = []
+        slots: list[Query | None] = []
+        for part in [command] if isinstance(command, Query | Lock) else command.commands:
+            query = self._lock(part.root_id) if isinstance(part, Lock) else part
+            slots.append(query)
+            if query is not None:
+                queries.append(query)
         self._asked = Asked(command, slots, queries)
         if isinstance(command, Decide):
-            # What must be found is asked first, and the rest only if it is.
-            first = max((n for n, query in enumerate(queries, 1) if query.must_find), default=None)
+            # The `must_find` queries run first, the rest only if they return rows.
+            first = None
+            for number, query in enumerate(queries, 1):
+                if query.must_find:
+                    first = number
             queries = queries[:first]
         self.queries = queries
         return None if queries else self._answer(self._asked)
 
     def _answer(self, asked: Asked) -> Any:
-        """Return what a command is answered; a `Decide` that found a row emits its events."""
+        """Return the answer to a command; a `Decide` that returned a row emits its events."""
         command, self._asked = asked.command, None
-        found = iter(asked.answers)
-        answers = [HELD if query is None else next(found) for query in asked.slots]
+        answers = asked.answers
+        if len(answers) < len(asked.slots):
+            found = iter(answers)
+            answers = [HELD if query is None else next(found) for query in asked.slots]
         if isinstance(command, Query | Lock):
             return answers[0]
         if isinstance(command, Decide) and answers[-1]:
@@ -248,36 +258,36 @@ class Execution(Generic[R]):
 
     @property
     def decide(self) -> Decide | None:
-        """The decision that the current queries are a part of, if they are."""
+        """The `Decide` that the current queries belong to, if any."""
         command = None if self._asked is None else self._asked.command
         return command if isinstance(command, Decide) else None
 
     def whole(self) -> list[Query]:
-        """Return all queries of a `Decide`, to be asked and answered at once."""
+        """Return all queries of a `Decide`, to be sent and answered at once."""
         assert self._asked is not None
         self.statements += len(self._asked.queries) - len(self.queries)
         self.queries = self._asked.queries
         return self.queries
 
     def fail(self, error: BaseException) -> None:
-        """Show the generator why its query failed, for the traceback; it cannot go on."""
+        """Throw a query's error into the generator, for its traceback; it cannot continue."""
         with contextlib.suppress(Exception):
             self._generator.throw(error)
             self._generator.close()
 
     def closing(self) -> list[Query]:
-        """Return the statements that write the emitted events; they need no answers."""
+        """Return the statements that write the emitted events; their rows are not needed."""
         queries = self._services.events(self.emits) if self.emits else []
         self.statements += len(queries)
         return queries
 
     def finish(self, signals: Signals) -> None:
-        """Call the after-commit hooks, and wake who waits for changes of the trees.
+        """Call the after-commit hooks and wake waiters for changes of the trees.
 
-        The change is durable, so what fails is only logged.
+        The change is durable, so errors are only logged.
         """
         for root_id in {event.root_id for event in self.emits}:
-            self.hooks.append(partial(signals.ring, tree_topic(root_id)))
+            self.hooks.append(partial(signals.ring, TREE_TOPIC + root_id))
         for hook in self.hooks:
             try:
                 hook()
@@ -315,18 +325,18 @@ class Runner(Protocol):
 
 
 class Driver:
-    """What sync and async drivers have in common; none of it is async, some of it blocks."""
+    """The common part of sync and async drivers; none of it is async, some of it blocks."""
 
     dialect: ClassVar[DialectName]
     is_joined: ClassVar[bool] = False
-    """Whether calls are part of a transaction that the caller began and will end."""
+    """Whether calls run inside a transaction of the caller's."""
     settings: Settings
     signals: Signals
-    """Wakes those who wait when something may have changed, here or in another process."""
+    """Wakes waiters when something may have changed, in this process or another."""
 
     @property
     def mode(self) -> StoreMode:
-        """Whether calls that write are run or refused."""
+        """Whether calls that write are allowed."""
         return self.settings.mode
 
     @property
@@ -339,11 +349,11 @@ class Driver:
         raise NotImplementedError
 
     def twin(self) -> SyncDriver:
-        """Return a sync driver on the same store, for threads of our own. A joined one refuses."""
+        """Return a sync driver on the same store, for background threads; a joined one refuses."""
         raise NotImplementedError
 
     def require_own(self, what: str) -> None:
-        """Refuse a joined driver, which cannot do `what`, and one that is closed or forked."""
+        """Refuse a joined driver, which cannot `what`, and a closed or inherited one."""
         self.twin().require_usable()
 
     def require_outside(self) -> None:
@@ -352,17 +362,17 @@ class Driver:
             raise _reentered()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
-        """Copy one consistent moment of the store into a new SQLite file; blocks."""
+        """Copy one snapshot of the store into a new SQLite file; blocks."""
         raise NotImplementedError
 
     def vacuum(self) -> None:
-        """Give the space of removed rows back; blocks. Refused where nothing may be written."""
+        """Reclaim the space of removed rows; blocks. Refused if opened for reading."""
         raise NotImplementedError
 
     def close(self) -> Any:
-        """Finish what is under way and let go of the database, or return an awaitable that does.
+        """Finish what is in progress and close the database, or return an awaitable that does.
 
-        A second time does nothing, and neither does a forked child.
+        Does nothing the second time, or in a forked child.
         """
         raise NotImplementedError
 
@@ -370,9 +380,9 @@ class Driver:
 class SyncDriver(Driver):
     """Runs calls on the caller's thread, one at a time on each thread.
 
-    The function of `store.run`, a hook, a signal handler or `__del__` may run while a thread is
-    inside a call and holds the writer, a connection or a lock. Whatever it asked for would wait for
-    that very thread, or change what the thread is in the middle of: so it is refused.
+    The function of `store.run`, a hook, a signal handler or `__del__` may run while its thread is
+    inside a call and holds the writer, a connection or a lock. A nested call would deadlock or
+    change data that the outer call is working on, so it is refused.
     """
 
     def __init__(self, settings: Settings, signals: Signals, name: str) -> None:
@@ -390,14 +400,14 @@ class SyncDriver(Driver):
     def run(self, call: Any, execute: Callable[[Any], Any] | None = None) -> Any:
         """Run a call in one transaction and return its result once it is durable.
 
-        Or do something else as if it were a call: while this thread counts as inside one.
+        With `execute`, run that instead, with the same protection against reentry.
         """
         if execute is None and (self.is_closed or self._pid != os.getpid()):
             self.require_usable()
         thread, inside = get_ident(), self._inside
         if thread in inside:
             raise _reentered()
-        # Python looks for signals neither between the test and the entry nor before its removal.
+        # Python handles signals neither between the test and the entry nor before its removal.
         try:
             inside[thread] = call
             return self._execute(call) if execute is None else execute(call)
@@ -408,7 +418,7 @@ class SyncDriver(Driver):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Finish what is under way and let go of the database."""
+        """Finish what is in progress and close the database."""
         raise NotImplementedError
 
     def twin(self) -> SyncDriver:
@@ -416,7 +426,7 @@ class SyncDriver(Driver):
         return self
 
     def require_usable(self) -> None:
-        """Refuse a closed store, and one that a forked child inherited."""
+        """Refuse a closed store, or one inherited by a forked child."""
         if self._pid != os.getpid():
             raise StoreForked(
                 f"process {os.getpid()} inherited {self._name} by fork; open the store again in it"
@@ -436,7 +446,7 @@ class SyncDriver(Driver):
 
 
 class AsyncDriver(Driver):
-    """Runs calls in the event loop that it was made in; the rest is done by its sync twin."""
+    """Runs calls in the event loop it was created in; the rest is done by its sync twin."""
 
     def __init__(self, twin: SyncDriver) -> None:
         self.settings = twin.settings
@@ -448,7 +458,7 @@ class AsyncDriver(Driver):
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Finish what is under way and let go of the database."""
+        """Finish what is in progress and close the database."""
         raise NotImplementedError
 
     def twin(self) -> SyncDriver:
@@ -461,16 +471,16 @@ class AsyncDriver(Driver):
         return self._twin.is_inside
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
-        """Copy one consistent moment of the store into a new SQLite file; blocks."""
+        """Copy one snapshot of the store into a new SQLite file; blocks."""
         self._twin.copy_to(path, progress)
 
     def vacuum(self) -> None:
-        """Give the space of removed rows back; blocks."""
+        """Reclaim the space of removed rows; blocks."""
         self._twin.vacuum()
 
 
 def _reentered() -> StoreReentered:
     return StoreReentered(
-        "this thread is inside a call of this store; a function of store.run uses its tx, a hook, "
-        "a signal handler or __del__ leaves the call to another moment; nothing was done"
+        "this thread is inside a call of this store; nothing was done. Use tx inside store.run; "
+        "call the store later, not from a hook, a signal handler or __del__"
     )

@@ -1,12 +1,12 @@
-"""Files that a store writes beside itself: backups, exports, and archives of what was removed.
+"""Files that a store writes: backups, exports, and archives of removed rows.
 
 An archive is a file of lines; the first names the format and the store. A line is durable before
-what it keeps is removed: a prune that was killed may archive some of it again, and may leave half a
-line at the end, of what is still in the store.
+its row is removed: a prune that was killed may archive a row twice, and may leave half a line at
+the end, of a row that is still in the store.
 
-A backup is one consistent moment of a live store, as an SQLite file. An SQLite store is copied page
-by page through SQLite's own backup interface: copying the file would drop its locks. A PostgreSQL
-store is copied row by row from one snapshot.
+A backup is one snapshot of a live store, as an SQLite file. An SQLite store is copied page by page
+through SQLite's backup API: copying the file would drop its locks. A PostgreSQL store is copied
+row by row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READ_BYTES = 65_536
 
 
 def archived(codec: Codec, kind: str, fields: Mapping[str, Any]) -> str:
-    """Return a record as a line of an archive, sealed if the store has a cipher."""
+    """Return a record as a line of an archive, encrypted if the store has a cipher."""
     text = to_json({"record": kind, **fields})
     if not codec.has_cipher:
         return text
@@ -41,7 +41,7 @@ def archived(codec: Codec, kind: str, fields: Mapping[str, Any]) -> str:
 
 
 class Archive:
-    """An archive that is open for appending; one process at a time."""
+    """An archive that one process at a time has open for appending."""
 
     def __init__(self, path: str | Path, store_id: str) -> None:
         self._path = _place_of(path)
@@ -63,7 +63,7 @@ class Archive:
             raise
 
     def append(self, lines: Sequence[str]) -> None:
-        """Add lines; they are durable when this returns, and gone if it raises."""
+        """Append lines durably; if this raises, none was added."""
         try:
             self._end = self._write(self._end, "".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
@@ -72,11 +72,11 @@ class Archive:
             raise self._unusable(error) from error
 
     def close(self) -> None:
-        """Let another process write."""
+        """Release the archive to other processes."""
         os.close(self._descriptor)
 
     def _begin(self, store_id: str) -> int:
-        """Check what the file holds and return where to go on; half a line is cut off."""
+        """Check the file, cut off an incomplete last line, and return where to append."""
         size = os.fstat(self._descriptor).st_size
         first = os.pread(self._descriptor, READ_BYTES, 0)
         if not MARK.encode().startswith(first[: len(MARK)]):
@@ -114,7 +114,7 @@ class Archive:
 
 
 def _place_of(path: object) -> Path:
-    """Return where an archive may lie, or say why it cannot."""
+    """Return the path of an archive, or refuse it."""
     found = require_path(path)
     if os.path.isdir(found):
         raise InvalidArgument(f"{found} is a directory; name a file in it")
@@ -124,7 +124,7 @@ def _place_of(path: object) -> Path:
 
 
 def require_header(line: bytes, path: Path) -> None:
-    """Refuse a file that is no archive, or one of a newer format."""
+    """Refuse a file that is not an archive, or has a newer format."""
     try:
         header = from_json(line)
         version = header["holdfast_archive"]
@@ -132,16 +132,16 @@ def require_header(line: bytes, path: Path) -> None:
         raise InvalidArgument(f"{path} is not an archive") from error
     if version != VERSION:
         raise SchemaMismatch(
-            f"{path} is an archive of format {version}, this Holdfast reads {VERSION}; upgrade it"
+            f"{path} is an archive of format {version}, this Holdfast reads {VERSION}; install a "
+            "newer Holdfast"
         )
 
 
 @contextlib.contextmanager
 def new_file(place: object) -> Iterator[Path]:
-    """Yield where to write; what lies there then is durable under the wanted name.
+    """Yield a temporary path; on success the file is renamed to `place` durably.
 
-    Nothing is left behind if that fails. A second writer of the same name gets StoreBusy: it
-    would take away what the first one is writing, or give the name to half of its own.
+    Nothing is left behind on failure. A second writer of the same name gets StoreBusy.
     """
     path = require_path(place, "a new file")
     _require_new(path)
@@ -164,7 +164,7 @@ def new_file(place: object) -> Iterator[Path]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a new name durable."""
+    """Make a new name in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -179,7 +179,7 @@ def _require_new(path: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Be the only writer of a new file; the lock of a process that was killed is free."""
+    """Be the only writer of a new file; a killed process releases the lock."""
     lock = path.with_name(f".{path.name}.writing")
     while (descriptor := _locked(lock, path)) is None:
         pass
@@ -192,7 +192,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path, path: Path) -> int | None:
-    """Return the lock's descriptor; None if its last owner removed the file meanwhile."""
+    """Return the lock's descriptor; None if its last owner has just removed the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(lock, flags, 0o600)
     is_ours = False
@@ -200,7 +200,7 @@ def _locked(lock: Path, path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = _is_at(lock, descriptor)
     except BlockingIOError as error:
-        raise StoreBusy(f"{path} is being written already; wait until that ends") from error
+        raise StoreBusy(f"another process is writing {path}; try again when it is done") from error
     finally:
         if not is_ours:
             os.close(descriptor)
@@ -215,13 +215,13 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, with those that SQLite has beside a database."""
+    """Remove a file and the companion files of an SQLite database."""
     for suffix in ("", "-journal", "-wal", "-shm", "-lock"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def back_up(driver: Driver, place: str | Path, progress: Progress | None) -> None:
-    """Copy a store into a new file; nothing is left behind if that fails."""
+    """Copy a store into a new file; nothing is left behind on failure."""
     driver.require_outside()
     if progress is not None and not callable(progress):
         raise InvalidArgument(f"progress must be a function, not {type(progress).__name__}")

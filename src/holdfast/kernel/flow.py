@@ -1,9 +1,9 @@
-"""Flows and streams: what runs user code or waits between transactions, once for both colours.
+"""Flows and streams: code that runs user functions or waits between transactions.
 
-A flow is a generator one level above operations. It yields steps and receives their results; a
-stream also gives values, and is read as an iterator. An error is thrown in where the step stood,
-cancellation included, so that a flow can record what it must and raise again. Never `yield` inside
-`finally`: a closed generator cannot run a step.
+A flow is a generator one level above operations, written once for sync and async. It yields steps
+and receives their results; a stream also gives values, and is read as an iterator. Errors,
+cancellation included, are thrown in at the step that raised them, so that a flow can record what
+it must and re-raise. Never `yield` inside `finally`: a closed generator cannot run a step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import GeneratorType, MethodType
 from typing import (
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     NoReturn,
@@ -32,8 +33,8 @@ from typing import (
 
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
-from .operation import Async, Call, Handle, Sync, operation
-from .threads import Flag, Thread
+from .operation import Async, Call, Handle, Mode, Sync, operation
+from .threads import Latch, Thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,23 +46,23 @@ INTERRUPTS_MAX = 10
 
 @dataclass(slots=True)
 class Perform:
-    """Run one operation or query; `to_the_end`, whatever interrupts its caller meanwhile."""
+    """Run one operation or query; with `to_the_end`, despite interrupts of its caller."""
 
     call: Call[Any]
     to_the_end: bool = False
 
 
 class Ended(Future[R]):
-    """What a thread returns; `flag` tells its end to one who may be interrupted while waiting."""
+    """The result of a thread; `latch` is the interrupt-safe way to wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.flag = Flag()
+        self.latch = Latch()
 
 
 @dataclass(slots=True)
 class Invoke:
-    """Call the user's code, a function or a coroutine function, with a timeout or without."""
+    """Call a user function or coroutine function, optionally with a timeout."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -73,9 +74,9 @@ class Invoke:
     _is_withdrawn: bool = field(default=False, init=False)
 
     def call(self) -> Any:
-        """Call the function, unless that was withdrawn."""
+        """Call the function, unless the call was withdrawn."""
         try:
-            # No interrupt comes between this and the call: Python looks for them after calls.
+            # Python handles no signal between this line and the call.
             del self._token[0]
         except IndexError:
             name = _name(self.function)
@@ -83,18 +84,18 @@ class Invoke:
         return self.function(*self.arguments, **self.keywords)
 
     def withdraw(self) -> bool:
-        """See to it that the function is not called; False if it was."""
+        """Prevent the call; return False if the function was called already."""
         try:
             del self._token[0]
             self._is_withdrawn = True
         except IndexError:
-            pass  # Whoever took it has called the function, or withdrawn it.
+            pass  # Already called, or withdrawn.
         return self._is_withdrawn
 
 
 @dataclass(slots=True)
 class Wait:
-    """Wait until a topic is rung after `seen`, or the seconds have passed."""
+    """Wait until a topic is rung after `seen`, or until the timeout."""
 
     seconds: float
     topic: str | None = None
@@ -103,7 +104,7 @@ class Wait:
 
 @dataclass(slots=True)
 class Give(Generic[R]):
-    """Hand a value out to whoever reads a stream; the stream goes on when the next is wanted."""
+    """Yield a value to the reader of a stream."""
 
     value: R
 
@@ -138,7 +139,7 @@ def perform(op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P
 def perform_to_the_end(
     op: operation[P, R], instance: object, /, *args: P.args, **kwargs: P.kwargs
 ) -> Flow[R]:
-    """Run an operation although its caller is interrupted again; that is raised afterwards.
+    """Run an operation even if its caller is interrupted again; the interrupt is raised afterwards.
 
     It may be run more than once.
     """
@@ -147,7 +148,7 @@ def perform_to_the_end(
 
 
 def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Flow[Any]:
-    """Call user code and return its result; both colours of function work in an async store."""
+    """Call user code and return its result; an async store accepts sync and async functions."""
     return (yield Invoke(function, args, kwargs))
 
 
@@ -185,8 +186,46 @@ class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
         return self if instance is None else MethodType(self._start, instance)
 
 
+class served(flow[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A flow of transactions alone, which a remote store has run by its server.
+
+    It may be run twice there, if an answer is lost. Nobody is told of its progress.
+    """
+
+    mode: ClassVar[Mode] = "read"
+    __qualname__: str
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Flow[R_co]]) -> None:
+        super().__init__(function)
+        self.__qualname__ = function.__qualname__
+        here = self._start
+
+        @functools.wraps(function)
+        def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
+            runtime = handle.runtime
+            if not runtime.is_remote:
+                return here(handle, *args, **kwargs)
+            return runtime.start(self._call(handle, args, kwargs))
+
+        self._start = start
+
+    def __call__(self, instance: object, /, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]:
+        """Return the generator, for `yield from` inside another flow."""
+        if not cast("Handle[Any]", instance).runtime.is_remote:
+            return self.function(instance, *args, **kwargs)
+        return self._sent(self._call(instance, args, kwargs))
+
+    def _sent(self, call: Call[Any]) -> Flow[R_co]:
+        result: R_co = yield Perform(call)
+        return result
+
+    def _call(self, handle: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+        given = {name: value for name, value in kwargs.items() if name != "progress"}
+        return Call(cast("Any", self), handle, args, given)
+
+
 class stream(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """A method written as a generator of steps that also gives values: an iterator of these."""
+    """A method written as a generator of steps and values; a call returns an iterator."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Stream[R_co]]) -> None:
         functools.update_wrapper(cast("Any", self), function)
@@ -212,17 +251,15 @@ def refuse_steps(steps: Any) -> NoReturn:
     """Refuse to run a flow or a stream inside a transaction."""
     raise InvalidArgument(
         f"{steps.__qualname__} runs user code or waits between transactions, "
-        "so it cannot be part of one"
+        "so it cannot run inside one"
     )
 
 
 def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
-    """Run a generator of steps to its end: results are sent in, errors thrown in.
-
-    So is an interrupt that comes between two steps.
-    """
+    """Run a generator of steps to its end: results are sent in, errors and interrupts thrown in."""
     answer: Any = None
     error: BaseException | None = None
+    running = cast("GeneratorType[S, Any, R]", steps)
     while True:
         try:
             if error is not None:
@@ -232,19 +269,19 @@ def drive(steps: Generator[S, Any, R], perform_step: Callable[[S], Any]) -> R:
             while True:
                 answer = perform_step(steps.send(answer))
         except BaseException as raised:
-            # No error that leaves may refer to itself: with it stays what the steps referred to.
-            is_over = cast("GeneratorType[S, Any, R]", steps).gi_frame is None
-            error = None if is_over else raised
+            # An error that refers to itself would keep alive whatever the steps refer to.
+            error = None if running.gi_frame is None else raised
             if error is None:
                 if isinstance(raised, StopIteration):
-                    return cast("R", raised.value)
+                    result: R = raised.value
+                    return result
                 raise
 
 
 async def drive_async(
     steps: Generator[S, Any, R], perform_step: Callable[[S], Awaitable[Any]]
 ) -> R:
-    """Run a generator of steps to its end in an event loop; cancellation is thrown in too."""
+    """Run a generator of steps to its end in an event loop; cancellation is thrown in."""
     advance: Callable[[Any], S] = steps.send
     answer: Any = None
     while True:
@@ -261,13 +298,15 @@ async def drive_async(
 
 
 def require_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Refuse to run in another event loop than the one a driver was opened in."""
+    """Refuse to run in an event loop other than the one the store was opened in."""
     if asyncio.get_running_loop() is not loop:
-        raise InvalidArgument("an AsyncStore belongs to the event loop in which it was opened")
+        raise InvalidArgument(
+            "an AsyncStore can be used only in the event loop in which it was opened"
+        )
 
 
 async def finish(awaitable: Awaitable[R]) -> R:
-    """Await to the end even when cancelled; then the cancellation is raised."""
+    """Await to the end even when cancelled, then raise the cancellation."""
     future = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -281,7 +320,7 @@ async def finish(awaitable: Awaitable[R]) -> R:
             break
     if cancelled is not None:
         if not future.cancelled():
-            future.exception()  # Retrieved, so that asyncio does not warn of a lost error.
+            future.exception()  # Retrieved, so that asyncio does not log it.
         raise cancelled
     return future.result()
 
@@ -292,21 +331,21 @@ def run_flow(driver: SyncDriver, steps: Flow[R]) -> R:
 
 
 def run_stream(driver: SyncDriver, steps: Stream[R]) -> Iterator[R]:
-    """Run a stream on this thread, from one value to the next as they are wanted."""
+    """Run a stream on this thread, one value at a time."""
     with contextlib.closing(steps):
         while (given := run_flow(driver, _next_given(steps))) is not None:
             yield given.value
 
 
 async def run_stream_async(driver: AsyncDriver, steps: Stream[R]) -> AsyncIterator[R]:
-    """Run a stream in the event loop, from one value to the next as they are wanted."""
+    """Run a stream in the event loop, one value at a time."""
     with contextlib.closing(steps):
         while (given := await run_flow_async(driver, _next_given(steps))) is not None:
             yield given.value
 
 
 def _next_given(steps: Stream[R]) -> Flow[Give[R] | None]:
-    """Pass a stream's steps on until it gives a value; None at its end."""
+    """Run a stream to its next value and return it, or None at its end."""
     advance: Callable[[Any], Step | Give[R]] = steps.send
     answer: Any = None
     while True:
@@ -353,14 +392,14 @@ def _invoke(step: Invoke) -> Any:
 
 
 async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
-    """Run a flow in the event loop; a sync function runs in a thread and is always waited for."""
+    """Run a flow in the event loop; sync functions run in threads and are always awaited."""
     return await drive_async(steps, functools.partial(_step_async, driver))
 
 
 async def _step_async(driver: AsyncDriver, step: Step) -> Any:
     match step:
         case Perform(call, to_the_end=True):
-            # Not a task: those a closing event loop cancels, and waits for.
+            # Not a task: a closing event loop would cancel it.
             return await finish(asyncio.wrap_future(in_thread(lambda: driver.twin().run(call))))
         case Perform(call):
             return await driver.run(call)
@@ -382,7 +421,7 @@ def in_thread(function: Callable[[], R]) -> Ended[R]:
 
 
 def _start(function: Callable[[], R], ended: Ended[R]) -> None:
-    # It cannot be cancelled, only left alone.
+    # A running thread cannot be cancelled.
     ended.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
@@ -390,7 +429,7 @@ def _start(function: Callable[[], R], ended: Ended[R]) -> None:
         try:
             result = context.run(function)
         except StopIteration as error:
-            # Neither a generator nor an event loop can be given one.
+            # StopIteration cannot be thrown into a generator or set on a future.
             stopped = RuntimeError(f"{_name(function)} raised StopIteration")
             stopped.__cause__ = error
             ended.set_exception(stopped)
@@ -399,20 +438,20 @@ def _start(function: Callable[[], R], ended: Ended[R]) -> None:
         else:
             ended.set_result(result)
         finally:
-            ended.flag.set()
+            ended.latch.set()
 
     Thread(run, "holdfast-call").start()
 
 
 def _result_within(timeout_seconds: float, step: Invoke) -> Any:
-    """Wait for a function in a thread; who is interrupted waits as well, until the next time."""
+    """Wait for a function in a thread; after an interrupt too, until a second one."""
     ended = step.ended = Ended()
     try:
         _start(step.call, ended)
-        has_ended = ended.flag.wait(timeout_seconds)
+        has_ended = ended.latch.wait(timeout_seconds)
     except (KeyboardInterrupt, SystemExit):
         if not step.withdraw():
-            ended.flag.wait(threading.TIMEOUT_MAX)
+            ended.latch.wait(threading.TIMEOUT_MAX)
         raise
     if not has_ended:
         raise _still_running(step.function, timeout_seconds, ended)
@@ -420,7 +459,7 @@ def _result_within(timeout_seconds: float, step: Invoke) -> Any:
 
 
 async def _await_thread(step: Invoke) -> Any:
-    """Wait for a function in a thread; a cancelled caller waits as well, and learns the end."""
+    """Wait for a function in a thread, also when cancelled; then raise CancelledAfterwards."""
     ended = step.ended = Ended()
     _start(step.call, ended)
     waiting = asyncio.wrap_future(ended)
@@ -439,18 +478,18 @@ async def _await_thread(step: Invoke) -> Any:
 def _still_running(
     function: Callable[..., Any], timeout_seconds: float, ended: Ended[Any]
 ) -> StillRunning:
-    return StillRunning(f"{_name(function)} runs for more than {timeout_seconds:g} s", ended)
+    return StillRunning(f"{_name(function)} did not return within {timeout_seconds:g} s", ended)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling a function, or an object, gives a coroutine."""
+    """Whether calling a function or an object returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
 
 
 def needs_async_store(function: Callable[..., Any]) -> InvalidArgument:
-    """Return the error of an async function in a sync store."""
+    """Return the error for an async function in a sync store."""
     return InvalidArgument(
         f"{_name(function)} is async; use it with an async store (holdfast.aopen)"
     )

@@ -1,37 +1,59 @@
-"""Examining a store from outside: what it is and how it fares, without changing anything."""
+"""Read-only examination of a store: its identity, format and health."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from ..errors import CorruptStore, HoldfastError, NotAStore, NotFound
+from ..errors import CorruptStore, HoldfastError, InvalidArgument, NotAStore, NotFound
 from ..formatting import plural
 from ..records import Finding, MigrationState, StoreInfo
 from .append_only import check_doors
 from .commit_settlement import COUNT_WRITERS, WRITER_KEPT_MS
-from .driver import Runner, Settings
+from .driver import DialectName, Runner, Settings
 from .nouns import Noun
-from .opening import existing, require_psycopg
+from .opening import existing, open_remote, require_psycopg
 from .operation import Call, Op, query, rows
 from .schema import SchemaOps, formats, newest
 from .sqlite import SqliteReader
 from .sqlite.health import file_findings, page_checks
-from .url import PostgresTarget, SqliteTarget, Target
+from .url import PostgresTarget, RemoteTarget, SqliteTarget, Target
 
 COUNT_LEASES = """
 SELECT count(*) AS held, count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired
 FROM {leased}
 """
+READ_BYTES = """
+SELECT coalesce(CAST(sum(pg_table_size(c.oid)) AS INTEGER), 0) AS bytes
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relkind = 'r'
+"""
+# Roughly what an examination takes where nothing else runs; PostgreSQL's is an estimate.
+SECONDS_PER_GB = {"sqlite": 4.0, "postgres": 6.0}
 WRITERS_MAX = 10_000
 Tell: TypeAlias = Callable[[str, int, int], None]
-"""Told the name of the check that begins, how many are done, and how many there are."""
+"""Called with the name of the check that begins, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much a store holds, and about how long an examination of it takes."""
+
+    bytes: int
+    seconds: float
 
 
 class HealthOps:
-    """Reads what a check compares, in one snapshot."""
+    """Runs a check in one snapshot."""
+
+    @query
+    def bytes_in(self, schema: str) -> Op[int]:
+        """Return how much the tables of a schema hold."""
+        [row] = yield from rows(READ_BYTES, schema=schema)
+        return int(row["bytes"])
 
     @query
     def check(self, check: Callable[[], Op[list[Finding]]]) -> Op[list[Finding]]:
@@ -40,7 +62,7 @@ class HealthOps:
 
 
 def check_writers() -> Op[list[Finding]]:
-    """Count the connections that have written recently."""
+    """Count the connections that have written."""
     [row] = yield from rows(COUNT_WRITERS, age_ms=WRITER_KEPT_MS)
     message = f"{plural(row['writers'], 'writer row')}, {row['abandoned']:,} older than 7 days."
     advice = "Connections are opened too often: keep one store open in each process."
@@ -49,7 +71,7 @@ def check_writers() -> Op[list[Finding]]:
 
 
 def check_leases(nouns: Sequence[Noun]) -> Op[list[Finding]]:
-    """Look for rows of any noun whose holder died."""
+    """Look for expired leases of any noun."""
     found = []
     held = []
     for noun in reversed([noun for noun in nouns if noun.leased]):
@@ -78,7 +100,7 @@ def content_checks(driver: Runner, nouns: Sequence[Noun]) -> dict[str, partial[l
 def findings_of(
     checks: Mapping[str, Callable[[], list[Finding]]], tell: Tell | None = None
 ) -> Iterator[Finding]:
-    """Yield what checks find; a store that cannot be read is a finding too."""
+    """Yield the findings of checks; an error while reading is a finding too."""
     for place, (name, check) in enumerate(checks.items()):
         if tell is not None:
             tell(name, place, len(checks))
@@ -89,15 +111,30 @@ def findings_of(
 
 
 def inspect(target: Target, settings: Settings) -> StoreInfo:
-    """Return what a store is. Raises NotFound where there is none."""
+    """Return a store's id, format and migrations. Raises NotFound where there is none."""
+    _require_database(target)
     with read_only_driver(target, settings) as driver:
         return info_of(driver, target)
+
+
+def extent(target: Target, settings: Settings) -> Extent:
+    """Return how much there is to examine, and about how long that takes."""
+    _require_database(target)
+    if isinstance(target, SqliteTarget):
+        count = existing(target).stat().st_size
+    else:
+        assert isinstance(target, PostgresTarget)
+        with read_only_driver(target, settings) as driver:
+            count = driver.run(Call(HealthOps.bytes_in, HealthOps(), (target.schema,)))
+    seconds = count / 1e9 * SECONDS_PER_GB[dialect_of(target)]
+    return Extent(bytes=count, seconds=seconds)
 
 
 def check(
     target: Target, settings: Settings, *, full: bool, tell: Tell | None = None
 ) -> list[Finding]:
-    """Examine a store, telling of each check. Raises only where there is nothing to examine."""
+    """Run every check of a store. Raises only if there is no store to examine."""
+    _require_database(target)
     found = [Finding("store", "ok", place(target))]
     if isinstance(target, SqliteTarget):
         found += file_findings(existing(target))
@@ -114,15 +151,20 @@ def check(
             if info.format == info.newest:
                 found += findings_of(content_checks(driver, settings.nouns), tell)
     except NotAStore as error:
-        # Whatever else was found is about a file that is none of ours.
+        # The other findings are about another program's file.
         return [Finding("database", "problem", f"{error}.")]
     except CorruptStore as error:
         found.append(Finding("database", "problem", f"{error}."))
     return found
 
 
+def _require_database(target: Target) -> None:
+    if isinstance(target, RemoteTarget):
+        raise InvalidArgument("a store is examined where its database is, not through a server")
+
+
 def info_of(driver: Runner, target: Target) -> StoreInfo:
-    """Read what a store is."""
+    """Read a store's id, format and migrations."""
     where = place(target)
     ops = SchemaOps(target.schema if isinstance(target, PostgresTarget) else None, where)
     applied = driver.run(Call(SchemaOps.applied, ops))
@@ -132,7 +174,7 @@ def info_of(driver: Runner, target: Target) -> StoreInfo:
     names = formats() | {row["version"]: row["name"] for row in applied}
     return StoreInfo(
         where=where,
-        dialect="sqlite" if isinstance(target, SqliteTarget) else "postgres",
+        dialect=dialect_of(target),
         store_id=driver.run(Call(SchemaOps.store_id, ops)),
         format=max(times),
         newest=newest(),
@@ -155,20 +197,28 @@ def format_finding(info: StoreInfo) -> Finding:
 
 @contextmanager
 def read_only_driver(target: Target, settings: Settings) -> Iterator[Runner]:
-    """Lend a driver that only reads."""
+    """Open a driver that only reads."""
     if isinstance(target, PostgresTarget):
         require_psycopg()
         from .postgres import PostgresDriver
 
         with closing(PostgresDriver(target, settings)) as driver:
             yield driver
-    else:
+    elif isinstance(target, SqliteTarget):
         with closing(SqliteReader(existing(target), settings, target.vfs)) as reader:
             yield reader
+    else:
+        with closing(open_remote(target, settings)) as remote:
+            yield remote
+
+
+def dialect_of(target: Target) -> DialectName:
+    """Return which database a target names."""
+    return "sqlite" if isinstance(target, SqliteTarget) else "postgres"
 
 
 def place(target: Target) -> str:
     """Return where a store is, without its password."""
     if isinstance(target, PostgresTarget):
         return f"schema {target.schema!r} of {target.shown}"
-    return str(target.path)
+    return str(target.path) if isinstance(target, SqliteTarget) else target.shown

@@ -1,4 +1,4 @@
-"""Reading SQLite databases of other programs, without changing them."""
+"""Read-only access to SQLite databases of other programs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LIST_LEGACY_COLUMNS = "SELECT name FROM pragma_table_info(:table)"
 
 
 class LegacyFile:
-    """One consistent moment of a foreign database."""
+    """One snapshot of a foreign database."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         require_place(path, None)
         try:
-            self._connection = look(path)
-            # What the file itself defines must not run anything.
+            self._connection = connect_read_only(path)
+            # Nothing that the file defines (views, triggers) may run functions.
             self._connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             self._connection.pragma("trusted_schema", 0)
             self._connection.pragma("cell_size_check", 1)
@@ -33,7 +33,7 @@ class LegacyFile:
             raise self._error(error) from error
 
     def columns(self) -> dict[str, set[str]]:
-        """Return the tables with their columns; a view is no table."""
+        """Return the tables, without views, and their columns."""
         tables = [str(row["name"]) for row in self.rows(LIST_LEGACY_TABLES)]
         return {
             table: {str(row["name"]) for row in self.rows(LIST_LEGACY_COLUMNS, table=table)}
@@ -51,7 +51,7 @@ class LegacyFile:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close(force=True)
 
     def __enter__(self) -> LegacyFile:
@@ -66,11 +66,11 @@ class LegacyFile:
         return translate(error, self._path)
 
 
-def look(path: Path) -> apsw.Connection:
-    """Open a connection that changes nothing in the file and leaves nothing beside it."""
-    # A read-only connection to a WAL database leaves an empty WAL behind. One that may write
-    # removes it again, but would also move what an existing WAL holds. A journal is rolled back
-    # by whoever comes first after a crash, and only one that may write can do that.
+def connect_read_only(path: Path) -> apsw.Connection:
+    """Open a connection that changes nothing in the file and leaves no files beside it."""
+    # A read-only connection to a WAL database leaves an empty WAL behind. A writable one removes
+    # it on close, but would also checkpoint an existing WAL. A hot journal must be rolled back
+    # before the file can be read, which only a writable connection can do.
     has_wal, has_journal = (
         os.path.exists(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal")
     )

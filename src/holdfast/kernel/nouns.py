@@ -1,4 +1,4 @@
-"""Nouns: the kinds of things that a store keeps, each with its part in the life of a store."""
+"""Nouns: the kinds of things that a store keeps, and what each does in the store's life-cycle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
 from ..errors import InvalidArgument
-from ..records import Effect, Finding, Pruned, SessionRef, Swept
+from ..records import Effect, EndedItem, Finding, Pruned, SessionRef, Swept
 from .files import Archive
 from .operation import Op, Query, Row, batch, one, rows
 from .portable import Portable
@@ -28,54 +28,58 @@ class Retention:
     """What a prune keeps; ages are in milliseconds."""
 
     session: str | None = None
-    """If given, only checkpoints of that one go, and nothing of other nouns."""
+    """If given, only checkpoints of this session are pruned, and nothing of other nouns."""
     keep: int | None = None
-    """How many checkpoints of each session stay; None for all."""
+    """How many checkpoints of each session to keep; None for all."""
     work_ms: int
     key_ms: int
     effect_ms: int
     history_ms: int | None = None
-    """How long state history and events of ended trees stay; None for ever."""
+    """How long to keep state history and events of ended trees; None for ever."""
     archive: Archive | None = None
     progress: Callable[[int], None] | None = None
-    """Told how many checkpoints were removed."""
+    """Called with the number of checkpoints removed so far."""
 
 
 class Noun:
-    """One kind of thing, with the tables that only its own package names.
+    """One kind of thing, with tables that only its own package names.
 
-    A method does nothing unless the noun overrides it. An `Op` is part of one transaction, in which
-    the tree of the sessions it is about is locked; the nouns take part from the top of the store's
-    list down. A `Flow` runs transactions of its own.
+    A method does nothing unless the noun overrides it. An `Op` is part of one transaction, which
+    has locked the tree of its sessions and calls the nouns in reverse dependency order. A `Flow`
+    runs transactions of its own.
     """
 
     portable: Portable = Portable()
     """Its part in export files."""
     name = ""
-    """What one of its rows is called, where leases are taken on them."""
+    """The name of one of its rows, if they can be leased."""
     guard = ""
-    """The statement that locks the row of a lease, and finds nothing once its fence is old."""
+    """The statement that locks a leased row, and returns nothing if the fence is old."""
     renewal = ""
-    """The statement that prolongs a lease, and returns its number unless its fence is old."""
+    """The statement that renews a lease and returns its number, or nothing if the fence is old."""
     fencing = ""
-    """The statement that takes leases away from earlier boots, and returns a row for each."""
+    """The statement that revokes the leases of earlier boots, and returns a row for each."""
     leased = ""
-    """The table and condition of rows that are leased, if others may take them over."""
+    """The table and condition of leased rows, if others may take them over."""
     leased_to = ""
-    """Who holds such a lease."""
+    """What the holder of such a lease is called."""
     advice = ""
-    """What to do when a holder died."""
+    """What to do when a holder has died."""
     any_record = ""
-    """The statement that finds a record which a cipher would have encrypted, if there is any."""
+    """A statement that returns a row if the store has a record that a cipher would encrypt."""
+    due = ""
+    """A query of the time at which the next of its rows is due, which workers then sweep."""
+    item_types: frozenset[str] = frozenset()
+    """The types of the work items that it submits, and whose end it has to know."""
 
     def schema(self) -> str:
-        """Return the text that creates the tables; see `kernel/schema.sql`."""
+        """Return the SQL that creates the tables; see `kernel/schema.sql`."""
         return Path(inspect.getfile(type(self))).with_name("schema.sql").read_text("utf-8")
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-        """Prolong leases, given as number and fence; those missing from the answer are lost."""
+        """Renew leases, given as fences by number; those missing from the answer are lost."""
         lease_ms = round(lease_seconds * 1000)
-        # Rows are locked by number, as everybody does who locks several.
+        # Everything that locks several rows does so in the order of their numbers.
         queries = [
             Query(self.renewal, {"number": number, "fence": fence, "lease_ms": lease_ms})
             for number, fence in sorted(held.items())
@@ -83,54 +87,62 @@ class Noun:
         return {row["number"]: row for found in (yield from batch(*queries)) for row in found}
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[Mapping[int, str]]:
-        """Return, by number, why sessions cannot be deleted now; "is …" or "has …"."""
+        """Return, by number, why sessions cannot be deleted now: "is …" or "has …"."""
         yield from ()
         return {}
 
     def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Cancel up to `limit` rows of sessions that are about to be cancelled.
+        """Cancel up to `limit` rows of sessions that are being cancelled; return how many.
 
-        Return how many; less than the limit means that nothing is left.
+        Fewer than the limit means that none is left.
         """
         yield from ()
         return 0
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove up to `limit` rows of sessions that are deleted, all of one tree.
+        """Remove up to `limit` rows of sessions of one tree that are deleted; return how many.
 
-        Return how many; less than the limit means that nothing is left. Nobody else changes
-        them: the sessions are `deleting`, or this transaction removes all of them.
+        Fewer than the limit means that none is left. Nothing else changes these rows: the sessions
+        are `deleting`, or this transaction removes all of them.
         """
         yield from ()
         return 0
 
     def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
-        """Fence what runs for a session that is rewound, except the item that rewinds it."""
+        """Fence whatever runs for a session that is rewound, except the item that rewinds it."""
+        yield from ()
+
+    def ended(self, runtime: Runtime, session: SessionRef, status: str) -> Op[None]:
+        """Stop what belongs to a session that has ended by itself: completed, failed, cancelled."""
+        yield from ()
+
+    def item_ended(self, runtime: Runtime, item: EndedItem) -> Op[None]:
+        """Follow up on a work item of one of its types that has ended."""
         yield from ()
 
     def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
-        """Go on with what waited for an effect that was resolved."""
+        """Resume what waited for an effect that was resolved."""
         yield from ()
 
     def recover(
         self, runtime: Runtime, holder: str, tools: Mapping[str, Any]
     ) -> Flow[tuple[list[Effect], list[Effect]]]:
-        """Settle what dead owners left; return what is settled, and what lacks its tool."""
+        """Settle the effects of dead owners; return those settled, and those without a tool."""
         yield from ()
         return [], []
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
-        """Take back up to `limit` rows whose lease ran out, and begin what is due."""
+        """Requeue up to `limit` rows whose lease has expired, and promote what is due."""
         yield from ()
         return Swept()
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove what is old and not needed, a bounded number of rows in each transaction."""
+        """Remove old rows that are not needed, a bounded number in each transaction."""
         yield from ()
         return Pruned()
 
     def checks(self) -> Mapping[str, Callable[[], Op[list[Finding]]]]:
-        """Return what `doctor` looks at, by name; a check changes nothing."""
+        """Return the read-only checks of `doctor`, by name."""
         return {}
 
 
@@ -140,12 +152,12 @@ SHOWN_MAX = 3
 
 
 def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
-    """Return the row that somebody means, if there is one; `select` names columns and the table.
+    """Return the row with this id, number or unique id prefix, or None.
 
-    The first 8 characters of an id or more are enough if no other id begins with them.
+    A prefix has at least 8 characters. `select` is a statement without its WHERE clause.
     """
     by_id, by_number = f"{select} WHERE id = :id", f"{select} WHERE number = :number"
-    # Ids are in the order of their bytes: those with a beginning stand together, from it on.
+    # Ids are ordered by bytes, so those with a common prefix are adjacent.
     beginning = f"{select} WHERE id >= :id ORDER BY id LIMIT {SHOWN_MAX}"
     row = yield from one(by_id, id=given)
     if row is None and given.isascii() and given.isdigit() and len(given) <= NUMBER_DIGITS_MAX:

@@ -1,4 +1,4 @@
-"""Opening a store: find the database, bring its schema up to date, hand back a driver."""
+"""Opening a store: find the database, migrate its schema, return a driver."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from .driver import AsyncDriver, Driver, Settings, SyncDriver
 from .operation import Call
 from .schema import SchemaOps, is_behind
 from .sqlite import AsyncSqliteDriver, SqliteDriver, SqliteReader
-from .url import PostgresTarget, SqliteTarget, Target
+from .url import PostgresTarget, RemoteTarget, SqliteTarget, Target
 
 if TYPE_CHECKING:
     from .postgres import PostgresDriver
+    from .remote import RemoteDriver
 
 
 def open_driver(target: Target, settings: Settings, *, migrate: bool) -> SyncDriver:
     """Return a sync driver for a store of the newest format."""
     if isinstance(target, SqliteTarget):
         return open_file(target, settings, migrate=migrate)
+    if isinstance(target, RemoteTarget):
+        return open_remote(target, settings)
     return open_server(target, settings, migrate=migrate)
 
 
@@ -34,10 +37,25 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
         return AsyncSqliteDriver(
             await asyncio.to_thread(open_file, target, settings, migrate=migrate)
         )
+    if isinstance(target, RemoteTarget):
+        remote = open_remote(target, settings)
+        from .remote import AsyncRemoteDriver
+
+        return AsyncRemoteDriver(remote)
     server = await asyncio.to_thread(open_server, target, settings, migrate=migrate)
     from .postgres import AsyncPostgresDriver
 
     return AsyncPostgresDriver(server)
+
+
+def open_remote(target: RemoteTarget, settings: Settings) -> RemoteDriver:
+    """Return a driver that has its calls run by a server."""
+    try:
+        from .remote import RemoteDriver
+    except ImportError as error:
+        hint = "a server's client needs httpx: pip install 'holdfast-agents[client]'"
+        raise HoldfastError(hint) from error
+    return RemoteDriver(target, settings)
 
 
 def open_file(
@@ -52,7 +70,7 @@ def open_file(
 
 
 def existing(target: SqliteTarget) -> Path:
-    """Refuse a file that does not exist, and a temporary one, which never does."""
+    """Return the path of a file that exists; refuse a temporary store, which never does."""
     if target.path is None:
         raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
     if not os.path.exists(target.path):
@@ -61,10 +79,13 @@ def existing(target: SqliteTarget) -> Path:
 
 
 def join(target: Target, settings: Settings, connection: object, *, is_async: bool) -> Driver:
-    """Return a driver inside the caller's own transaction; PostgreSQL only."""
+    """Return a driver that joins the caller's transaction; PostgreSQL only."""
+    if isinstance(target, RemoteTarget):
+        raise InvalidArgument("within() needs the database itself, not a server before it")
     if isinstance(target, SqliteTarget):
         raise InvalidArgument(
-            "within() needs a PostgreSQL store: two SQLite libraries on one file lose their locks"
+            "within() needs a PostgreSQL store: two SQLite libraries in one process lose each "
+            "other's locks"
         )
     require_psycopg()
     from .postgres import AsyncJoinedDriver, JoinedDriver
@@ -74,13 +95,13 @@ def join(target: Target, settings: Settings, connection: object, *, is_async: bo
 
 
 def open_for_writing(target: SqliteTarget, settings: Settings, *, migrate: bool) -> SqliteDriver:
-    """Open an SQLite file of the newest format; a temporary one is removed when it is closed."""
+    """Open an SQLite file of the newest format; a temporary one is removed on close."""
     path, directory = target.path, None
     if path is None:
         directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
         path = directory / "store.db"
     else:
-        look_first(path, target.vfs, settings, migrate=migrate)
+        require_format(path, target.vfs, settings, migrate=migrate)
     driver = SqliteDriver(path, settings, target.vfs, removed_on_close=directory)
     bring_up_to_date(driver, None, str(path), migrate=migrate)
     try:
@@ -91,10 +112,10 @@ def open_for_writing(target: SqliteTarget, settings: Settings, *, migrate: bool)
     return driver
 
 
-def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool) -> None:
+def require_format(path: Path, vfs: str | None, settings: Settings, *, migrate: bool) -> None:
     """Refuse a file of the wrong format before anything is written to it or beside it."""
     if os.path.exists(f"{path}-journal"):
-        # Before what a crash has cut short is undone, which is a write, the file cannot be read.
+        # A hot journal must be rolled back, which is a write, before the file can be read.
         return
     current = 0
     if os.path.exists(path):
@@ -105,7 +126,7 @@ def look_first(path: Path, vfs: str | None, settings: Settings, *, migrate: bool
 
 
 def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) -> PostgresDriver:
-    """Connect to a PostgreSQL schema and bring it up to date; for reading it is left as it is."""
+    """Connect to a PostgreSQL schema and migrate it, unless it is opened for reading."""
     require_psycopg()
     from .postgres import PostgresDriver
 
@@ -116,9 +137,9 @@ def open_server(target: PostgresTarget, settings: Settings, *, migrate: bool) ->
 
 
 def bring_up_to_date(driver: SyncDriver, schema: str | None, where: str, *, migrate: bool) -> None:
-    """Apply what is missing; refuse a newer store, or any change if it is not allowed.
+    """Apply pending migrations; refuse a newer store, or any migration without `migrate`.
 
-    A driver that cannot be used is closed.
+    The driver is closed if this fails.
     """
     ops, settings = SchemaOps(schema, where), driver.settings
     try:
@@ -132,7 +153,7 @@ def bring_up_to_date(driver: SyncDriver, schema: str | None, where: str, *, migr
 
 
 def require_psycopg() -> None:
-    """Say what to install if the PostgreSQL driver cannot be imported."""
+    """Raise an error that says what to install if psycopg cannot be imported."""
     try:
         from . import postgres  # noqa: F401 - imported when it is first needed
     except ImportError as error:
@@ -141,7 +162,7 @@ def require_psycopg() -> None:
 
 
 class Closable(Protocol):
-    """What is closed in an event loop."""
+    """Something with an async `close`."""
 
     def close(self) -> Awaitable[None]:
         """Close it."""
@@ -152,7 +173,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Opening(Coroutine[Any, Any, C]):
-    """What is being opened: `await` it, or open and close it by `async with`."""
+    """The coroutine that opens a store: `await` it, or use it with `async with`."""
 
     def __init__(self, opening: Coroutine[Any, Any, C]) -> None:
         self._opening = opening
@@ -168,13 +189,13 @@ class Opening(Coroutine[Any, Any, C]):
         await self._opened.close()
 
     def send(self, value: Any, /) -> Any:
-        """Go on, as a task does that runs this."""
+        """Resume, as the task that runs this does."""
         return self._opening.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an error inside, as a task does that is cancelled."""
+        """Raise an error inside, as a cancelled task does."""
         return self._opening.throw(*error)
 
     def close(self) -> None:
-        """Give up before it has begun."""
+        """Close a coroutine that was never awaited."""
         self._opening.close()

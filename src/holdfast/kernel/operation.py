@@ -2,8 +2,8 @@
 
 An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
 a `Batch` of them, a `Decide`, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them
-inside one transaction. The colour of the handle it is bound to decides what a call gives: `Sync`
-the result, `Async` an awaitable of it, and `Tx`, inside `store.run`, the generator to `yield from`.
+inside one transaction. The colour of its handle decides what a call returns: with `Sync` the
+result, with `Async` an awaitable, and with `Tx`, inside `store.run`, a generator to `yield from`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import (
 )
 
 from ..errors import OperationNotRun, StoreReadOnly
+from ..records import LOCAL, Actor
+from ..wire import travels
 
 if TYPE_CHECKING:
     from typing import Self
@@ -61,9 +63,10 @@ else:
     C = TypeVar("C", bound=Sync | Async | Tx)
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What every handle of one open store needs; handles share it and copy nothing from it."""
+    """What every handle of one open store shares."""
 
     driver: Driver
     codec: Codec
@@ -77,12 +80,14 @@ class Runtime:
     run_stream: Callable[[Stream[Any]], Any]
     """Runs a stream, as an iterator."""
     is_async: bool
+    actor: Actor = LOCAL
+    """In whose name the handles are used."""
     states: dict[type, Any] = field(default_factory=dict)
-    """What nouns keep in memory for this store, by class; see `PerStore`."""
+    """The in-memory state of nouns, by class; see `PerStore`."""
 
     @property
     def nouns(self) -> Sequence[Noun]:
-        """Everything that the store keeps, each after what it stands on."""
+        """The nouns of the store, in dependency order."""
         return self.settings.nouns
 
     @property
@@ -90,12 +95,26 @@ class Runtime:
         """The wake-ups of this store."""
         return self.driver.signals
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether operations are run by a server."""
+        return self.driver.dialect == "remote"
+
+    def _to_wire(self) -> tuple[()]:
+        """Return nothing: at the other end there is one too."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime) -> Runtime:
+        """Return the one of the other end."""
+        return runtime
+
     def run(self, call: Call[Any]) -> Any:
-        """Run a call on this thread, whatever the colour: for threads of our own."""
+        """Run a call on this thread, whatever the colour; for background threads."""
         return self.driver.twin().run(call)
 
     def checked(self, check: Callable[[], None]) -> Runtime:
-        """Return a runtime that calls `check` before every call; if it raises, nothing is run."""
+        """Return a runtime that calls `check` before every call; if it raises, nothing runs."""
         start = self.start
 
         def start_checked(call: Call[Any]) -> Any:
@@ -106,26 +125,47 @@ class Runtime:
 
 
 class PerStore:
-    """What a noun keeps in memory for one open store; made when it is first asked for."""
+    """In-memory state of a noun for one open store, created on first use."""
 
     def __init__(self, runtime: Runtime) -> None:
         raise NotImplementedError
 
+    def _to_wire(self) -> tuple[()]:
+        """Return nothing: at the other end there is one too."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime) -> Any:
+        """Return the one of the other end."""
+        return cls.of(runtime)
+
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
-        """Return the one of this store."""
+        """Return the instance of this store."""
         found: Self | None = runtime.states.get(cls)
-        # Two threads may make one each; both get the first that was stored.
+        # If two threads create one each, both get the one stored first.
         return found if found is not None else runtime.states.setdefault(cls, cls(runtime))
 
 
 class Handle(Generic[C]):
-    """One object of a store, in one colour: it has its runtime and names what it stands for."""
+    """One object of a store, in one colour; subclasses add the ids of what they stand for."""
 
     runtime: Runtime
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return what names it to a server, or to a client."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime, *_: Any, **__: Any) -> Any:
+        """Return a handle of what was named."""
+        return cls(runtime)
+
+    def _take_answer(self, result: Any, row: Any) -> None:
+        """Take over what a call at a server has changed; `row` is the new row of an item."""
 
 
 P = ParamSpec("P")
@@ -143,18 +183,20 @@ class Query:
     sql: str
     parameters: Mapping[str, object]
     must_find: bool = False
-    """In a `Decide`: without a row of it the last statement must not be run."""
+    """In a `Decide`: the last statement must not run unless this one returns a row."""
     is_listing: bool = False
-    """Whether the best plan depends on how frequent the values are that are asked for."""
+    """Whether the best plan depends on the parameters: PostgreSQL then plans it each time."""
+    each: Sequence[Mapping[str, object]] = ()
+    """SQLite only: run it once for each of these instead of `parameters`, and return all rows."""
 
 
 @dataclass(slots=True)
 class Lock:
     """Locks a session tree until the transaction ends; answered with its row, or nothing.
 
-    A tree that the transaction holds already costs no statement. The first is waited for; a
-    further one is waited for only in id order, so that no two transactions can deadlock: out of
-    order it must be free at once, or the call is run again with all its trees locked first.
+    Locking a tree twice costs no second statement. Trees are waited for only in id order, so that
+    transactions cannot deadlock: one out of order is locked with NOWAIT, and if it is not free the
+    call is run again with all its trees locked first.
     """
 
     root_id: str
@@ -162,9 +204,9 @@ class Lock:
 
 @dataclass(slots=True)
 class Batch:
-    """Several statements, run in order, whose texts do not depend on each other's answers.
+    """Several statements, run in order, that do not depend on each other's answers.
 
-    It is answered with a list of their rows. On PostgreSQL a batch costs one round trip.
+    Answered with a list of rows for each. On PostgreSQL a batch costs one round trip.
     """
 
     commands: Sequence[Query | Lock]
@@ -172,14 +214,15 @@ class Batch:
 
 @dataclass(slots=True)
 class Decide:
-    """A batch whose last statement decides: with a row of it, the call has done its work.
+    """A batch whose last statement decides: if it returns a row, the call's work is done.
 
-    It is answered like a batch; `emits` are emitted if there is a row. Without one, none of the
-    statements may have changed anything, and the call goes on to look why, and to do it otherwise.
+    Answered like a batch; `emits` are emitted if there is a row. If there is none, the statements
+    must not have changed anything, and the call finds out why and continues another way.
 
-    A `deciding` operation that begins with it costs one round trip on PostgreSQL, COMMIT included.
-    Should there be no row, it is run again and told so unasked. `again` reads the last statement's
-    rows if they were lost with the connection; leave it out where they do not matter.
+    A `deciding` operation that begins with a `Decide` costs one round trip on PostgreSQL, COMMIT
+    included. If there was no row, it is run again and its `Decide` is answered without a query.
+    `again` re-reads the last statement's rows if they were lost with the connection; it may be
+    left out if they are not needed.
     """
 
     commands: Sequence[Query | Lock]
@@ -199,7 +242,7 @@ class Emit:
 
 @dataclass(slots=True)
 class AfterCommit:
-    """A function to call once the transaction is durable; it must not raise or block."""
+    """A function to call once the transaction is durable; it must neither raise nor block."""
 
     function: Callable[[], None]
 
@@ -220,7 +263,7 @@ def rows(sql: str, **parameters: object) -> Op[list[Row]]:
 
 
 def listed(sql: str, **parameters: object) -> Op[list[Row]]:
-    """Run the statement of a listing, which PostgreSQL plans for these very values."""
+    """Run the statement of a listing, which PostgreSQL plans for these parameters."""
     found: list[Row] = yield Query(sql, parameters, is_listing=True)
     return found
 
@@ -246,10 +289,9 @@ def decide(
 
 
 def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
-    """Run parts of one operation that need nothing of each other, side by side.
+    """Run independent parts of one operation side by side, batching their queries.
 
-    What they ask next is one batch. Their events are emitted in their order, at the end. None may
-    ask for what must be found.
+    Their events are emitted at the end, in the order of the parts. None may use `must_find`.
     """
     running = dict(enumerate(ops))
     answers: dict[int, Any] = dict.fromkeys(running)
@@ -278,14 +320,14 @@ def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
 
 
 class _Ended(Exception):
-    """An operation has come to its end."""
+    """An operation returned."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Query | Lock | Batch | Decide]:
-    """Pass on what an operation yields until it asks for rows. Raises _Ended at its end."""
+    """Run an operation to the next command that asks for rows. Raises _Ended when it returns."""
     while True:
         try:
             command = op.send(answer)
@@ -305,33 +347,33 @@ def _commands(question: Query | Lock | Batch | Decide) -> Sequence[Query | Lock]
 
 
 def fresh_id() -> Op[str]:
-    """Return a new id, the same one when this call is re-run."""
+    """Return a new id; a re-run of the call gets the same one."""
     id: str = yield FreshId()
     return id
 
 
 class Definition(Generic[R_co]):
-    """What an operation is: its generator function, and how that is to be run."""
+    """An operation's generator function and how to run it."""
 
     mode: ClassVar[Mode] = "write"
     decides: ClassVar[bool] = False
-    """Whether a `Decide` that finds a row is the last that a call does."""
+    """Whether the call ends with a `Decide` that returned a row."""
     is_marked: ClassVar[bool] = True
-    """Whether a COMMIT without an answer can be settled by the mark that a call leaves."""
+    """Whether the call leaves a mark by which a COMMIT without an answer can be settled."""
     function: Callable[..., Op[R_co]]
     __qualname__: str
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Call(Generic[R_co]):
-    """An operation with its arguments: it can be named, traced and run again from the start."""
+    """An operation with its arguments, which can be named, traced and re-run."""
 
     operation: Definition[R_co]
     instance: object
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)
-    """The ids that its runs have asked for: a further run receives the same ones."""
+    """The ids that earlier runs were given; a re-run gets the same ones."""
 
     @property
     def name(self) -> str:
@@ -344,14 +386,14 @@ class Call(Generic[R_co]):
 
 
 class Composition:
-    """The operations created inside one `store.run`, so that a forgotten one is noticed."""
+    """The operations created inside one `store.run`, to detect one that was never run."""
 
     def __init__(self, *, is_read_only: bool = False) -> None:
         self._is_read_only = is_read_only
         self._created: list[tuple[str, Op[Any]]] = []
 
     def add(self, call: Call[R]) -> Op[R]:
-        """Create an operation's generator and remember it. Raises StoreReadOnly if it may not."""
+        """Create and remember an operation's generator. Raises StoreReadOnly if it writes."""
         if self._is_read_only and call.operation.mode == "write":
             raise StoreReadOnly(operation=call.name)
         generator = call.begin()
@@ -406,7 +448,7 @@ class deciding(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
 
 
 class unmarked(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """An operation that may be run where there are no tables yet; running it again does no harm."""
+    """An idempotent operation that may run before the tables exist."""
 
     is_marked = False
 
@@ -418,6 +460,13 @@ class query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
 
 
 class large_query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """A query that may return much: an async SQLite store runs it in a reader thread."""
+    """A query with a possibly large result; an async SQLite store runs it in a reader thread."""
 
     mode = "read_large"
+
+
+@query
+def read(_: object, statement: Query) -> Op[list[Row]]:
+    """Return the rows of one statement."""
+    found: list[Row] = yield statement
+    return found

@@ -1,98 +1,97 @@
-"""Export files as nouns see them: one record per row, checked whole before any row is written.
+"""Export files as nouns see them: one record per row, all checked before any row is written.
 
-A noun writes its rows of some trees as records. Each kind of record says how it is checked and how
-it is added to a store. Text ids travel unchanged; the numbers that each store gives are looked up.
+A noun exports its rows of some trees as records. Each kind of record defines how it is checked and
+how it is added to a store. Text ids stay the same; numbers are assigned anew by each store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidArgument
-from .operation import Lock, Op, Query, Row, batch, rows
+from .inserts import Insert
+from .operation import Op, Query, Row, batch
+from .seen_ids import SeenIds
 
 if TYPE_CHECKING:
     from typing import Self
 
     from ..codec import Codec
+    from .driver import DialectName
     from .operation import Runtime
 
 T = TypeVar("T")
+Note: TypeAlias = Callable[[list[Row]], "Op[None] | None"]
+"""Called with the rows returned for an inserted row; may return an operation to run."""
 
-OWNERS_PER_BATCH = 32
-ROWS_OF_EACH = 16
-ROWS_PER_PAGE = 500
-QUERIES_PER_BATCH = 200
+ROWS_PER_BATCH = 1_000
 BYTES_PER_BATCH = 2**22
 FENCE_STEP = 2**32
-# The number of a session that was deleted, here and in a file: no session's.
+# The number that stands for a deleted session, in a store and in a file.
 GONE, GONE_IN_FILE = -1, 0
 
 
 class Value(NamedTuple):
-    """What a sealed field has to hold, and what is said of one that does not."""
+    """The type that a sealed field must hold, and the message if it does not."""
 
     type: type = object
     problem: str = ""
 
 
 ANY = Value()
-METADATA = Value(dict, "metadata that is no object")
-ERROR = Value(str, "an error that is no text")
+METADATA = Value(dict, "metadata that is not an object")
+ERROR = Value(str, "an error that is not text")
 
 
 class Sealed:
-    """The columns of a kind of row that are sealed, and the place that each is bound to."""
+    """The sealed columns of a kind of row, and the context that each is bound to."""
 
     def __init__(
-        self, context: Callable[[Row, str], tuple[str, ...]], **values: Value | None
+        self, context: Callable[[Row, str], tuple[str, ...]], /, **values: Value | None
     ) -> None:
         self.context = context
         self.values = values
-        """What they have to hold; None: the record itself looks at it."""
+        """What each must hold; None if the record checks it itself."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag_field="record"):
-    """A row as it travels: its tag, then its fields in order, named like the columns."""
+    """A row in an export file: its tag, then its fields in order, named like the columns."""
 
     sealed: ClassVar[Sealed] = Sealed(lambda row, name: ())
     counted: ClassVar[str] = ""
-    """What exports and imports call the number of these, if they count them."""
+    """The name under which exports and imports count these, if they do."""
 
     def problem(self, seen: Seen) -> str | None:
-        """Return what is wrong with it in this place of a file, or None."""
+        """Return what is wrong with it at this place in the file, or None."""
         return None
 
     def add(self, into: Import) -> Op[None]:
-        """Write it to the store, now or with those that follow."""
+        """Write it to the store, now or in a later batch."""
         yield from ()
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.__struct_config__.tag} {getattr(self, 'id', None)!r}"
 
     @classmethod
     def selected(cls, *without: str) -> str:
-        """Return its columns as a SELECT has them."""
+        """Return its columns for a SELECT."""
         return ", ".join(name for name in cls.__struct_fields__ if name not in without)
 
     @classmethod
-    def inserted(cls, *without: str, **special: str) -> str:
-        """Return its columns and their parameters, or special expressions, as an INSERT has."""
-        names = (name for name in cls.__struct_fields__ if name not in without)
-        values = {**{name: f":{name}" for name in names}, **special}
-        return f"({', '.join(values)}) VALUES ({', '.join(values.values())})"
+    def columns(cls, *more: str, without: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return its columns for an INSERT, followed by others."""
+        return (*(name for name in cls.__struct_fields__ if name not in without), *more)
 
     @classmethod
     def of(cls, codec: Codec, row: Row, **changes: Any) -> Self:
-        """Return a row as a record, with what is sealed in it opened."""
+        """Return a row as a record, with its sealed columns opened."""
         fields = {name: row[name] for name in cls.__struct_fields__ if name not in changes}
         for name in cls.sealed.values:
             if fields[name] is not None:
@@ -101,11 +100,11 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag_field="record"):
 
     @classmethod
     def to(cls, out: Export) -> Callable[[Row], None]:
-        """Return what writes a row as a record."""
+        """Return a function that writes a row as a record."""
         return lambda row: out.write(cls.of(out.codec, row))
 
     def row(self, codec: Codec, **changes: Any) -> Row:
-        """Return it as a row, with its values sealed in their new place."""
+        """Return it as a row, with its columns sealed for their new place."""
         row = {name: getattr(self, name) for name in self.__struct_fields__} | changes
         for name in self.sealed.values:
             if row[name] is not None:
@@ -115,53 +114,41 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag_field="record"):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What an export writes, and where to."""
+    """The trees of an export, and the function that writes a record."""
 
     codec: Codec
     write: Callable[[Record], None]
     root_ids: Sequence[str]
     sessions: Mapping[int, str]
-    """The ids of the sessions by number: parents and origins come first."""
+    """The ids of the sessions by number, parents and origins first."""
 
     def known(self, number: int) -> int:
-        """Return a session's number, if it is written and not deleted."""
+        """Return a session's number, or GONE_IN_FILE if it was deleted."""
         return number if number in self.sessions else GONE_IN_FILE
-
-
-def read_each(
-    sql: str,
-    owners: Iterable[Mapping[str, object]],
-    take: Callable[[Row], object],
-    after: Sequence[str] = ("number",),
-) -> Op[None]:
-    """Hand over the rows of each owner in turn: those of many in one round trip, or in pages.
-
-    `after` are the columns that a statement is ordered by; it returns what lies behind them.
-    """
-    waiting = ({**dict.fromkeys(after, 0), **owner} for owner in owners)
-    while some := list(islice(waiting, OWNERS_PER_BATCH)):
-        answers = yield from batch(*(Query(sql, {**each, "limit": ROWS_OF_EACH}) for each in some))
-        for parameters, found in zip(some, answers, strict=True):
-            page, limit = found, ROWS_OF_EACH
-            while True:
-                for row in page:
-                    take(row)
-                if len(page) < limit:
-                    break
-                behind, limit = {name: page[-1][name] for name in after}, ROWS_PER_PAGE
-                page = yield from rows(sql, **{**parameters, **behind, "limit": limit})
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What the nouns remember while they go through a file."""
+    """What nouns remember while they process a file."""
 
     _kept: dict[type, Any] = field(default_factory=dict, init=False)
 
     def of(self, kind: type[T]) -> T:
-        """Return what one noun remembers; nothing, at first."""
+        """Return one noun's memory, created on first use."""
         found: T = self._kept[kind] if kind in self._kept else self._kept.setdefault(kind, kind())
         return found
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+
+@dataclass(slots=True)
+class SeenFile(_Memory):
+    """What nouns remember of all groups of a file; its size must not grow with the records."""
+
+    ids: SeenIds = field(default_factory=SeenIds)
+    """The ids seen in all groups, by the tag of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,122 +164,202 @@ class SeenSession:
 
 @dataclass(slots=True)
 class Seen(_Memory):
-    """What was seen of a file so far, by all nouns. A record may only name what came before it."""
+    """What was seen of a group of trees so far, by all nouns.
+
+    A record may only refer to earlier ones of its group.
+    """
 
     codec: Codec
+    whole: SeenFile = field(default_factory=SeenFile)
+    """What was seen of the whole file so far."""
     trees: dict[str, int] = field(default_factory=dict)
-    """The trees, each with the position that its feed has come to."""
+    """The trees, each with the position its feed has reached."""
     sessions: dict[int, SeenSession] = field(default_factory=dict)
     ids: dict[str, set[str]] = field(default_factory=dict)
-    """The ids that came, by the tag of the record."""
+    """The ids seen, by the tag of the record."""
     beyond: str = ""
-    """What counts beyond the sessions that are in the file, the first of it."""
+    """The first thing found whose effect reaches beyond the sessions of the group."""
 
     def has(self, tag: str, id: str) -> bool:
-        """Whether a record of this kind and id came before."""
+        """Whether a record of this kind and id was seen."""
         return id in self.ids.get(tag, ())
 
     def is_new(self, record: Any) -> bool:
-        """Whether no record of this kind and id came before; from now on, one did."""
+        """Note a record; return whether none of this kind and id was seen before."""
         ids = self.ids.setdefault(record.__struct_config__.tag, set())
         known = len(ids)
         ids.add(record.id)
         return len(ids) > known
 
     def is_placed(self, record: Any) -> bool:
-        """Whether the session and the tree that a record names came before it, and are one's."""
+        """Whether the session that a record names was seen, and belongs to the tree it names."""
         session = self.sessions.get(record.session_number)
         named = (record.session_id, record.root_id)
         return session is not None and (session.id, session.root_id) == named
 
     def add_session(self, record: Any) -> None:
-        """Remember a session, so that others can name it by its number."""
+        """Note a session, so that later records can refer to it by number."""
         names = SeenSession.__slots__
         self.sessions[record.number] = SeenSession(*(getattr(record, name) for name in names))
 
     def counts_beyond(self, what: str) -> None:
-        """Note something that reaches further than the sessions of the file."""
+        """Note something whose effect reaches beyond the sessions of the group."""
         self.beyond = self.beyond or what
+
+    def repeated(self) -> str | None:
+        """Add its ids to those of the whole file; return what is wrong if one was there already."""
+        for tag, ids in {"tree": self.trees, **self.ids}.items():
+            id = self.whole.ids.add(tag, ids)
+            if id is not None:
+                return f"{tag} {id!r} comes twice"
+        return None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Pending rows of one table, or one pending statement."""
+
+    what: Insert | Query
+    rows: list[Row] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[Note | None] = field(default_factory=list)
+
+    def query(self, dialect: DialectName) -> Query:
+        """Return the query to run."""
+        if isinstance(self.what, Query):
+            return self.what
+        return self.what.query(dialect, self.rows)
+
+    def answers(self, returned: list[Row]) -> Sequence[list[Row]]:
+        """Return the rows returned for each problem and note."""
+        if isinstance(self.what, Query):
+            return [returned]
+        return self.what.answers(self.rows, returned)
 
 
 @dataclass(slots=True)
 class Import(_Memory):
-    """What an import knows while it writes: which numbers sessions got, and what waits."""
+    """The state of an import: the new numbers of sessions, and the pending rows and statements.
+
+    They are written in the order of the kinds of records, and of the records of each kind. At the
+    end of each group of trees everything that was remembered of it is forgotten.
+    """
 
     runtime: Runtime
     label: str
-    """Where the file comes from."""
+    """The file's origin, for messages and events."""
+    ranks: Mapping[type[Record], int]
+    """The position of each kind of record in the order of writing."""
     sessions: dict[int, int] = field(default_factory=lambda: {GONE_IN_FILE: GONE})
-    _waiting: list[tuple[Query | Lock, str, Callable[[list[Row]], None] | None]] = field(
-        default_factory=list
-    )
+    groups: int = 0
+    """The number of groups written."""
+    _rank: int = 0
+    _waiting: dict[int, list[_Waiting]] = field(default_factory=dict)
+    _rows: int = 0
     _bytes: int = 0
 
     @property
     def codec(self) -> Codec:
-        """What seals the store's values."""
+        """The store's codec."""
         return self.runtime.codec
 
-    def later(
-        self,
-        sql: str,
-        parameters: Mapping[str, object],
-        problem: str = "",
-        then: Callable[[list[Row]], None] | None = None,
-    ) -> None:
-        """Run a statement with those that follow; with a problem, it must return a row."""
-        self._waiting.append((Query(sql, parameters), problem, then))
-        self._bytes += sum(len(each) for each in parameters.values() if type(each) is bytes)
+    def add(self, record: Record) -> Op[None]:
+        """Write a record, now or in a later batch."""
+        self._rank = self.ranks[type(record)]
+        yield from record.add(self)
+        if self._rows >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
+            yield from self.flush()
 
-    def lock(self, root_id: str) -> None:
-        """Lock a tree, in the same order."""
-        self._waiting.append((Lock(root_id), "", None))
+    def end_group(self) -> Op[None]:
+        """Write what is pending and what depends on the whole group; forget the group."""
+        yield from self.flush()
+        for noun in self.runtime.nouns:
+            yield from noun.portable.finish(self)
+        yield from self.flush()
+        self.forget()
+        self.sessions = {GONE_IN_FILE: GONE}
+        self.groups += 1
+
+    def insert(self, insert: Insert, row: Row, problem: str = "", then: Note | None = None) -> None:
+        """Add a row to the pending batch; with a problem, its statement must return a row."""
+        of_kind = self._waiting.setdefault(self._rank, [])
+        for together in of_kind:
+            if together.what is insert:
+                break
+        else:
+            together = _Waiting(insert)
+            of_kind.append(together)
+        together.rows.append(row)
+        together.problems.append(problem)
+        together.notes.append(then)
+        self._count(row)
+
+    def later(self, sql: str, parameters: Mapping[str, object]) -> None:
+        """Add a statement to the pending batch."""
+        waiting = _Waiting(Query(sql, parameters), problems=[""], notes=[None])
+        self._waiting.setdefault(self._rank, []).append(waiting)
+        self._count(parameters)
+
+    def _count(self, parameters: Mapping[str, object]) -> None:
+        self._rows += 1
+        for value in parameters.values():
+            if type(value) is bytes:
+                self._bytes += len(value)
 
     def raised(self, fence: int) -> int:
-        """Return a fence that nobody has who held one where the file comes from."""
+        """Return a fence higher than any that a holder in the source store can have."""
         return min(fence + FENCE_STEP, 2**63 - 1)
 
     def number(self, source: int) -> Op[int]:
-        """Return the number that a session of the file got."""
+        """Return the new number of a session of the file."""
         if source not in self.sessions:
             yield from self.flush()
         return self.sessions[source]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits that it is time to write it."""
-        return len(self._waiting) >= QUERIES_PER_BATCH or self._bytes >= BYTES_PER_BATCH
-
     def flush(self) -> Op[None]:
-        """Run what waits."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        answers = (yield from batch(*(command for command, _, _ in waiting))) if waiting else []
-        for (_, problem, then), found in zip(waiting, answers, strict=True):
-            if problem and not found:
-                raise InvalidArgument(f"{problem}; nothing was imported")
-            if then is not None:
-                then(found)
+        """Write the pending rows and run the pending statements."""
+        waiting = [each for _, some in sorted(self._waiting.items()) for each in some]
+        self._waiting, self._rows, self._bytes = {}, 0, 0
+        if not waiting:
+            return
+        dialect = self.runtime.driver.dialect
+        found = yield from batch(*(each.query(dialect) for each in waiting))
+        for each, returned in zip(waiting, found, strict=True):
+            answers = each.answers(returned)
+            for answer, problem, then in zip(answers, each.problems, each.notes, strict=True):
+                if problem and not answer:
+                    raise InvalidArgument(f"{problem}; nothing was imported")
+                more = None if then is None else then(answer)
+                if more is not None:
+                    yield from more
 
 
 class Portable:
-    """A noun's part in export files. What has none stays where it is."""
+    """A noun's part in export files; a noun without one is not exported."""
 
     records: Sequence[type[Record]] = ()
 
+    def links(self, link: Callable[[str, Hashable], None]) -> Op[None]:
+        """Call `link` for trees that share something and must be exported in one group.
+
+        A tree is linked with another, or both are linked with the same third thing.
+        """
+        yield from ()
+
     def export(self, out: Export) -> Op[None]:
-        """Write what belongs to some trees, from one snapshot."""
+        """Write the records of a group of trees, from one snapshot."""
         yield from ()
 
     def problem_at_end(self, seen: Seen) -> str | None:
-        """Return what is missing now that a whole file was seen."""
+        """Return what is wrong with a group as a whole, or None."""
         return None
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
-        """Raise InvalidArgument if the store has something that the file would write over."""
+        """Raise InvalidArgument if the import would overwrite something in the store."""
         yield from ()
 
     def finish(self, into: Import) -> Op[None]:
-        """Write what follows from all that was added."""
+        """Write what depends on all added records of a group."""
         yield from ()
 
 
@@ -303,7 +370,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Fence = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Number = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-# Versions, and what is counted like them: the keys of checkpoints have no room for more.
+# Versions and indexes, as many as the keys of checkpoints have room for.
 Small = Annotated[int, Meta(ge=0, lt=2**28)]
 Version = Annotated[int, Meta(ge=1, lt=2**28)]
 Flag = Annotated[int, Meta(ge=0, le=1)]

@@ -1,6 +1,6 @@
-"""The schema: format 1 as the tables of each noun, later formats as numbered migrations.
+"""The schema: format 1 is the tables of all nouns, later formats are numbered migrations.
 
-What a store lacks is applied in one transaction, forward only.
+Pending migrations are applied in one transaction, forward only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .append_only import with_triggers
 from .nouns import Noun
 from .operation import Op, Query, Row, batch, one, operation, query, rows, unmarked
 
-# Written into every SQLite file, so that a foreign database is never taken for a store.
+# Written into every SQLite file, to tell a store from another program's database.
 APPLICATION_ID = 0x486F6C64
 
 # Until the first release format 1 is edited in place; a later format is a file
@@ -32,8 +32,8 @@ FIND_MIGRATIONS = {
         "WHERE schemaname = :schema AND tablename = 'hf_migrations'"
     ),
 }
-# Ten processes may open a new database at once. SQLite's writer lock serves them in turn; on
-# PostgreSQL this lock lasts until the transaction ends, behind a pooler too.
+# Several processes may open a new database at once. SQLite's write lock serialises them; on
+# PostgreSQL this transaction-level lock does, which also works behind a pooler.
 LOCK_MIGRATIONS = "SELECT pg_advisory_xact_lock(7237115018846236000)"
 LIST_MIGRATIONS = "SELECT version, name, applied_at FROM hf_migrations ORDER BY version"
 RECORD_MIGRATION = (
@@ -61,14 +61,14 @@ class Migration:
 
 
 def migrations(nouns: Sequence[Noun]) -> list[Migration]:
-    """Return every migration, oldest first; the first makes the tables of all nouns."""
+    """Return every migration, oldest first; the first creates the tables of all nouns."""
     own = Path(__file__).with_name("schema.sql").read_text("utf-8")
     tables = "\n".join([own, *(noun.schema() for noun in nouns)])
     return [Migration(FIRST, "tables", tables), *later_migrations()]
 
 
 def later_migrations() -> list[Migration]:
-    """Return what came after format 1, oldest first."""
+    """Return the migrations after format 1, oldest first."""
     folder = Path(__file__).with_name("migrations")
     found = []
     for file in folder.iterdir() if folder.is_dir() else ():
@@ -83,7 +83,7 @@ def formats() -> dict[int, str]:
 
 
 def newest() -> int:
-    """Return the format this version of Holdfast writes."""
+    """Return the newest format this version of Holdfast knows."""
     return max(formats())
 
 
@@ -109,20 +109,20 @@ def is_behind(current: int, *, where: str, allowed: bool) -> bool:
 
 
 def read_store_id() -> Op[str]:
-    """Return the id that the store was given when it was made."""
+    """Return the id that the store was created with."""
     row = yield from one(READ_META, name="store_id")
     return "" if row is None else str(row["value"])
 
 
 def read_now_ms() -> Op[int]:
-    """Return the store's time."""
+    """Return the store's current time."""
     row = yield from one("SELECT :now AS now_ms")
     assert row is not None
     return int(row["now_ms"])
 
 
 class SchemaOps:
-    """Reads and raises the format of one store."""
+    """Reads and migrates the format of one store."""
 
     def __init__(self, schema: str | None, where: str) -> None:
         self.dialect = "sqlite" if schema is None else "postgres"
@@ -146,7 +146,7 @@ class SchemaOps:
 
     @unmarked
     def migrate(self, store_id: str, nouns: Sequence[Noun]) -> Op[None]:
-        """Apply what is missing, all or nothing; who comes second finds nothing to do."""
+        """Apply pending migrations, all or nothing; does nothing if another process was first."""
         if self.dialect == "postgres":
             yield from rows(LOCK_MIGRATIONS)
         current = yield from self._format()
@@ -182,7 +182,7 @@ RETURNING value
 
 
 class CipherKeys:
-    """The keys of the process that opens a store, the current one last; none without a cipher."""
+    """The cipher keys of the process that opens a store: fingerprints, the current key last."""
 
     def __init__(self, fingerprints: Sequence[str], nouns: Sequence[Noun]) -> None:
         self._ours = list(fingerprints)
@@ -190,12 +190,12 @@ class CipherKeys:
 
     @query
     def are_noted(self) -> Op[bool]:
-        """Whether the store knows our current key already. Raises StoreError if we lack its own."""
+        """Whether the store has recorded our current key. Raises StoreError if we lack its key."""
         return (yield from self._change()) is None
 
     @operation
     def note(self) -> Op[None]:
-        """Write our current key down as the store's, unless another process noted its own."""
+        """Record our current key as the store's, unless another process recorded its own."""
         while (change := (yield from self._change())) is not None:
             before, value = change
             if (
@@ -204,20 +204,20 @@ class CipherKeys:
                 return
 
     def _change(self) -> Op[tuple[str, str] | None]:
-        """Return what the store knows and what it is to know from now on, or None if it does."""
+        """Return the recorded keys and their new value, or None if nothing is to be recorded."""
         row = yield from one(READ_META, name=CIPHER_KEYS)
         noted = [] if row is None else str(row["value"]).split()
         if noted and noted[-1] not in self._ours:
             raise StoreError(
-                "this store is encrypted, and its current key is not among those it was opened "
-                "with (none, others, or another key of the same id); open it with its cipher"
+                "this store is encrypted and was opened without its current key (no cipher, other "
+                "keys, or another key of the same id); open it with its cipher"
             )
         if not self._ours or self._ours[-1] in noted:
             return None
         if not noted and not (yield from self._is_empty()):
             raise StoreError(
-                "this store is not encrypted and was opened with a cipher; export its sessions and "
-                "import them into a new store that has the cipher"
+                "this store is not encrypted but was opened with a cipher; export its sessions and "
+                "import them into a new store opened with the cipher"
             )
         return " ".join(noted), " ".join([*noted, self._ours[-1]])
 

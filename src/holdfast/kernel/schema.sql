@@ -1,25 +1,25 @@
--- Holdfast, the ground every noun stands on. Each noun has its tables in a text of its own, beside its
--- code; together, in the order of the store's list of nouns, they are format 1.
+-- The tables of the kernel. Each noun has its own schema.sql beside its code; together, in the order
+-- of the store's list of nouns, they are format 1.
 --
 -- hf_meta        facts about this store: its id, and on SQLite when the machine booted
 -- hf_migrations  which migrations were applied, in order
--- hf_writers     one row per connection that writes; its batch number is raised in every write
+-- hf_writers     one row per connection that writes; its batch number is incremented in every write
 --                transaction, so that a COMMIT without an answer can be settled afterwards
--- hf_doors       empty but inside the operations that may remove history or pack items: they open their
---                door, delete, and close it again before COMMIT, so that nobody else ever sees it open
+-- hf_doors       empty except inside operations that may remove history or pack items: they insert a
+--                row, delete, and remove the row before COMMIT, so that no other transaction sees it
 --
 -- Times are milliseconds since 1970, UTC. BLOBs are MessagePack with a checksum, encrypted if the store
--- has a cipher. Order numbers are given once and never again.
+-- has a cipher. Row numbers are never reused.
 --
--- There are foreign keys only where rows come and go together: a session's parent, and the attempts of
--- a work item. Elsewhere there are none, on purpose: effects, spend and events outlive the session
--- they name, and lines belong to many. What must not be left behind is removed by its noun in the
--- transaction that deletes the session, under the tree's lock, which also keeps new rows away; a
--- foreign key would look up and lock the session's row once more for every row written.
+-- There are foreign keys only where rows are created and removed together: a session's parent, and the
+-- attempts of a work item. Elsewhere there are none, on purpose: effects, spend and events outlive the
+-- session they name, and lines belong to many. Each noun removes its rows in the transaction that
+-- deletes the session, under the tree's lock, which also prevents new rows; a foreign key would look
+-- up and lock the session's row once more for every row written.
 --
 -- A section begins with a line naming the databases it is for; a statement ends with `;` and an
--- empty line. A line `--[append-only] table (key)` stands for triggers that refuse to change,
--- delete or replace its rows, except that they are deleted through a door.
+-- empty line. A line `--[append-only] table (key)` stands for triggers that refuse to update,
+-- delete or replace its rows, except for deletion through a door.
 
 --[both]
 CREATE TABLE hf_meta (

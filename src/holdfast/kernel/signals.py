@@ -1,7 +1,7 @@
-"""Wake-ups: hints that something changed, never the truth. Who waits re-reads the database.
+"""Wake-ups: hints that something may have changed. Waiters always re-read the database.
 
-Take `seen = signals.count(topic)`, look at the database, then wait for a ring after `seen`: a ring
-between the look and the wait is not lost. Rings from other processes arrive through the driver.
+Take `seen = signals.count(topic)`, read the database, then wait for a ring after `seen`: a ring
+between the read and the wait is not lost. Rings from other processes arrive through the driver.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from collections.abc import Callable, Iterable
 
 TOPICS_MAX = 1_000
 EVERY_TREE = "trees"
-"""The topic that is rung together with that of any tree."""
-_TREE = "tree "
-
-
-def tree_topic(root_id: str) -> str:
-    """Return the topic that is rung when a session tree has new events."""
-    return _TREE + root_id
+"""The topic that is rung with the topic of any tree."""
+TREE_TOPIC = "tree "
+"""The prefix of a session tree's id in the topic of its new events."""
+LOCAL_TOPIC = "local "
+"""The prefix of topics rung only by this process, never by a change in the database."""
+# Where every ring arrives, polling is only for what nobody has thought of.
+HEARD_POLL_SECONDS = 15.0
 
 
 def is_of_trees(topic: str) -> bool:
-    """Whether a topic is that of one tree, or of all."""
-    return topic == EVERY_TREE or topic.startswith(_TREE)
+    """Whether a topic is that of one tree or of all trees."""
+    return topic == EVERY_TREE or topic.startswith(TREE_TOPIC)
 
 
 class Signals:
-    """Topics that can be rung and waited for, by threads and event loops alike."""
+    """Topics that threads and event loops can ring and wait for."""
 
     def __init__(
         self,
         *,
         forward: Callable[[str], None] | None = None,
         listen: Callable[[str], None] | None = None,
+        hears: Callable[[str], bool] | None = None,
     ) -> None:
-        """`forward` carries rings to other processes, `listen` begins to hear theirs.
+        """`forward` sends rings to other processes; `listen` starts to receive theirs.
 
-        `listen` is called before every wait, with its topic.
+        `listen` is called with the topic before every wait. `hears` tells whether all rings of a
+        topic arrive at present; when that ends, all topics are rung.
         """
-        # A signal handler may ring while its thread is in here.
+        # A signal handler may ring while its thread holds the lock.
         self._lock = threading.RLock()
         self._rings = 0
         self._last: dict[str, int] = {}
@@ -48,41 +50,57 @@ class Signals:
         self._waiters: dict[object, tuple[str | None, Callable[[], object]]] = {}
         self._forward = forward
         self._listen = listen
+        self._hears = hears
 
     def count(self, topic: str) -> int:
-        """Return a number that has grown when the topic was rung since."""
+        """Return a number that grows with every ring of the topic."""
         return self._last.get(topic, self._last_of_all)
 
+    def poll_seconds(self, topic: str, seconds: float) -> float:
+        """Return how long to wait for a topic before looking regardless; seldom if it is heard."""
+        is_heard = self._hears is not None and self._hears(topic)
+        return max(seconds, HEARD_POLL_SECONDS) if is_heard else seconds
+
+    def awaited(self) -> set[str]:
+        """Return the topics that are waited for at this moment."""
+        with self._lock:
+            return {topic for topic, _ in self._waiters.values() if topic is not None}
+
     def ring(self, topic: str) -> None:
-        """Wake who waits for the topic, here and, through the driver, in other processes."""
+        """Wake the topic's waiters in this process and, through the driver, in others."""
         self.ring_here(topic)
         if self._forward is not None:
             self._forward(topic)
 
     def ring_here(self, topic: str | None) -> None:
-        """Wake the waiters of this process; None means that any topic may have changed."""
+        """Wake the topic's waiters in this process; None rings every topic that is not local."""
         with self._lock:
             self._rings += 1
             if topic is None or len(self._last) >= TOPICS_MAX:
-                # Too many to remember them all count as rung: who looks once more loses nothing.
+                # With too many to remember, all count as rung: an extra read does no harm.
                 self._last_of_all = self._rings
                 self._last = {}
-            topics = [] if topic is None else [topic]
-            if topic is not None and topic.startswith(_TREE):
-                topics.append(EVERY_TREE)
-            for each in topics:
-                self._last[each] = self._rings
-            wakes = [
-                wake
-                for wanted, wake in list(self._waiters.values())
-                if wanted is not None and (topic is None or wanted in topics)
-            ]
+            if topic is not None:
+                self._last[topic] = self._rings
+                if topic.startswith(TREE_TOPIC):
+                    self._last[EVERY_TREE] = self._rings
+            wakes = self._wakes(topic) if self._waiters else ()
         for wake in wakes:
             wake()
 
+    def _wakes(self, topic: str | None) -> list[Callable[[], object]]:
+        """Return the wake functions of the topic's waiters; None means every topic not local."""
+        waiters = list(self._waiters.values())
+        if topic is None:
+            return [
+                wake for wanted, wake in waiters if wanted and not wanted.startswith(LOCAL_TOPIC)
+            ]
+        also = EVERY_TREE if topic.startswith(TREE_TOPIC) else topic
+        return [wake for wanted, wake in waiters if wanted in {topic, also}]
+
     def wait(self, topic: str | None, seen: int, seconds: float) -> bool:
-        """Block until the topic is rung after `seen`; False when the seconds have passed."""
-        # Unlike an Event it can be rung by a signal handler of the thread that waits.
+        """Block until the topic is rung after `seen`; return False on timeout."""
+        # Unlike an Event, a lock can be released by a signal handler of the waiting thread.
         silent = threading.Lock()
         silent.acquire()
 
@@ -97,21 +115,34 @@ class Signals:
             self._forget(silent)
 
     async def wait_async(self, topic: str | None, seen: int, seconds: float) -> bool:
-        """Wait in the event loop until the topic is rung after `seen`, or the seconds passed."""
-        event = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        """Wait in the event loop until the topic is rung after `seen`; return False on timeout."""
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        woken: asyncio.Future[bool] = loop.create_future()
+
+        def settle(is_rung: bool) -> None:
+            if not woken.done():
+                woken.set_result(is_rung)
+
+        def wake() -> None:
+            # A running task returns to the loop; outside one the loop may sleep and must be woken.
+            if threading.get_ident() == thread and asyncio.current_task(loop) is not None:
+                settle(True)
+            else:
+                loop.call_soon_threadsafe(settle, True)
+
+        timer = None
         try:
-            if self._register(event, topic, seen, lambda: loop.call_soon_threadsafe(event.set)):
+            if self._register(woken, topic, seen, wake):
                 return True
-            async with asyncio.timeout(seconds):
-                return await event.wait()
-        except TimeoutError:
-            return False
+            timer = loop.call_later(seconds, settle, False)
+            return await woken
         finally:
-            self._forget(event)
+            if timer is not None:
+                timer.cancel()
+            self._forget(woken)
 
     def watch(self, topics: Iterable[str], wake: Callable[[], object]) -> Callable[[], None]:
-        """Call `wake` at every ring of these topics, until what is returned is called."""
+        """Subscribe `wake` to these topics; return the function that unsubscribes it."""
         waiters = {object(): (topic, wake) for topic in topics}
         for topic, _ in waiters.values():
             if self._listen is not None:
@@ -128,7 +159,7 @@ class Signals:
     def _register(
         self, waiter: object, topic: str | None, seen: int, wake: Callable[[], object]
     ) -> bool:
-        """Add a waiter, and say whether its topic was rung already."""
+        """Add a waiter; return whether its topic was rung already."""
         if topic is not None and self._listen is not None:
             self._listen(topic)
         with self._lock:

@@ -1,9 +1,9 @@
 """One SQL text for both databases: valid SQLite as written, rewritten once for PostgreSQL.
 
-On PostgreSQL `/*pg … */` becomes live, `:name` becomes a numbered parameter, `:now` the schema's
-clock function, `hf_…` is qualified with the schema, `INDEXED BY …` is left out, because there are
-statistics, and five words of DDL are exchanged for PostgreSQL's. Text is compared by its bytes
-there too, whatever the server's language is.
+On PostgreSQL the content of `/*pg … */` is uncommented, `:name` becomes a numbered parameter and
+`:now` the schema's clock function, `hf_…` is qualified with the schema, `INDEXED BY …` is dropped
+(the planner has statistics), and five DDL keywords are translated. Text has the collation "C", so
+it is compared by bytes as on SQLite.
 """
 
 from __future__ import annotations
@@ -41,47 +41,44 @@ _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement as one database takes it."""
+    """A statement compiled for one database."""
 
     text: str
     parameters: tuple[str, ...]
+    """In the order of their numbers; empty on SQLite, which binds them by name."""
     may_change: bool
-    """False for a plain SELECT. Anything unknown, such as WITH, is taken to change rows."""
+    """False for a plain SELECT. Anything else, WITH included, is assumed to change rows."""
     counts_changes: bool
-    """True where the row count alone tells whether anything changed."""
+    """Whether the row count shows if anything changed."""
+    asks_time: bool
+    """Whether it uses `:now`; never on PostgreSQL, where that is a function."""
     columns: list[str] = field(default_factory=list)
-    """The names of the columns it returns, kept once they were seen."""
+    """The names of the returned columns, cached after the first row."""
 
-    def values(self, parameters: Mapping[str, object], now_ms: int | None = None) -> list[object]:
-        """Return the parameters in the order in which the text numbers them."""
-        return [now_ms if name == "now" else parameters[name] for name in self.parameters]
+    def values(self, parameters: Mapping[str, object]) -> list[object]:
+        """Return the parameters in the order of their numbers."""
+        return [parameters[name] for name in self.parameters]
 
 
 class Dialect:
-    """Compiles statements for one database and keeps them."""
+    """Compiles and caches statements for one database."""
 
     def __init__(self, schema: str | None) -> None:
         self.schema = schema
-        self.name = "sqlite" if schema is None else "postgres"
         self.statement: Callable[[str], Statement] = functools.cache(self._compile)
-        """Returns the compiled form of a statement, from the cache after the first time."""
-
-    def script(self, sql: str) -> str:
-        """Return a parameterless script of several statements in this dialect."""
-        return sql if self.schema is None else _Rewriter(self.schema).rewrite(sql)
+        """Returns the compiled form of a statement, cached."""
 
     def _compile(self, sql: str) -> Statement:
-        if self.schema is None:
-            text, parameters = sql, _parameters(sql)
-        else:
+        text, parameters = sql, list[str]()
+        if self.schema is not None:
             rewriter = _Rewriter(self.schema)
-            text = rewriter.rewrite(sql)
-            parameters = tuple(rewriter.parameters)
+            text, parameters = rewriter.rewrite(sql), rewriter.parameters
         return Statement(
             text=text,
-            parameters=parameters,
+            parameters=tuple(parameters),
             may_change=_READS.match(text) is None,
             counts_changes=_CHANGES.match(text) is not None,
+            asks_time=":now" in text,
         )
 
 
@@ -117,13 +114,8 @@ class _Rewriter:
         return f"${self.parameters.index(name) + 1}"
 
 
-def _parameters(sql: str) -> tuple[str, ...]:
-    found = (token["parameter"] for token in _TOKEN.finditer(sql) if token["parameter"])
-    return tuple(dict.fromkeys(found))
-
-
 def merged(branches: Sequence[str], order: str = "number") -> str:
-    """Return a page of the rows of several statements; each is read along its own index."""
+    """Return one query for a page of the rows of several; each can use its own index."""
     page = f"ORDER BY {order} LIMIT :limit"
     if len(branches) == 1:
         return f"{branches[0]} {page}"

@@ -1,4 +1,4 @@
-"""Threads of our own, which an interrupt of the caller's thread cannot harm."""
+"""Background threads and a latch that stay consistent when the caller's thread is interrupted."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 
 
 class Thread(threading.Thread):
-    """A daemon thread whose start can be interrupted like any other call."""
+    """A daemon thread whose start may be interrupted like any other call."""
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start it; after an interrupt `ident` tells whether it was started."""
+        """Start it; after an interrupt, `ident` shows whether it was started."""
         handled = sys.exception()
         try:
             super().start()
         except RuntimeError as error:
-            # An interrupt while `start` waits can end as an error of the lock that it waits with.
+            # An interrupt inside `start` can surface as an error of the lock it waits on.
             interrupt = error.__context__
             if interrupt is None or interrupt is handled:
                 raise
             raise interrupt from None
 
 
-class Flag:
-    """An event for which one thread waits, and which an interrupt cannot harm while it is set.
+class Latch:
+    """A one-shot event with one waiting thread, which is safe to set from an interrupted thread.
 
-    The lock inside `threading.Event` can be left held; then whoever waits never wakes.
+    An interrupt can leave the lock inside `threading.Event` held, and its waiter never wakes.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class Flag:
         self._gate.acquire()
 
     def set(self) -> None:
-        """Wake the thread that waits, now and later."""
+        """Wake the waiting thread; later waits return at once."""
         self.is_set = True
         try:
             self._gate.release()
         except RuntimeError:
-            return  # It was set before.
+            return  # Already set.
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is set, but no longer than this; return whether it is."""
+        """Wait until it is set or the time is up; return whether it is set."""
         if not self.is_set:
             self._gate.acquire(timeout=seconds)
         return self.is_set

@@ -1,4 +1,4 @@
-"""Database URLs: what they may say, and what each part means."""
+"""Database URLs: parsing, validation, and redaction for messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_SCHEMA = "holdfast"
 _NAMESPACE = re.compile(r"(?!pg_|information_schema$)[a-z][a-z0-9_]{0,39}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
-# What may be shown of a URL, and which options may have an @ that ends no login.
+# Options that messages may show, and those whose value may contain an @.
 _SHOWN = {
     "host",
     "port",
@@ -33,7 +33,11 @@ _SHOWN = {
 _MAY_HAVE_AT = {"user", "password", "sslpassword", "listen"}
 _SERVERS = ("postgresql://", "postgres://")
 _PORT = re.compile(r"^[^:\[\]]*(:\d*)?$|^\[[^\]]*\](:\d*)?$")
-_KNOWN = "sqlite:///file.db, sqlite:// (a temporary file) or postgresql://user@host/database"
+INSECURE = "HOLDFAST_INSECURE"
+_KNOWN = (
+    "sqlite:///file.db, sqlite:// (a temporary file), postgresql://user@host/database or "
+    "https://server"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class SqliteTarget:
 
     @property
     def url(self) -> str:
-        """The URL that finds this store from any directory; a temporary one has none."""
+        """The URL of this store, independent of the current directory; a temporary one has none."""
         if self.path is None:
             raise InvalidArgument(
                 "a temporary store (sqlite://) has no URL and no other process can open it; "
@@ -56,7 +60,7 @@ class SqliteTarget:
 
     @property
     def shown(self) -> str:
-        """What messages call this store."""
+        """Its name in messages."""
         return "sqlite://" if self.path is None else self.url
 
 
@@ -69,11 +73,11 @@ class PostgresTarget:
     prepares: bool = True
     """False behind a pooler that cannot keep prepared statements (`?prepare=off`)."""
     listen_dsn: str | None = field(default=None, repr=False)
-    """Where to LISTEN, past a pooler (`?listen=URL`); None with `?listen=off`: then we poll."""
+    """Where to LISTEN, past a pooler (`?listen=URL`); None means polling (`?listen=off`)."""
 
     @property
     def url(self) -> str:
-        """The URL that opens this store again, with its namespace, its options and its password."""
+        """The full URL of this store, with namespace, options and password."""
         options = {}
         if self.schema != DEFAULT_SCHEMA:
             options["namespace"] = self.schema
@@ -88,15 +92,38 @@ class PostgresTarget:
 
     @property
     def shown(self) -> str:
-        """What messages call this store."""
+        """Its name in messages, without passwords."""
         return redact(self.url)
 
 
-Target = SqliteTarget | PostgresTarget
+@dataclass(frozen=True, slots=True)
+class RemoteTarget:
+    """A Holdfast server, and the token that it knows this client by."""
+
+    url: str
+    """Without a slash at its end, and without the token."""
+    token: str = field(repr=False)
+    address: str
+    """The same for HTTP: of a Unix socket, with a host that stands for this machine."""
+    uds: str | None = None
+    """The path of a Unix socket."""
+
+    @property
+    def shown(self) -> str:
+        """What messages call this store."""
+        return self.url
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers by which the server knows the client."""
+        return {"Authorization": f"Bearer {self.token}"}
 
 
-def parse(url: str | None, namespace: str | None) -> Target:
-    """Return where a URL points; raise InvalidArgument with what is wrong with it."""
+Target = SqliteTarget | PostgresTarget | RemoteTarget
+
+
+def parse(url: str | None, namespace: str | None, token: str | None = None) -> Target:
+    """Return the target of a URL, or raise InvalidArgument that says what is wrong with it."""
     given, is_from_environment = url, False
     if given is None:
         given = os.environ.get("HOLDFAST_URL") or DEFAULT_URL
@@ -105,7 +132,7 @@ def parse(url: str | None, namespace: str | None) -> Target:
         raise InvalidArgument(f"url must be text, not {type(given).__name__}")
     if namespace is not None:
         _require_namespace(namespace)
-    # The standard parser removes them without a word, and another file would be opened.
+    # The standard parser silently removes them, and another file would be opened.
     if _CONTROL.search(given):
         raise InvalidArgument(f"{shown(redact(given))} contains a control character; remove it")
     scheme = given.partition("://")[0] if "://" in given else None
@@ -113,11 +140,13 @@ def parse(url: str | None, namespace: str | None) -> Target:
         return _sqlite(given, namespace, must_be_absolute=is_from_environment)
     if scheme in {"postgresql", "postgres"}:
         return _postgres(given, namespace)
+    if scheme in {"http", "https", "http+unix"}:
+        return _remote(given, namespace, token)
     raise InvalidArgument(f"{shown(redact(given))} is not a database URL; use {_KNOWN}")
 
 
 def redact(url: str) -> str:
-    """Return a URL without what may be a password, for messages; also one that is malformed."""
+    """Return a URL, malformed or not, without anything that may be a password."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "…" if "@" in url or "=" in url else url
@@ -136,7 +165,7 @@ def redact(url: str) -> str:
 
 
 def _has_cut_login(query: str) -> bool:
-    """Tell whether the ? before this query stood in a password."""
+    """Whether the ? before this query was part of a password."""
     options = (option.partition("=") for option in query.split("&") if option)
     return any(
         not sign or ("@" in value and name not in _MAY_HAVE_AT) for name, sign, value in options
@@ -144,7 +173,7 @@ def _has_cut_login(query: str) -> bool:
 
 
 def without_values(reason: str, url: str) -> str:
-    """Return a parser's message without what it quotes of a URL, but for the names of options."""
+    """Return a parser's message without the values that it quotes from a URL."""
     names = {option.partition("=")[0] for option in url.partition("?")[2].split("&")}
     return re.sub(r'"([^"]*)"', lambda found: found[0] if found[1] in names else '"…"', reason)
 
@@ -164,7 +193,8 @@ def _one_namespace(in_url: str | None, given: str | None) -> str | None:
     _require_namespace(in_url)
     if given not in {None, in_url}:
         raise InvalidArgument(
-            f"the URL names the namespace {shown(in_url)}, not {shown(given)}; name one of them"
+            f"the URL has the namespace {shown(in_url)}, the argument is {shown(given)}; pass one "
+            "of them"
         )
     return in_url
 
@@ -222,16 +252,47 @@ def _postgres(url: str, namespace: str | None) -> PostgresTarget:
     return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on", listen_dsn)
 
 
+def _remote(url: str, namespace: str | None, token: str | None) -> RemoteTarget:
+    if namespace is not None:
+        raise InvalidArgument("a server serves one namespace; name the server that serves yours")
+    parts = _server_parts(url)
+    if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
+        raise InvalidArgument(
+            f"{shown(redact(url))} is not the address of a server; write http://host:port, and "
+            "give the token apart"
+        )
+    uds = unquote(parts.netloc) if parts.scheme == "http+unix" else None
+    if uds is not None and not os.path.isabs(uds):
+        raise InvalidArgument(
+            f"{shown(url)} names no Unix socket; write its absolute path with / as %2F, as in "
+            "http+unix://%2Frun%2Fholdfast.sock"
+        )
+    is_near = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    if parts.scheme == "http" and not is_near and not os.environ.get(INSECURE):
+        raise InvalidArgument(
+            f"{shown(redact(url))} would send the token in clear; use https, or set {INSECURE}=1 "
+            "on a network that you trust"
+        )
+    token = token or os.environ.get("HOLDFAST_TOKEN")
+    if not token:
+        raise InvalidArgument("a server needs a token: pass token=, or set HOLDFAST_TOKEN")
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        raise InvalidArgument("token must be the text that `holdfast tokens create` printed")
+    url = url.rstrip("/")
+    address = url if uds is None else f"http://localhost{parts.path.rstrip('/')}"
+    return RemoteTarget(url, token, address, uds)
+
+
 def _encode(options: Mapping[str, str]) -> str:
     # Unlike a form, a connection string does not read + as a space.
     return urlencode(options, safe="/", quote_via=quote)
 
 
 def _server_parts(url: str) -> SplitResult:
-    """Split a server's URL; refuse one that would show a part of its password as something else."""
+    """Split a server's URL; refuse one whose password would be parsed as another part."""
     shown = repr(redact(url))
     if _NO_ESCAPE.search(url):
-        raise InvalidArgument(f"{shown} has a % that is no escape; write % as %25")
+        raise InvalidArgument(f"{shown} has a % that is not an escape; write % as %25")
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -246,5 +307,5 @@ def _server_parts(url: str) -> SplitResult:
         )
     for host in parts.netloc.rpartition("@")[2].split(","):
         if not _PORT.search(host):
-            raise InvalidArgument(f"{shown} has a port that is no number")
+            raise InvalidArgument(f"{shown} has a port that is not a number")
     return parts

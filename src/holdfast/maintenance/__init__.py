@@ -1,4 +1,4 @@
-"""Maintenance: recovery after a crash, and retention, which keeps a store small."""
+"""Maintenance: recovery after a crash, and retention."""
 
 from ..checkpoints.archive import read_archive
 from ..records import Pruned

@@ -1,7 +1,8 @@
-"""Recovery: what everything that starts does first, always in the same order.
+"""Recovery: what every process does first when it starts, in a fixed order.
 
-Opening the store has migrated it. Then, noun by noun: fence what an earlier boot of this instance
-still holds, settle what dead owners left, sweep leases and begin what is due. Claiming comes after.
+Opening the store has migrated it. Then, noun by noun: fence leases of earlier boots of this
+instance, settle effects of dead owners, sweep expired leases and promote due items. Claiming comes
+after.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from dataclasses import dataclass
 
 from ..arguments import require_text, require_text_or_none
 from ..effects.tools import by_name
-from ..kernel.flow import Flow, flow, perform
+from ..kernel.flow import Flow, flow, perform, served
 from ..kernel.nouns import SWEPT_PER_PASS
 from ..kernel.operation import C, Handle, Op, Query, Runtime, batch, operation
 from ..leases import default_holder
 from ..records import Effect, Swept
 from ..sessions.rows import BOOT_MARK
+from ..wire import travels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """What recovery did.
 
-    `fenced` counts leases of earlier boots of this instance. `settled` are effects of dead
-    owners whose outcome is known now, or that are parked; `left` are those whose tool was not
-    given, for a process that knows it.
+    `fenced` counts leases of earlier boots of this instance. `settled` are effects of dead owners
+    that now have an outcome or are parked; `left` are those whose tool was not given, for a process
+    that has it.
     """
 
     fenced: int
@@ -33,18 +35,19 @@ class Recovered:
     swept: Swept
 
 
+@travels
 class RecoveryOps(Handle[C]):
-    """What a store does when a process starts."""
+    """Recovery of a store when a process starts."""
 
     @flow
     def recover(
         self, holder: str | None = None, *, instance: str | None = None, tools: object = None
     ) -> Flow[Recovered]:
-        """Bring the store in order after a crash, as everything that starts does first.
+        """Recover the store after a crash. Every process should do this first.
 
-        With `instance`, a name that one process at a time has, what an earlier boot of it holds
-        is fenced at once; without it leases run out by themselves. Effects whose owner is dead
-        are verified with the hooks of `tools`, or parked.
+        `instance` is a name that only one process has at a time: leases of its earlier boots are
+        fenced at once. Without it, they expire by themselves. Effects whose owner is dead are
+        verified with the hooks of `tools`, or parked.
         """
         known = by_name(tools)
         require_text_or_none("instance", instance)
@@ -60,29 +63,39 @@ class RecoveryOps(Handle[C]):
             done, lacking = yield from noun.recover(self.runtime, name, known)
             settled += done
             left += lacking
-        swept = yield from sweep(self.runtime)
+        swept = yield from RecoveryOps._sweep(self)
         return Recovered(fenced=fenced, settled=tuple(settled), left=tuple(left), swept=swept)
 
+    @served
+    def _sweep(self) -> Flow[Swept]:
+        """Requeue, end or promote what is due, once, in every noun."""
+        swept = Swept()
+        for noun in self.runtime.nouns:
+            swept += yield from noun.sweep(self.runtime, SWEPT_PER_PASS)
+        return swept
 
+
+@travels
 class _Instance:
-    """A name that one process at a time has."""
+    """An instance: a name that only one process has at a time."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
+    def _to_wire(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime) -> _Instance:
+        """Return that of the other end."""
+        return cls(runtime)
+
     @operation
     def fence(self, holder: str, instance: str) -> Op[int]:
-        """Take away every lease that an earlier boot of this instance holds."""
+        """End every lease of an earlier boot of this instance; return how many."""
         boots = f"{instance}{BOOT_MARK}"
         own = {"holder": f"{boots}{holder}", "boots": boots}
         statements = [noun.fencing for noun in self.runtime.nouns if noun.fencing]
         found = yield from batch(*(Query(statement, own) for statement in statements))
         return sum(map(len, found))
-
-
-def sweep(runtime: Runtime, limit: int = SWEPT_PER_PASS) -> Flow[Swept]:
-    """Sweep every noun once."""
-    swept = Swept()
-    for noun in runtime.nouns:
-        swept += yield from noun.sweep(runtime, limit)
-    return swept

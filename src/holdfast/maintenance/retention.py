@@ -1,4 +1,4 @@
-"""Retention: what is old goes, noun by noun, except what somebody still needs."""
+"""Retention: remove old data that is not needed any more, noun by noun."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..access import record
 from ..arguments import require_seconds, require_text, require_whole
 from ..kernel.commit_settlement import MarkOps
 from ..kernel.files import Archive
-from ..kernel.flow import Flow, flow, invoke, perform
+from ..kernel.flow import Flow, invoke, perform, served
 from ..kernel.nouns import Retention
-from ..kernel.operation import C, Handle, Op, query
+from ..kernel.operation import C, Handle, Op, operation, query
 from ..kernel.schema import read_store_id
 from ..records import Pruned
 
@@ -25,9 +26,9 @@ DAYS_MAX = 36_525
 
 
 class MaintenanceOps(Handle[C]):
-    """What keeps a store small."""
+    """Retention for a store."""
 
-    @flow
+    @served
     def prune(
         self,
         *,
@@ -41,18 +42,20 @@ class MaintenanceOps(Handle[C]):
         vacuum: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Flow[Pruned]:
-        """Remove all but the newest `keep` checkpoints of each session, and work items that were
-        finished longer than `work_days` ago, in small transactions. Effects go too: those whose
-        key has expired `key_days` after they ended, those of deleted sessions after `effect_days`,
-        never one that is under way or in doubt. Of trees whose sessions have all ended, events and
-        the history of shared state go after `history_days`; who reads them gets Compacted. With
-        `session`, only checkpoints of that one go.
+        """Remove old data in small transactions; return how much.
 
-        The latest, the resume point (of forks too), pinned and attested versions, fork points and
-        approval points are never removed, and one written under a key not before it is `key_days`
-        old. With `archive` each, and each event, is durable in that file before it goes. `vacuum`
-        gives the space back; on SQLite other writers wait meanwhile. `progress` is told how many
-        checkpoints were removed.
+        That is all but the newest `keep` checkpoints of each session, work items that finished more
+        than `work_days` ago, closed peer calls and pauses after `key_days`, expired effects
+        `key_days` after they ended, and effects of deleted sessions after `effect_days`, but none
+        in flight or in doubt. In trees whose sessions have
+        all ended, events and the history of shared state are removed after `history_days`; reading
+        them raises Compacted. With `session`, only checkpoints of that session are removed.
+
+        Never removed are the latest version, resume points (also of forks), pinned and attested
+        versions, fork points, approval points, and a version with an idempotency key until it is
+        `key_days` old. With `archive`, removed checkpoints and events are first durable in that
+        file. `vacuum` returns the space to the system; on SQLite other writers wait for it.
+        `progress` is called with the number of checkpoints removed.
         """
         require_whole("keep", keep, 1, KEEP_MAX)
         if vacuum:
@@ -67,23 +70,31 @@ class MaintenanceOps(Handle[C]):
             history_ms=require_days(history_days, "history_days"),
             progress=progress,
         )
-        book = None
+        days = {"work": work_days, "key": key_days, "effect": effect_days, "history": history_days}
+        asked = [f"keep={keep}", *(f"{name}_days={each:g}" for name, each in days.items())]
+        archive_file = None
         if archive is not None:
             store_id = yield from perform(MaintenanceOps._store_id, self)
-            book = yield from invoke(Archive, archive, store_id)
+            archive_file = yield from invoke(Archive, archive, store_id)
+            retention = replace(retention, archive=archive_file)
         pruned = Pruned(is_vacuumed=vacuum)
         try:
+            yield from perform(MaintenanceOps._audit, self, only, ", ".join(asked))
             for noun in reversed(self.runtime.nouns):
-                pruned += yield from noun.prune(self.runtime, replace(retention, archive=book))
+                pruned += yield from noun.prune(self.runtime, retention)
         finally:
-            if book is not None:
-                book.close()
+            if archive_file is not None:
+                archive_file.close()
         if only is None:
             writers = yield from perform(MarkOps.forget, MarkOps())
             pruned = replace(pruned, writers=writers)
         if vacuum:
             yield from invoke(self.runtime.driver.vacuum)
         return pruned
+
+    @operation
+    def _audit(self, session_id: str | None, asked: str) -> Op[None]:
+        yield from record(self.runtime.actor, "store_pruned", session_id, asked)
 
     @query
     def _store_id(self) -> Op[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..session import Session
 from ..sessions.portable import find_number
 from ..trees import Tree
 from .file import ExportFile, ExportWriter, Format, Source
-from .legacy import LegacyDatabase
+from .plan import Plan
 from .transfer import Exporter, Importer, check
 
 # So many of the trees that cannot be moved are named in the message.
@@ -33,10 +34,12 @@ class PortableOps(Handle[C]):
     def export(
         self, path: str | Path, sessions: Iterable[object] | None = None, *, move: bool = False
     ) -> Flow[Exported]:
-        """Write sessions to a new file, one consistent moment of them; without names, all.
+        """Write sessions to a new file; without names, all that there are now.
 
         A session brings its whole tree, the trees it was forked from, and their effects, work items
-        and spend. With a cipher the file is encrypted. Nothing is left behind if it fails.
+        and spend. Named sessions are read from one snapshot; without names, each tree is, together
+        with those that share history with it by forks, so that no snapshot grows old. With a cipher
+        the file is encrypted. Nothing is left behind if it fails.
 
         `move` cancels the trees here, with their items, in one transaction; then the file gets its
         name. SessionBusy names those that were written to meanwhile: all go on here.
@@ -87,6 +90,8 @@ class PortableOps(Handle[C]):
     @flow
     def import_legacy(self, path: str | Path) -> Flow[Imported]:
         """Adopt the sessions of an older SQLite format, all of them or none; it is only read."""
+        from .legacy import LegacyDatabase
+
         self.runtime.driver.require_own("import")
         place = _existing(path)
 
@@ -142,8 +147,7 @@ def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move
         with open(descriptor, "w+b") as file:
             format, export_id = Format(runtime.nouns), os.urandom(16).hex()
             writer = ExportWriter(file, runtime.codec.widened(), format, export_id)
-            call = Call(Exporter.write, Exporter(runtime), (writer, ids))
-            positions = driver.run(call)
+            positions = _write_groups(runtime, writer, ids, keep_positions=move)
             writer.end()
             size = file.tell()
         if move:
@@ -152,10 +156,26 @@ def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move
     return Exported.counted(writer.counts, path=path, bytes=size, moved=moved)
 
 
+def _write_groups(
+    runtime: Runtime, writer: ExportWriter, ids: list[str] | None, *, keep_positions: bool
+) -> dict[str, int]:
+    """Write the groups of trees, each from a snapshot of its own."""
+    driver, exporter, positions = runtime.driver.twin(), Exporter(runtime), dict[str, int]()
+    with contextlib.closing(Plan(runtime)) as plan:
+        driver.run(Call(Plan.read, plan, (ids,)))
+        writer.begin(plan.store_id)
+        for group in plan.groups():
+            writer.begin_group()
+            found = driver.run(Call(Exporter.write, exporter, (writer, group)))
+            if keep_positions:
+                positions |= found
+    return positions
+
+
 def _import(runtime: Runtime, read: Callable[[], Source], *, is_trusted: bool) -> Imported:
     source, importer, driver = read(), Importer(runtime), runtime.driver.twin()
-    seen = check(runtime.nouns, runtime.codec, source, is_trusted=is_trusted)
-    driver.run(Call(Importer.require_absent, importer, (seen, source.label, is_trusted)))
+    for seen in check(runtime.nouns, runtime.codec, source, is_trusted=is_trusted):
+        driver.run(Call(Importer.require_absent, importer, (seen, source.label, is_trusted)))
     try:
         counts = driver.run(Call(Importer.write, importer, (source,)))
     except Refused as error:

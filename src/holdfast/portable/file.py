@@ -1,11 +1,12 @@
 """The export file: how records lie in it, and how damage to it is found.
 
     line 1      a JSON object: the format's version, the export's and the store's id
-    then        frames: 4 bytes of length, then a record, sealed by the codec
+    then        frames: 4 bytes of length, then a list of records, sealed by the codec. They form
+                groups of trees, each from one snapshot and independent of the others
     at the end  a frame with the number of frames and the SHA-256 of everything before it
 
-A record is bound to the export and to its place in it, so that none can be changed, moved, repeated
-or left out. With a cipher the records are encrypted. Which records there are, the nouns say.
+A frame is bound to the export and to its place in it, so that none can be changed, moved, repeated
+or left out. With a cipher the frames are encrypted. Which records there are, the nouns say.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, Union
+from typing import IO, Any, NamedTuple, Protocol, Union
 
 import msgspec
 
@@ -31,7 +32,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..kernel.nouns import Noun
-from ..kernel.portable import Count, Record
+from ..kernel.portable import Count, Record, Seen
 
 VERSION = 1
 HEADER_BYTES_MAX = 4_096
@@ -39,9 +40,15 @@ LENGTH_BYTES = 4
 # The largest record has so many values of the store, and what names them.
 VALUES_MAX = 5
 FIELDS_BYTES_MAX = 65_536
-# What a sealed record has around its body: header, digest, the cipher's key id, nonce and tag.
-RECORD_BYTES_MORE = 1_024
+# Records share a frame up to this size; a larger one has a frame of its own.
+FRAME_BYTES = 65_536
+# What a sealed frame has around its body: header, digest, the cipher's key id, nonce and tag.
+FRAME_BYTES_MORE = 1_024
 LABEL_CHARACTERS_MAX = 64
+
+
+class GroupRecord(Record, frozen=True, tag="group"):
+    """Begins another group of trees, which refers to nothing before it."""
 
 
 class EndRecord(Record, frozen=True, tag="end"):
@@ -50,18 +57,40 @@ class EndRecord(Record, frozen=True, tag="end"):
     frames: Count
     sha256: str
 
+    def problem(self, seen: Seen) -> str | None:
+        """Refuse it anywhere but at the end."""
+        return "it has an end before its end"
+
 
 class Format:
     """How the records of some nouns are read and written."""
 
     def __init__(self, nouns: Sequence[Noun]) -> None:
         self.kinds = tuple(kind for noun in nouns for kind in noun.portable.records)
-        self._decoder = _decoder((*self.kinds, EndRecord))
+        self._decoder, self._list_decoder = _decoders((*self.kinds, GroupRecord, EndRecord))
         self._fields = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in self.kinds}
 
     def counts(self) -> dict[str, int]:
         """Return a counter for each kind of record that is counted."""
         return {kind.counted: 0 for kind in self.kinds if kind.counted}
+
+    def read_all(self, body: bytes) -> list[Record]:
+        """Return the records of a frame. Raises WrongRecord if one is none, or not as we write."""
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            records: list[Record] = self._list_decoder.decode(body)
+            if records and _encoder.encode(records) == body:
+                return records
+        # It is refused: which of its records is to blame is looked for one by one.
+        try:
+            parts = _raw_decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WrongRecord(0, f"is not one of ours: {printable(str(error))}") from error
+        for place, part in enumerate(parts):
+            try:
+                self.read(bytes(part))
+            except msgspec.ValidationError as error:
+                raise WrongRecord(place, str(error)) from error
+        raise WrongRecord(0, "is not written as we write it")
 
     def read(self, body: bytes) -> Record:
         """Return a record; ValidationError or DecodeError if it is none, or not written as ours.
@@ -94,12 +123,25 @@ class Format:
         return f"is not one of ours: {printable(str(error))}"
 
 
+class WrongRecord(Exception):
+    """A record of a frame is not one of ours."""
+
+    def __init__(self, place: int, problem: str) -> None:
+        super().__init__(problem)
+        self.place = place
+
+
 @functools.cache
-def _decoder(kinds: tuple[type[Record], ...]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(Union[kinds])  # noqa: UP007
+def _decoders(
+    kinds: tuple[type[Record], ...],
+) -> tuple[msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[Any]]:
+    """Return what reads one record, and a list of them."""
+    kind: Any = Union[kinds]  # noqa: UP007
+    return msgspec.msgpack.Decoder(kind), msgspec.msgpack.Decoder(list[kind])
 
 
 _encoder = msgspec.msgpack.Encoder()
+_raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Source(Protocol):
@@ -119,8 +161,17 @@ class Source(Protocol):
         ...
 
 
+class _Place(NamedTuple):
+    """A position in an export file, and the state of its writer there."""
+
+    bytes: int
+    frames: int
+    digest: hashlib._Hash
+    counts: dict[str, int]
+
+
 class ExportWriter:
-    """Writes one export; `begin` starts over, `end` makes it complete and durable."""
+    """Writes one export; `begin` empties it, `end` makes it complete and durable."""
 
     def __init__(self, file: IO[bytes], codec: Codec, format: Format, export_id: str) -> None:
         self._file = file
@@ -130,6 +181,8 @@ class ExportWriter:
         self._export_id = export_id
         self._digest = hashlib.sha256()
         self._frames = 0
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
 
     def begin(self, store_id: str) -> None:
         """Empty the file and write its first line."""
@@ -137,6 +190,7 @@ class ExportWriter:
         self._file.truncate()
         self._digest = hashlib.sha256()
         self._frames = 0
+        self._waiting, self._waiting_bytes = [], 0
         self.counts = self._format.counts()
         header = {
             "holdfast_export": VERSION,
@@ -145,6 +199,27 @@ class ExportWriter:
             "is_encrypted": self._codec.has_cipher,
         }
         self._put(f"{to_json(header)}\n".encode())
+        self._group = self._place()
+
+    def begin_group(self) -> None:
+        """Begin a group of trees."""
+        if self._frames or self._waiting:
+            self.write(GroupRecord())
+            self.flush()
+        self._group = self._place()
+
+    def begin_again(self) -> None:
+        """Remove what was written of the current group."""
+        place = self._group
+        self._waiting, self._waiting_bytes = [], 0
+        if self._file.tell() != place.bytes:
+            self._file.seek(place.bytes)
+            self._file.truncate()
+        self._frames, self._digest = place.frames, place.digest.copy()
+        self.counts = dict(place.counts)
+
+    def _place(self) -> _Place:
+        return _Place(self._file.tell(), self._frames, self._digest.copy(), dict(self.counts))
 
     def write(self, record: Record) -> None:
         """Add a record, and count it."""
@@ -154,13 +229,25 @@ class ExportWriter:
 
     def append(self, body: bytes) -> None:
         """Add the body of a record."""
-        sealed = self._codec.seal(body, context=_context(self._export_id, self._frames))
-        self._put(len(sealed).to_bytes(LENGTH_BYTES) + sealed)
-        self._frames += 1
+        if self._waiting_bytes + len(body) > FRAME_BYTES:
+            self.flush()
+        self._waiting.append(body)
+        self._waiting_bytes += len(body)
+
+    def flush(self) -> None:
+        """Write the pending records as one frame."""
+        if self._waiting:
+            body = self._codec.join(self._waiting)
+            sealed = self._codec.seal(body, context=_context(self._export_id, self._frames))
+            self._put(len(sealed).to_bytes(LENGTH_BYTES) + sealed)
+            self._frames += 1
+            self._waiting, self._waiting_bytes = [], 0
 
     def end(self) -> None:
         """Write the last record and wait until everything is on the disk."""
+        self.flush()
         self.write(EndRecord(frames=self._frames, sha256=self._digest.hexdigest()))
+        self.flush()
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -212,28 +299,34 @@ class ExportFile:
             line = file.readline(HEADER_BYTES_MAX)
             digest.update(line)
             left -= len(line)
-            ordinal = 0
+            frames, ordinal = 0, 0
             while True:
                 prefix = file.read(LENGTH_BYTES)
                 length = int.from_bytes(prefix)
                 left -= LENGTH_BYTES + length
                 if len(prefix) < LENGTH_BYTES or left < 0:
                     raise self._damaged("it ends in the middle; export the sessions again")
-                if length > self._record_bytes_max + RECORD_BYTES_MORE:
+                if length > self._record_bytes_max + FRAME_BYTES_MORE:
                     raise self._too_large(ordinal, length)
                 sealed = file.read(length)
-                record = self._record(sealed, ordinal)
-                if isinstance(record, EndRecord):
-                    if record.frames != ordinal or record.sha256 != digest.hexdigest() or left:
-                        raise self._damaged("what it says of itself at its end is not so")
-                    if self._digest not in {"", record.sha256}:
-                        raise self._damaged("it was changed while it was read")
-                    self._digest = record.sha256
+                records = self._read_frame(sealed, frames, ordinal)
+                end = records[-1] if records else None
+                if isinstance(end, EndRecord):
+                    self._require_end(end, frames, digest.hexdigest(), left + len(records) - 1)
                     return
                 digest.update(prefix)
                 digest.update(sealed)
-                ordinal += 1
-                yield record
+                frames += 1
+                ordinal += len(records)
+                yield from records
+
+    def _require_end(self, end: EndRecord, frames: int, sha256: str, more: int) -> None:
+        """Refuse a file that is not what it says of itself, or was not the first time."""
+        if end.frames != frames or end.sha256 != sha256 or more:
+            raise self._damaged("what it says of itself at its end is not so")
+        if self._digest not in {"", sha256}:
+            raise self._damaged("it was changed while it was read")
+        self._digest = sha256
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -267,16 +360,17 @@ class ExportFile:
             raise self._damaged("its first line is not what was written")
         return header
 
-    def _record(self, sealed: bytes, ordinal: int) -> Record:
+    def _read_frame(self, sealed: bytes, frame: int, first: int) -> list[Record]:
+        """Return the records of a frame, of which the first has the ordinal number `first`."""
         try:
-            body = self._codec.unseal(sealed, context=_context(self._export_id, ordinal))
-            return self._format.read(body)
+            body = self._codec.unseal(sealed, context=_context(self._export_id, frame))
+            return self._format.read_all(body)
         except CorruptRecord as error:
             if "limit" in error.fields:
-                raise self._too_large(ordinal, error.fields["actual"]) from error
-            raise self._damaged(f"record {ordinal} does not match its digest") from error
-        except msgspec.ValidationError as error:
-            raise self._damaged(f"record {ordinal} {error}") from error
+                raise self._too_large(first, error.fields["actual"]) from error
+            raise self._damaged(f"frame {frame} does not match its digest") from error
+        except WrongRecord as error:
+            raise self._damaged(f"record {first + error.place} {error}") from error
 
     def _too_large(self, ordinal: int, size: object) -> LimitExceeded:
         return LimitExceeded(

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ..effects.portable import AncestryRecord, EffectRecord, KnownByRecord
-from ..effects.requests import GLOBAL, RequestIdentity, identify, scope_of
-from ..effects.salts import mark_of
+from ..effects.portable import AncestryRecord, EffectRecord, SaltsRecord
+from ..effects.requests import GLOBAL, RequestIdentity, identify, mark_of, scope_of
 from ..effects.statements import Statements
 from ..kernel.portable import Record
 from ..records import EffectReason
@@ -34,7 +33,7 @@ class LegacyLedger:
     def records(self) -> Iterator[Record]:
         """Start over, and yield what effects are known by."""
         self._generations.clear()
-        yield KnownByRecord([self.salt], mark_of(self._key) or None)
+        yield SaltsRecord([self.salt], mark_of(self._key) or None)
 
     def ancestry(self, number: int) -> AncestryRecord:
         """Return what the effects of a session are found by."""

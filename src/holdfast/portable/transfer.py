@@ -1,18 +1,22 @@
-"""Exports and imports: all nouns in turn, checked whole first, all of it or nothing."""
+"""Exports and imports: all nouns in turn for each group of trees.
+
+An import is checked whole first, and is all of it or nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument
 from ..feed.portable import read_positions
 from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Runtime, large_query, operation, query
-from ..kernel.portable import Export, Import, Record, Seen
-from ..kernel.schema import read_store_id
-from ..sessions.portable import choose_trees
-from .file import ExportWriter, Format, Source
+from ..kernel.portable import Export, Import, Record, Seen, SeenFile
+from ..sessions.portable import read_members
+from .file import ExportWriter, Format, GroupRecord, Source
 
 
 class Exporter:
@@ -22,43 +26,58 @@ class Exporter:
         self._runtime = runtime
 
     @large_query
-    def write(self, writer: ExportWriter, ids: Sequence[str] | None) -> Op[dict[str, int]]:
-        """Write the trees of these sessions, or of all, and the trees they were forked from.
+    def write(self, writer: ExportWriter, group: Sequence[str]) -> Op[dict[str, int]]:
+        """Write a group of trees, except those deleted since they were chosen.
 
-        Return the position that each tree was at.
+        Returns the position of each tree.
         """
-        writer.begin((yield from read_store_id()))
-        root_ids, sessions = yield from choose_trees(ids)
+        writer.begin_again()
+        root_ids, sessions = yield from read_members(group)
         out = Export(self._runtime.codec, writer.write, root_ids, sessions)
         for noun in self._runtime.nouns:
             yield from noun.portable.export(out)
         return (yield from read_positions(root_ids))
 
 
-def check(nouns: Sequence[Noun], codec: Codec, source: Source, *, is_trusted: bool = False) -> Seen:
-    """Look at everything that a source yields, and return what was seen.
+def check(
+    nouns: Sequence[Noun], codec: Codec, source: Source, *, is_trusted: bool = False
+) -> Iterator[Seen]:
+    """Look at everything that a source yields, and yield what was seen of each group of trees.
 
     CorruptRecord: it is not in order. LimitExceeded: it has a value that this store would not take.
     InvalidArgument: it has something that counts beyond its own sessions, and is not trusted.
     """
-    seen = Seen(codec)
+    whole = SeenFile()
+    seen = Seen(codec, whole)
     for record in source.records():
+        if isinstance(record, GroupRecord):
+            _check_end(nouns, source, seen, is_trusted=is_trusted)
+            yield seen
+            seen = Seen(codec, whole)
+            continue
         try:
             problem = _unprintable(record) or _misshapen(codec, record) or record.problem(seen)
         except (CorruptRecord, AttributeError, TypeError) as error:
             problem = str(error)
         if problem:
             raise _disorder(source, problem)
+    _check_end(nouns, source, seen, is_trusted=is_trusted)
+    yield seen
+
+
+def _check_end(nouns: Sequence[Noun], source: Source, seen: Seen, *, is_trusted: bool) -> None:
+    """Check that a group is complete, and repeats nothing of those before it."""
     for noun in nouns:
         if problem := noun.portable.problem_at_end(seen):
             raise _disorder(source, problem)
+    if problem := seen.repeated():
+        raise _disorder(source, problem)
     if seen.beyond and not is_trusted:
         raise InvalidArgument(
             f"{source.label} has {seen.beyond}, which counts beyond the sessions that are in "
             "it; nothing was imported. If you trust where it comes from, import it with "
             "store_keys=True (--store-keys)"
         )
-    return seen
 
 
 def _disorder(source: Source, problem: str) -> CorruptRecord:
@@ -66,9 +85,9 @@ def _disorder(source: Source, problem: str) -> CorruptRecord:
 
 
 def _unprintable(record: Record) -> str | None:
-    for name in record.__struct_fields__:
-        text = getattr(record, name)
+    for place, text in enumerate(msgspec.structs.astuple(record)):
         if type(text) is str and not text.isprintable():
+            name = record.__struct_fields__[place]
             return f"{name} {text!r} has characters that cannot be printed"
     return None
 
@@ -99,15 +118,15 @@ class Importer:
     @operation
     def write(self, source: Source) -> Op[dict[str, int]]:
         """Write every record in one transaction; the source is read again if it is re-run."""
-        into = Import(self._runtime, source.label)
-        counts = Format(self._runtime.nouns).counts()
+        format = Format(self._runtime.nouns)
+        ranks = {kind: rank for rank, kind in enumerate(format.kinds)}
+        into, counts = Import(self._runtime, source.label, ranks), format.counts()
         for record in source.records():
-            yield from record.add(into)
+            if isinstance(record, GroupRecord):
+                yield from into.end_group()
+                continue
+            yield from into.add(record)
             if record.counted:
                 counts[record.counted] += 1
-            if into.is_full:
-                yield from into.flush()
-        yield from into.flush()
-        for noun in self._runtime.nouns:
-            yield from noun.portable.finish(into)
+        yield from into.end_group()
         return counts

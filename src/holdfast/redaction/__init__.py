@@ -1,14 +1,13 @@
-"""Secrets of common shapes are taken out of plain data before it is stored.
+"""Redaction of common kinds of secrets from plain data before it is stored.
 
-A secret is known by its own shape (`ghp_…`, a PEM block, a card number), by the name it stands
-under (`{"password": …}`, `api_key=…`), or by what carries it (a URL, a header). What is found
-becomes `[redacted:kind]`. This lowers the harm of a secret in the wrong place; it is no proof that
-none is left: a password in the middle of a sentence has no shape.
+A secret is recognised by its own format (`ghp_…`, a PEM block, a card number), by its name
+(`{"password": …}`, `api_key=…`), or by its context (a URL, a header), and replaced by
+`[redacted:kind]`. This reduces harm but guarantees nothing: a password in the middle of a sentence
+cannot be recognised.
 
-Nearly every text has no secret, so the search starts with a few passes over its bytes that cost
-microseconds: is there a long run of token characters, a telling word, a URL with `@`, or as many
-digits as a card has? Only what answers yes is looked at with patterns. None of them can backtrack
-over more than a bounded stretch.
+Most text has no secrets, so the search starts with a few cheap passes over its bytes: is there a
+long run of token characters, a suspicious word, a URL with `@`, or as many digits as a card has?
+Only then are patterns applied, none of which can backtrack without bound.
 """
 
 from __future__ import annotations

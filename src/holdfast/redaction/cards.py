@@ -30,7 +30,7 @@ _DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 
 def is_card(digits: bytes) -> bool:
-    """Say whether an issuer could have given out this number."""
+    """Whether these digits can be the number of a real card."""
     length = len(digits)
     if not any(length in lengths and issuer.match(digits) for issuer, lengths in _ISSUERS):
         return False

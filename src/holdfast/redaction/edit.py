@@ -1,4 +1,4 @@
-"""Secrets are cut out of the bytes of a text, left to right."""
+"""Replacing secrets in the bytes of a text, from left to right."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PLACEHOLDER: Final = re.compile(
 
 
 def hidden(kind: str) -> str:
-    """Return what stands for a secret of a kind."""
+    """Return the replacement for a secret of a kind."""
     return f"[redacted:{kind}]"
 
 
 class Edit:
-    """Puts a text together again from what is kept and what stands for secrets."""
+    """Builds a text with some parts replaced."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -26,13 +26,13 @@ class Edit:
         self.kinds: set[str] = set()
 
     def cut(self, start: int, end: int, kind: str) -> None:
-        """Replace what stands from start to end; start is not before `done`."""
+        """Replace the bytes from start to end; start must not be before `done`."""
         self._pieces += (self.raw[self.done : start], hidden(kind).encode())
         self.done = end
         self.kinds.add(kind)
 
     def text(self) -> bytes:
-        """Return the text as it is now, the very same object if nothing was cut."""
+        """Return the edited text, the same object if nothing was cut."""
         if not self._pieces:
             return self.raw
         return b"".join((*self._pieces, self.raw[self.done :]))
@@ -48,7 +48,7 @@ def replace_all(
     raw: bytes,
     is_secret: Callable[[bytes], bool] = _is_real,
 ) -> bytes:
-    """Replace the only group of each match that is a secret."""
+    """Replace the group of each match if it is a secret."""
     edit = Edit(raw)
     for found in pattern.finditer(raw):
         if is_secret(found[1]):

@@ -1,4 +1,4 @@
-"""Secrets that a name, a scheme or a command announces in a text."""
+"""Secrets in a text that follow a name, a scheme or a command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SIGNATURE: Final = re.compile(
 
 
 def without_named(raw: bytes) -> bytes:
-    """Replace every secret that a name, a scheme or a command announces."""
+    """Replace every secret that follows a name, a scheme or a command."""
     # Names are found in the lower-case bytes, which have the same positions.
     lower = raw.lower()
     hits = []
@@ -90,7 +90,7 @@ def _without_values(raw: bytes, lower: bytes, hits: list[int]) -> bytes:
 
 
 def _name_ending(raw: bytes, lower: bytes, least: int, end: int) -> bytes:
-    """Return the part of a name that stands before its last word: `db_` of `db_password`."""
+    """Return the part of a name before its last word: `db_` of `db_password`."""
     begin = max(least, end - _NAME_LENGTH_MAX)
     for word in _TWO_WORDS:
         if lower.endswith(word, begin, end):
@@ -99,7 +99,7 @@ def _name_ending(raw: bytes, lower: bytes, least: int, end: int) -> bytes:
 
 
 def _is_credential(value: bytes) -> bool:
-    """Say whether what follows `Bearer` is a token, not the next word of a sentence."""
+    """Whether the text after `Bearer` is a token, not the next word of a sentence."""
     return _has_digit(value) or len(value) >= 32
 
 
@@ -113,7 +113,7 @@ def _is_basic(value: bytes) -> bool:
 def _value_after(
     raw: bytes, found: re.Match[bytes], name: bytes, kind: str
 ) -> tuple[int, int] | None:
-    """Return where the secret stands that a name in a text announces, if it is one."""
+    """Return the span of the value after a name, if it is a secret."""
     operator, at = found["op"].strip(b" \t\\\"']"), found.end()
     start = found.end("name") - len(name)
     if operator == b"" and not name.startswith(b"--"):
@@ -156,7 +156,7 @@ def _is_quoted_secret(value: bytes, kind: str) -> bool:
 def _is_bare_secret(
     raw: bytes, look: re.Match[bytes], operator: bytes, name_at: int, kind: str
 ) -> bool:
-    """Say whether a value without quotes is a secret, and not code or the next word of a text."""
+    """Whether an unquoted value is a secret, not code or the next word of a text."""
     value, end = look[0].rstrip(_CLOSING), look.end()
     if PLACEHOLDER.match(value) or value.lower() in _HARMLESS:
         return False
@@ -176,7 +176,7 @@ def _is_bare_secret(
         return len(value) >= 4 and not is_argument and kind_of(value.decode()) is None
     if operator != b":":
         return False
-    # A line of settings: the name starts it and the value ends it.
+    # A line of settings: the name begins it and the value ends it.
     line_at = raw.rfind(b"\n", max(0, name_at - _NAME_LENGTH_MAX), name_at) + 1
     starts = (line_at > 0 or name_at < _NAME_LENGTH_MAX) and not raw[line_at:name_at].strip(b" \t-")
     return starts and raw[end : end + 1] in (b"", b"\n", b"\r") and kind_of(value.decode()) is None

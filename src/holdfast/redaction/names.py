@@ -1,4 +1,4 @@
-"""Names that tell a secret: `dbPassword`, `X-Api-Key`, `client_secret`."""
+"""Names whose values are secrets: `dbPassword`, `X-Api-Key`, `client_secret`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HARMLESS_TOKENS: Final = {
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> str | None:
-    """Return what a name says its value is, or None; `max_tokens` and `token_type` are harmless."""
+    """Return the kind of secret that a name implies, or None as for `max_tokens`."""
     words = [word.lower() for word in _WORD.findall(name[:80])]
     if not words:
         return None

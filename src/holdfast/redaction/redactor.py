@@ -18,7 +18,7 @@ _LENGTH_MIN: Final = 7
 _TOKEN_LENGTH_MIN: Final = 20
 _DEPTH_MAX: Final = 256
 _KEY_BYTES_MIN: Final = 16
-_TOKEN_NUMBER_MIN: Final = 1_000_000  # Below it stands the place of a word in a vocabulary.
+_TOKEN_NUMBER_MIN: Final = 1_000_000  # Smaller ones are token ids of a model's vocabulary.
 _KIND: Final = re.compile("[a-z][a-z0-9_]{0,39}")
 _URL_PASSWORD: Final = re.compile(rb"://[^\s/?#:@\"'<>]{0,256}:([^\s/\"'<>]+)@")
 _EMAIL: Final = re.compile(
@@ -28,13 +28,13 @@ _SCHEMA_TYPES: Final = ("string", "object", "integer", "number", "boolean", "arr
 
 
 class Redaction(Protocol):
-    """Takes secrets out of plain data before it is stored.
+    """Redacts secrets in plain data before it is stored.
 
-    It may have an attribute `key`: bytes kept outside the store, with which calls are compared.
+    An optional attribute `key`, bytes kept outside the store, keys the hashes of calls.
     """
 
     def redact(self, value: Any) -> Any:
-        """Return the value to store; the very same object when there is no secret in it."""
+        """Return the value to store; the same object if it contains no secret."""
         ...
 
 
@@ -47,13 +47,12 @@ class NoRedaction:
 
 
 class Redactor:
-    """Replaces secrets of common shapes by `[redacted:kind]`; any thread may use it.
+    """Replaces common kinds of secrets by `[redacted:kind]`; thread-safe.
 
-    `extra` maps the kind of a further secret to its pattern, `{"badge": r"EMP-[0-9]{6}"}`, and
-    `emails` counts addresses as secrets. A pattern of yours must not backtrack without bound.
-    `key` makes the hashes by which equal calls are told; without one they are made with a salt
-    that lies in the store, where whoever has the file can try card numbers. Keep it: a store that
-    has effects is used with no other.
+    `extra` maps further kinds to patterns, `{"badge": r"EMP-[0-9]{6}"}`, which must not backtrack
+    without bound; `emails` also redacts e-mail addresses. `key` keys the hashes that identify equal
+    calls. Without one they use a salt that is in the store, so that anyone with the file could
+    guess card numbers. Keep the key: a store that has effects cannot be used with another.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Redactor:
         self.key = key
 
     def redact(self, value: Any) -> Any:
-        """Return the value with `[redacted:kind]` for each secret, or the very same object."""
+        """Return the value with `[redacted:kind]` for each secret, or the same object."""
         return _Walk(self._text).walk(value)
 
     def _text(self, text: str) -> str:
@@ -94,21 +93,21 @@ class Redactor:
 
 
 def require_key(key: object) -> None:
-    """Refuse what cannot be the key that calls are compared with."""
+    """Refuse an invalid key."""
     if key is not None and (type(key) is not bytes or len(key) < _KEY_BYTES_MIN):
-        problem = f"The key must be bytes, at least {_KEY_BYTES_MIN} of them."
+        problem = f"The key must be at least {_KEY_BYTES_MIN} bytes."
         raise InvalidArgument(problem, argument="key")
 
 
 class _Walk:
-    """One walk over one value; lists that hold each other are walked once."""
+    """One walk over one value; shared and cyclic containers are walked once."""
 
     def __init__(self, text: Callable[[str], str]) -> None:
         self._text = text
         self._seen: dict[tuple[int, str | None], Any] = {}
 
     def walk(self, value: Any, kind: str | None = None, level: int = 0) -> Any:
-        """Return a value without its secrets; with a kind, all text and numbers are secrets."""
+        """Return a value with secrets redacted; with a kind, all text and numbers are secrets."""
         type_of = type(value)
         if type_of is str:
             return self._text(value) if kind is None else self._whole(kind, value)
@@ -124,7 +123,7 @@ class _Walk:
 
     def _whole(self, kind: str, value: str) -> str:
         if not value or (kind == "pwd" and value[0] in "/~"):
-            return value  # A shell calls its directory PWD.
+            return value  # PWD is also a shell's working directory.
         if value.startswith("[redacted:") and value.endswith("]"):
             return value
         return hidden(kind)
@@ -143,7 +142,7 @@ class _Walk:
 
     def _dict(self, value: dict[Any, Any], kind: str | None, level: int) -> dict[Any, Any]:
         if kind is not None and value.get("type") in _SCHEMA_TYPES:
-            kind = None  # A JSON schema that describes a secret holds none.
+            kind = None  # A JSON schema of a secret contains none.
         changed: dict[Any, Any] = {}
         same = True
         for key, item in value.items():
@@ -152,7 +151,7 @@ class _Walk:
                 name += "*"
             inner = kind or (kind_of(key) if type(key) is str else None)
             if inner == "token" and "logprob" in value:
-                inner = None  # What a model calls a token.
+                inner = None  # A language model's token.
             found = changed[name] = self.walk(item, inner, level)
             same = same and found is item and name is key
         return value if same else changed

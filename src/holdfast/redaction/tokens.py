@@ -1,14 +1,15 @@
-"""Tokens and keys with a shape of their own."""
+"""Tokens and keys with a recognisable format."""
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
 from .edit import Edit, replace_all
 
-# An anchor is a text that every token of its kind has; the pattern of the rest follows it, and
-# `back` characters of the token stand before it.
+# An anchor is a text that every token of its kind contains; a pattern describes what follows it,
+# and `back` characters of the token precede it.
 
 _TOKENS: Final = (
     ("aws_key", 0, "AKIA ASIA ABIA ACCA", r"[A-Z0-9]{16}(?![A-Za-z0-9])"),
@@ -42,19 +43,22 @@ _TOKENS: Final = (
      r"[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*"),
 )  # fmt: skip
 
-# A token starts a word, or follows an escape: `\n` in text that is quoted in text, `%20` in a URL.
+# A token begins a word, or follows an escape: `\n` in quoted text, `%20` in a URL.
 _STARTS: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 
 
-def _shape(back: int, anchor: str, rest: str) -> re.Pattern[bytes]:
+@functools.cache
+def _pattern(anchor: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of a token, compiled at first use: compiling all of them is slow."""
+    _, back, rest = _SHAPES[anchor]
     head = f"[A-Za-z0-9+/]{{{back}}}" if back else _STARTS
-    if anchor == "eyJ":
-        head += "(?<![_-])"  # A long run is then looked through once, not from each of its dashes.
-    return re.compile(f"{head}{re.escape(anchor)}{rest}".encode())
+    if anchor == b"eyJ":
+        head += "(?<![_-])"  # So that a long run is scanned once, not again after each dash.
+    return re.compile(head.encode() + re.escape(anchor) + rest.encode())
 
 
 _SHAPES: Final = {
-    anchor.encode(): (kind, back, _shape(back, anchor, rest))
+    anchor.encode(): (kind, back, rest)
     for kind, back, anchors, rest in _TOKENS
     for anchor in anchors.split()
 }
@@ -73,7 +77,7 @@ _AWS_SECRET: Final = re.compile(rb"(?<![A-Za-z0-9/+_-])([A-Za-z0-9/+]{40})(?![A-
 
 
 def without_tokens(raw: bytes) -> bytes:
-    """Replace every token and private key whose own shape tells it."""
+    """Replace every token and private key with a recognisable format."""
     if b"~" in raw:
         raw = replace_all(_AZURE_SECRET, "azure_key", raw)
     shape = raw.translate(_TOKEN_CHARACTERS)
@@ -90,7 +94,7 @@ def without_tokens(raw: bytes) -> bytes:
         _cut_run(edit, max(edit.done, at - _BEFORE_RUN), end)
         at = shape.find(_LONG_RUN, max(end, edit.done))
     if "aws_key" in edit.kinds:
-        # A bare AWS secret looks like any other 40 characters; beside its id it is one.
+        # 40 characters are an AWS secret only near an AWS key id.
         return replace_all(_AWS_SECRET, "aws_secret", edit.text())
     return edit.text()
 
@@ -105,9 +109,9 @@ def _cut_run(edit: Edit, begin: int, end: int) -> None:
             hits.append((at, anchor))
             at = raw.find(anchor, at + len(anchor), end)
     for at, anchor in sorted(hits):
-        kind, back, pattern = _SHAPES[anchor]
+        kind, back, _ = _SHAPES[anchor]
         start = at - back
-        found = pattern.match(raw, start) if start >= edit.done else None
+        found = _pattern(anchor).match(raw, start) if start >= edit.done else None
         if found is not None:
             edit.cut(start, found.end(), kind)
 

@@ -1,4 +1,4 @@
-"""Sessions: their rows, who may write to them, and what every handle of one keeps."""
+"""Sessions: their rows, who may write to them, and the base of their handles."""
 
 from .access import Place
 from .handle import SessionHandle

@@ -1,4 +1,4 @@
-"""Who may write to a session: while it is open, its driver, or anybody while nobody drives it."""
+"""Who may write to an open session: its driver, or anybody while it has none."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Guard, Keeper
+from ..wire import travels
 
 LOCK_SESSION = """
 SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
-# The statuses of sessions that end in several transactions; nothing opens them again.
+# The statuses of sessions that are ended in several transactions; they cannot be reopened.
 CLOSING = frozenset({"cancelling", "deleting"})
-# The same rule as `require_writable`, for the statements that decide by themselves.
+# The same rule as `require_writable`, as a condition of statements.
 MAY_WRITE_SESSION = """s.status IN ('active', 'waiting')
     AND CASE WHEN CAST({fence} AS INTEGER) IS NULL
         THEN s.holder IS NULL OR s.lease_expires_at <= :now
         ELSE s.fence = CAST({fence} AS INTEGER) AND s.holder IS NOT NULL END"""
-# Moves a session's head; what follows the head is written only if it was moved.
+# Moves a session's head; the statements after it write only if it was moved.
 ADVANCE_SESSION = f"""
 UPDATE hf_sessions AS s SET
     version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
@@ -31,9 +32,10 @@ RETURNING version
 """  # noqa: S608
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The session that is written to, and by whom."""
+    """The session to write to, and the lease to write with."""
 
     session_id: str
     number: int
@@ -42,17 +44,17 @@ class Place:
     guard: Guard | None = None
 
 
-def lock_and_look(runtime: Runtime, place: Place) -> Op[list[Row]]:
-    """Lock the tree and return the session's row; a handle that lost its lease goes no further."""
+def lock_and_read(runtime: Runtime, place: Place) -> Op[list[Row]]:
+    """Lock the tree and return the session's row. Raises LeaseLost."""
     keeper = Keeper.of(runtime)
-    look = Query(LOCK_SESSION, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), look)
+    read = Query(LOCK_SESSION, {"number": place.number})
+    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), read)
     return keeper.require(place.guard, answers)[0]
 
 
 def ended(id: str, status: str) -> SessionEnded:
-    """Return the error of a session that has ended, or is about to."""
-    advice = "open it with reopen=True to go on"
+    """Return the error for a session that has ended or is being ended."""
+    advice = "open it with reopen=True to continue"
     if status == "cancelling":
         advice = "session.cancel() finishes that"
     elif status == "deleting":
@@ -71,13 +73,13 @@ def require_open(place: Place, found: list[Row]) -> Row:
 
 
 def require_writable(runtime: Runtime, place: Place, found: list[Row]) -> Row:
-    """Return the session's row, or raise what keeps this handle from writing."""
-    # An old fence is told first: who took the lease away may have ended the session as well.
+    """Return the session's row, or raise if this handle may not write."""
+    # An old fence is reported first: whoever took the lease over may also have ended the session.
     if found and place.fence not in {None, found[0]["fence"]}:
         require_fence(place, found[0])
     row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
-        why = f"is driven by {row['holder']!r}; only its driver may write while the lease lives"
+        why = f"is driven by {row['holder']!r}; only the driver may write until its lease expires"
         driven = Guard("session", place.session_id, place.number, row["fence"])
         if Keeper.of(runtime).is_kept(driven):
             why = "is driven by this process; write through the handle that drive() returned"
@@ -92,12 +94,12 @@ def require_writable(runtime: Runtime, place: Place, found: list[Row]) -> Row:
 
 
 def require_fence(place: Place, row: Row) -> None:
-    """Raise LeaseLost if this handle drove the session once and does no longer."""
+    """Raise LeaseLost if this handle drove the session and no longer does."""
     if place.fence is None or (row["fence"] == place.fence and row["holder"] is not None):
         return
     why = f"is old, the current one is {row['fence']}"
     if row["fence"] == place.fence:
-        why = "was given back"
+        why = "was released"
     raise LeaseLost(
         f"session {place.session_id}: this driver's fence {place.fence} {why}; stop, nothing was "
         "written",

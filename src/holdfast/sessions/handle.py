@@ -1,19 +1,28 @@
-"""What every handle of a session keeps, whatever it can do with it."""
+"""The base of all handles of a session."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import SessionNotFound
 from ..kernel.operation import C, Handle, Lock, Op, Row, Runtime, one, rows
 from ..leases import Guard, Keeper
+from ..wire import travels
 from .access import LOCK_SESSION, Place, require_fence
 from .rows import READ_SESSION
 
 
+@travels
+@dataclass(frozen=True, slots=True)
+class ItemName:
+    """The work item that a session is written for, where its handle is not known."""
+
+    id: str
+
+
 class SessionHandle(Handle[C]):
-    """One session, and the lease under which this handle writes to it, if any."""
+    """One session, and the lease with which this handle writes to it, if any."""
 
     def __init__(
         self,
@@ -37,14 +46,37 @@ class SessionHandle(Handle[C]):
         self._place = Place(id, number, root_id, fence, guard)
         self.holder = holder
         self.item = item
-        """The work item whose attempt this handle writes for, if it came from one."""
+        """The work item whose attempt this handle belongs to, if any."""
+
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return what names the session and the lease under which it is written."""
+        item = None if self.item is None else ItemName(self.item.id)
+        place = (self.id, self.number, self.root_id, self.name)
+        return (*place, self.fence, self.guard, self.holder, item)
+
+    @classmethod
+    def _from_wire(
+        cls,
+        runtime: Runtime,
+        id: str,
+        number: int,
+        root_id: str,
+        name: str | None,
+        fence: int | None,
+        guard: Guard | None,
+        holder: str | None,
+        item: ItemName | None,
+    ) -> SessionHandle[Any]:
+        """Return a handle of what was named."""
+        lease: dict[str, Any] = {"fence": fence, "guard": guard, "holder": holder, "item": item}
+        return cls(runtime, id, number, root_id, name, **lease)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
     @property
     def fence(self) -> int | None:
-        """The fence of the lease under which this handle writes; None if it needs none."""
+        """The fence of the lease with which this handle writes; None if it needs none."""
         return self._place.fence
 
     @fence.setter
@@ -52,7 +84,7 @@ class SessionHandle(Handle[C]):
         self._place = replace(self._place, fence=fence)
 
     def _lock(self) -> Op[None]:
-        """Lock the tree; a driver that has lost its lease goes no further."""
+        """Lock the tree. Raises LeaseLost."""
         yield Lock(self.root_id)
         yield from Keeper.of(self.runtime).check(self.guard)
         if self.fence is not None:

@@ -1,4 +1,4 @@
-"""Which session a process belongs to, as its environment says and the store confirms."""
+"""The session that a process belongs to: named by its environment, confirmed by the store."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from ..errors import Forbidden, SessionNotFound
 from ..kernel.operation import Op, one, query
+from ..wire import travels
 from .rows import READ_SESSION
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The session that started this process."""
@@ -20,12 +22,22 @@ class Identity:
     url: str
 
 
+@travels
 class IdentityOps:
-    """Looks up who a process says it is."""
+    """Looks up the identity of a process."""
+
+    def _to_wire(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+    @classmethod
+    def _from_wire(cls, runtime: object) -> IdentityOps:
+        """Return those of the other end."""
+        return cls()
 
     @query
     def find(self, id: str, root_id: str | None, url: str) -> Op[Identity]:
-        """Return a session; refuse a root that is not its own."""
+        """Return the identity of a session; refuse a root that is not its own."""
         row = yield from one(READ_SESSION, id=id)
         if row is None:
             raise SessionNotFound(f"AGENT_SESSION_ID names no session: {id!r}", id=id)

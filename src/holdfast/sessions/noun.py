@@ -1,4 +1,4 @@
-"""Sessions in the life of a store: the rows that everything else hangs on."""
+"""Sessions in the life-cycle of a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETURNING id
 
 
 class SessionsNoun(Noun):
-    """Sessions: a driven one is not deleted; its row goes when nothing is left that names it."""
+    """Sessions: a driven one is not deleted; its row is removed last."""
 
     portable = SessionsPortable()
     name = "session"
@@ -34,19 +34,19 @@ class SessionsNoun(Noun):
     advice = "Start the agent again; it resumes them."
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
-        """Whoever drives a session keeps it."""
+        """Refuse to delete sessions that are driven."""
         found = yield from rows(LIST_DRIVEN, numbers=numbers_of(sessions))
         return {row["number"]: "is driven now" for row in found}
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove old events of trees whose sessions have all ended: only here that is known."""
+        """Remove old events of trees whose sessions have all ended; only sessions know that."""
         return (yield from forget_feeds(runtime, retention, OPEN_TREE))
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove the rows, all of them: so many fit into one pass."""
+        """Remove all the rows in one pass."""
         yield from rows(REMOVE_SESSIONS, numbers=numbers_of(sessions))
         return 0
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for what was begun with large trees and has not ended."""
+        """Look for unfinished cancellations and deletions of large trees."""
         return {"sessions": check_unfinished}

@@ -1,16 +1,18 @@
-"""Sessions in export files, and which of them an export has to write."""
+"""Sessions in export files, and the choice of trees to export."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..arguments import require_text, shown
 from ..clock import random_id
 from ..errors import InvalidArgument, SessionNotFound
-from ..feed import emit
+from ..feed.portable import emit_each
+from ..kernel.inserts import Insert
 from ..kernel.operation import Op, Row, fresh_id, one, rows
+from ..kernel.owned_rows import ROWS_PER_PAGE, OwnedRows, read_each
 from ..kernel.portable import (
     METADATA,
     Count,
@@ -26,13 +28,12 @@ from ..kernel.portable import (
     Small,
     Time,
     Version,
-    read_each,
 )
 from ..records import Status
 
 
 class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
-    """A session, by a number of this file; parents and origins come before it."""
+    """A session, with a number local to the file; parents and origins come before it."""
 
     sealed = Sealed(lambda row, name: ("hf_sessions", row["id"]), metadata=METADATA)
     counted = "sessions"
@@ -56,7 +57,7 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
     last_resumed_at: Time
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that its tree, its parent and its origin came before it."""
+        """Check that its tree, its parent and its origin precede it."""
         require_text("id", self.id)
         numbers = seen.of(_Sessions).numbers
         parent = seen.sessions.get(numbers.get(self.parent_id or "", 0))
@@ -74,7 +75,7 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
         return None
 
     def _is_forked(self, seen: Seen) -> bool:
-        """Whether a fork's origin is here or gone, and a session without one has none at all."""
+        """Whether a fork's origin is valid: seen or deleted, with a possible version."""
         number, version = self.origin_number, self.origin_version
         if number is None or version is None:
             return number is version is None
@@ -83,87 +84,116 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
         return version <= highest and (origin is not None or number == 0)
 
     def add(self, into: Import) -> Op[None]:
-        """Add the session; nobody drives it."""
+        """Add the session, without a driver."""
         origin = self.origin_number
         if origin is not None:
             origin = yield from into.number(origin)
-        head = random_id((yield from fresh_id()))
+        sessions = into.of(_Sessions)
+        if not sessions.random:
+            sessions.random = random_id((yield from fresh_id()))
 
         def note(found: list[Row]) -> None:
             if not found:
                 raise _already_there(self.id)
             into.sessions[self.number] = found[0]["number"]
 
+        head = sessions.random ^ self.number
         changes = {"head": head, "origin_number": origin, "fence": into.raised(self.fence)}
-        into.later(ADD_SESSION, self.row(into.codec, **changes), then=note)
-        into.of(_Sessions).of_trees[self.root_id] += 1
+        into.insert(ADD_SESSION, self.row(into.codec, **changes), then=note)
+        sessions.of_trees[self.root_id] += 1
 
 
 @dataclass(slots=True)
 class _Sessions:
     numbers: dict[str, int] = field(default_factory=dict)
     of_trees: Counter[str] = field(default_factory=Counter)
+    random: int = 0
+    """Makes the heads of this import differ from all others."""
 
 
 READ_ROOT = "SELECT root_id FROM hf_sessions WHERE id = :id"
-LIST_ROOTS = "SELECT DISTINCT root_id FROM hf_sessions"
+LIST_ROOTS = """
+SELECT root_id, count(*) AS sessions FROM hf_sessions WHERE root_id > :root_id
+GROUP BY root_id ORDER BY root_id LIMIT :limit
+"""
+LIST_FORKS = """
+SELECT s.origin_number, s.number, s.root_id, o.root_id AS origin_root_id
+FROM hf_sessions s JOIN hf_sessions o ON o.number = s.origin_number
+WHERE (s.origin_number, s.number) > (:origin_number, :number) AND s.origin_number IS NOT NULL
+ORDER BY s.origin_number, s.number LIMIT :limit
+"""
 LIST_ORIGIN_ROOTS = """
 SELECT DISTINCT o.root_id FROM hf_sessions s JOIN hf_sessions o ON o.number = s.origin_number
 WHERE s.root_id = :root_id
 """
-LIST_MEMBERS = """
-SELECT number, id FROM hf_sessions WHERE root_id = :root_id AND number > :number
-ORDER BY number LIMIT :limit
-"""
+MEMBERS = OwnedRows(
+    "root_id, number, id", "hf_sessions", "root_id = {owner}", {"number": 0}, owner="TEXT"
+)
 FIND_SESSION = "SELECT number, id FROM hf_sessions WHERE id = :id"
-FIND_SESSION_NUMBER = "SELECT number FROM hf_sessions WHERE number = :number"
-READ_SESSION_RECORD = f"SELECT {SessionRecord.selected()} FROM hf_sessions WHERE number = :number"  # noqa: S608
-ADD_SESSION = f"""
-INSERT INTO hf_sessions {SessionRecord.inserted("number", head=":head")}
-ON CONFLICT (id) DO NOTHING RETURNING number
-"""
+SESSIONS_BY_ID = OwnedRows("id, root_id", "hf_sessions", "id = {owner}", {"id": ""}, owner="TEXT")
+SESSION_NUMBERS = OwnedRows("number, root_id", "hf_sessions", "number = {owner}", {"number": 0})
+SESSIONS = OwnedRows(SessionRecord.selected(), "hf_sessions", "number = {owner}", {"number": 0})
+ADD_SESSION = Insert(
+    "hf_sessions",
+    SessionRecord.columns("head", without=["number"]),
+    "ON CONFLICT (id) DO NOTHING RETURNING id, number",
+    key="id",
+)
 
 
 class SessionsPortable(Portable):
-    """A session travels without its lease."""
+    """A session is exported without its lease."""
 
     records = (SessionRecord,)
 
     def export(self, out: Export) -> Op[None]:
-        """Write the sessions; origins that are not among them were deleted."""
+        """Write the sessions; origins that are not exported were deleted."""
 
         def write(row: Row) -> None:
             origin = row["origin_number"]
             origin = None if origin is None else out.known(origin)
             out.write(SessionRecord.of(out.codec, row, origin_number=origin))
 
-        yield from read_each(
-            READ_SESSION_RECORD, ({"number": number} for number in out.sessions), write
-        )
+        yield from read_each(SESSIONS, out.sessions, write)
+
+    def links(self, link: Callable[[str, Hashable], None]) -> Op[None]:
+        """Link trees with those they were forked from, because they share history."""
+        behind = {"origin_number": 0, "number": 0}
+        while page := (yield from rows(LIST_FORKS, **behind, limit=ROWS_PER_PAGE)):
+            for row in page:
+                if row["root_id"] != row["origin_root_id"]:
+                    link(row["root_id"], row["origin_root_id"])
+            behind = {name: page[-1][name] for name in behind}
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
-        """Refuse to write over a session."""
+        """Refuse to overwrite a session."""
         existing = yield from first_existing(seen.of(_Sessions).numbers)
         if existing is not None:
             raise _already_there(existing)
 
     def finish(self, into: Import) -> Op[None]:
-        """Tell the feed of every tree that sessions came, and from where."""
-        for root_id, count in sorted(into.of(_Sessions).of_trees.items()):
-            data = {"sessions": count, "source": into.label}
-            yield from emit(into.codec, root_id, root_id, "session_imported", data)
+        """Emit an event to every tree, with the count and the source of its sessions."""
+        events = {
+            root_id: {"sessions": count, "source": into.label}
+            for root_id, count in into.of(_Sessions).of_trees.items()
+        }
+        yield from emit_each(into, "session_imported", events)
 
 
-def choose_trees(ids: Sequence[str] | None) -> Op[tuple[list[str], dict[int, str]]]:
-    """Return the trees of some sessions, or all, and those that they were forked from.
+def list_trees(take: Callable[[str, int], object]) -> Op[None]:
+    """Pass the root and the number of sessions of every tree to `take`."""
+    root_id = ""
+    while page := (yield from rows(LIST_ROOTS, root_id=root_id, limit=ROWS_PER_PAGE)):
+        for row in page:
+            take(row["root_id"], row["sessions"])
+        root_id = page[-1]["root_id"]
 
-    The ids of roots, and the ids of all sessions by their numbers.
-    """
+
+def trees_of(ids: Sequence[str]) -> Op[list[str]]:
+    """Return the roots of the trees of some sessions, and of those they were forked from."""
     found: set[str] = set()
     waiting: list[str] = []
-    if ids is None:
-        found = {row["root_id"] for row in (yield from rows(LIST_ROOTS))}
-    for id in ids or ():
+    for id in ids:
         row = yield from one(READ_ROOT, id=id)
         if row is None:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
@@ -175,21 +205,35 @@ def choose_trees(ids: Sequence[str] | None) -> Op[tuple[list[str], dict[int, str
             waiting += [
                 row["root_id"] for row in (yield from rows(LIST_ORIGIN_ROOTS, root_id=root_id))
             ]
+    return sorted(found)
+
+
+def read_members(root_ids: Iterable[str]) -> Op[tuple[list[str], dict[int, str]]]:
+    """Return the trees that exist, and the ids of all their sessions by number."""
     members: dict[int, str] = {}
-    roots = ({"root_id": root_id} for root_id in sorted(found))
-    yield from read_each(
-        LIST_MEMBERS, roots, lambda row: members.update({row["number"]: row["id"]})
-    )
-    # In the order of their creation parents and origins come first.
-    return sorted(found), dict(sorted(members.items()))
+    there: dict[str, None] = {}
+
+    def note(row: Row) -> None:
+        members[row["number"]] = row["id"]
+        there[row["root_id"]] = None
+
+    yield from read_each(MEMBERS, root_ids, note)
+    # Numbers are in the order of creation, so parents and origins come first.
+    return list(there), dict(sorted(members.items()))
+
+
+def read_roots(by: OwnedRows, sessions: Iterable[int | str]) -> Op[dict[int | str, str]]:
+    """Return the roots of those sessions that exist, by number or by id."""
+    roots: dict[int | str, str] = {}
+    [key] = by.names
+    yield from read_each(by, sessions, lambda row: roots.update({row[key]: row["root_id"]}))
+    return roots
 
 
 def first_existing(ids: Iterable[str]) -> Op[str | None]:
-    """Return the first of some sessions that the store has."""
+    """Return the first of these sessions that the store has."""
     found: list[str] = []
-    yield from read_each(
-        FIND_SESSION, ({"id": id} for id in ids), lambda row: found.append(row["id"])
-    )
+    yield from read_each(SESSIONS_BY_ID, ids, lambda row: found.append(row["id"]))
     return found[0] if found else None
 
 
@@ -201,5 +245,5 @@ def find_number(id: str) -> Op[int | None]:
 
 def _already_there(id: str) -> InvalidArgument:
     return InvalidArgument(
-        f"there is a session {shown(id)} already; nothing was imported", session_id=id
+        f"session {shown(id)} exists already; nothing was imported", session_id=id
     )

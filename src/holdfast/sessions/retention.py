@@ -1,14 +1,14 @@
-"""What retention asks of sessions: which are long, who was forked from whom, which trees ended."""
+"""The queries of retention on sessions: long ones, forks, and trees that have not ended."""
 
 from __future__ import annotations
 
-# The condition, of a root's id, that somebody may still write to its tree.
+# The condition that a tree has not ended; `root_id` is the expression for its root.
 OPEN_TREE = """EXISTS (
     SELECT 1 FROM hf_sessions o
     WHERE o.root_id = {root_id} AND o.status IN ('active', 'waiting')
 )"""
 
-# A session has at most as many checkpoints as versions, so most are left out here.
+# A session has at most as many checkpoints as versions, so this excludes most sessions.
 LIST_LONG_SESSIONS = """
 SELECT number, id, root_id FROM hf_sessions
 WHERE number > :after AND version > :keep AND (CAST(:only AS TEXT) IS NULL OR id = :only)

@@ -1,7 +1,6 @@
-"""Sessions' rows: how they are made, read and changed.
+"""The rows of sessions: how they are created, read and changed.
 
-Other nouns whose statements look at a session use the fragments of this module: only this package
-names the table.
+Statements of other nouns use the fragments of this module: only this package names the table.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from ..kernel.sql import merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
 
-# Fragments: one session, one at the head that a checkpoint was just moved to, and any.
+# Fragments: one session, one whose head was just moved to `head`, and all.
 ONE_SESSION = "hf_sessions s WHERE s.number = :number"
 SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
 ALL_SESSIONS = "hf_sessions s"
 
-# Fragment: the numbers of sessions that `numbers_of` made one parameter of.
+# Fragment: the numbers of sessions, as `numbers_of` packs them into one parameter.
 GIVEN_NUMBERS = """(
     SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
 )"""
@@ -37,7 +36,7 @@ READ_SESSION = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE id = :id"  # no
 READ_PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_sessions s"
 READ_PLACE_BY_ID = f"{READ_PLACE} WHERE s.id = :id"
 READ_PLACE_BY_NUMBER = f"{READ_PLACE} WHERE s.number = :number"
-LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE number > :after"  # noqa: S608
+LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE"  # noqa: S608
 LIST_CHILDREN = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
 LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
@@ -90,22 +89,25 @@ WHERE number IN {GIVEN_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :n
 """  # noqa: S608
 
 SESSION_LEASES = LeasedTable("hf_sessions", "session")
-# Its holder could still revive an expired lease, and write into the new epoch.
+# The holder of an expired lease could still renew it, and write into the new epoch.
 FENCE_EXPIRED_SESSION = """
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE number = :number AND holder IS NOT NULL
 """
-# What stands between an instance's name and the boot that holds a lease in its name.
+# The separator between an instance's name and its boot in a holder.
 BOOT_MARK = " @ "
 FENCE_INSTANCE_SESSION = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
 WHERE number = :number AND {EARLIER_BOOT}
 """  # noqa: S608
-# The lease of a work item that drives its session: it lives and ends with the item's own.
+# The lease of a work item that drives its session expires with the item's own.
 LEASE_SESSION_TO_ITEM = """
 UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,
     lease_expires_at = ({expires_at})
 WHERE number = :number RETURNING fence
+"""
+ACTIVATE_SESSION = """
+UPDATE hf_sessions SET status = 'active', updated_at = :now WHERE number = :number
 """
 RENEW_SESSION = """
 UPDATE hf_sessions SET lease_expires_at = CASE
@@ -119,17 +121,17 @@ WHERE number = :number AND fence = :fence
 
 
 def given(keys: Iterable[int | str]) -> str:
-    """Return numbers, or ids, as one parameter, for `json_each`."""
+    """Return numbers or ids as one parameter for `json_each`."""
     return json.dumps(dict.fromkeys(keys))
 
 
 def numbers_of(sessions: Sequence[SessionRef]) -> str:
-    """Return the numbers of sessions as one parameter, for `json_each`."""
+    """Return the numbers of sessions as one parameter for `json_each`."""
     return given(each.number for each in sessions)
 
 
 def ref_of(row: Row) -> SessionRef:
-    """Return what names a session, from its row."""
+    """Return the reference to the session of a row."""
     return SessionRef(row["id"], row["number"], row["root_id"])
 
 
@@ -143,7 +145,7 @@ def info(codec: Codec, row: Row) -> SessionInfo:
 
 
 def read_place(id: str, *, what: str = "session") -> Op[Row]:
-    """Return where a session stands and its status, or raise SessionNotFound."""
+    """Return a session's ids, name and status, or raise SessionNotFound."""
     row = yield from one(READ_PLACE_BY_ID, id=id)
     if row is None:
         raise SessionNotFound(f"there is no {what} {id!r}", id=id)
@@ -151,30 +153,36 @@ def read_place(id: str, *, what: str = "session") -> Op[Row]:
 
 
 def place_of_number(number: int | None) -> Op[Row | None]:
-    """Return where a session stands, by its number; None if it was deleted."""
+    """Return the same by number; None if the session was deleted."""
     if number is None:
         return None
     return (yield from one(READ_PLACE_BY_NUMBER, number=number))
 
 
 def find_place(id: str) -> Op[Row | None]:
-    """Return where a session stands, by its id, its number, or the beginning of its id."""
+    """Return the same by id, number or unique id prefix, or None."""
     return (yield from find_row("session", READ_PLACE, id))
 
 
-def list_rows(given: Mapping[str, Any], after: int, limit: int) -> Op[Sequence[Row]]:
-    """Return a page of sessions in the order of their creation."""
-    return (yield from listed(page_of(tuple(given)), **given, after=after, limit=limit))
+def list_rows(
+    given: Mapping[str, Any], start: int, limit: int, *, newest_first: bool
+) -> Op[Sequence[Row]]:
+    """Return a page of sessions in the order of their creation, or against it."""
+    page = page_of(tuple(given), newest_first)
+    return (yield from listed(page, **given, start=start, limit=limit))
 
 
 @functools.cache
-def page_of(columns: Sequence[str]) -> str:
-    """Return the query of a listing with these conditions, along the index of the narrowest."""
+def page_of(columns: Sequence[str], newest_first: bool) -> str:
+    """Return the query of a listing by these columns, along the most selective index."""
+    # One bound alone: with two, SQLite would read along the numbers and not along a filter's index.
+    order = "number DESC" if newest_first else "number"
+    base = f"{LIST_SESSIONS} {'number < :start' if newest_first else 'number > :start'}"
     if "root_id" in columns:
-        # Of a tree all are looked at; written this way nothing leads away from it.
+        # coalesce() keeps the planner on the index of the tree.
         others = (f"coalesce({each}, '') = :{each}" for each in columns if each != "root_id")
-        return merged([" AND ".join([LIST_SESSIONS, "root_id = :root_id", *others])])
-    branches = [" AND ".join([LIST_SESSIONS, *(f"{each} = :{each}" for each in columns)])]
+        return merged([" AND ".join([base, "root_id = :root_id", *others])], order)
+    branches = [" AND ".join([base, *(f"{each} = :{each}" for each in columns)])]
     if "agent" in columns and "status" not in columns:
         branches = [f"{branches[0]} AND status = '{status}'" for status in STATUSES]
-    return merged(branches)
+    return merged(branches, order)

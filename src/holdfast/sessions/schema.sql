@@ -1,13 +1,12 @@
--- hf_sessions  one row per session: who it is, where it stands in its tree, its status, its lease, and
---              the counter of its checkpoints' versions. The fence is raised by every driver and never
---              goes back. The head is a random number that every version changes
+-- hf_sessions  one row per session: its identity, its parent and root, its status, its lease, and the
+--              version of its newest checkpoint. Every driver raises the fence, which never goes back.
+--              The head is a random number that changes with every version
 --
 -- A fork names the session and version it came from.
 --
--- A session is active or waiting until it ends; one that has ended may be opened again. Deleting it
--- removes the row. A large tree is cancelled and deleted in several transactions: until the last, the
--- session that was cancelled is cancelling, and those that are deleted are deleting. Lock order: the
--- tree, then its sessions.
+-- A session is active or waiting until it ends; an ended one may be reopened. Deleting it removes the
+-- row. A large tree is cancelled or deleted in several transactions: until the last, the cancelled
+-- session is `cancelling`, and deleted ones are `deleting`. Lock order: the tree, then its sessions.
 
 --[both]
 CREATE TABLE hf_sessions (

@@ -1,4 +1,4 @@
-"""A session and everything below it, as those see it who cancel or delete all of it."""
+"""A session and all its descendants, for cancellation and deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITH RECURSIVE below (number, id, root_id) AS (
 )
 SELECT number, id, root_id FROM below
 """
-# Without an order both databases stop looking as soon as they have found enough.
+# Without an order both databases stop as soon as they have found enough.
 LIST_SOME_BELOW = f"{_BELOW} LIMIT :limit"
 LIST_BELOW = f"{_BELOW} WHERE number > :after ORDER BY number LIMIT :limit"
 LIST_TREE = """
@@ -48,13 +48,13 @@ SHOWN_MAX = 10
 
 
 def list_some(session: SessionRef, limit: int) -> Op[list[SessionRef]]:
-    """Return some of a session and those below it, in the order of creation; at most `limit`."""
+    """Return up to `limit` of a session and its descendants, in the order of creation."""
     found = yield from rows(LIST_SOME_BELOW, id=session.id, limit=limit)
     return sorted(map(ref_of, found), key=lambda each: each.number)
 
 
 def list_members(session: SessionRef, after: int, limit: int) -> Op[list[SessionRef]]:
-    """Return a page of a session and those below it, parents before their children."""
+    """Return a page of a session and its descendants, parents before children."""
     listing = LIST_TREE if session.id == session.root_id else LIST_BELOW
     return [
         ref_of(row) for row in (yield from rows(listing, id=session.id, after=after, limit=limit))
@@ -67,21 +67,21 @@ def read_statuses(sessions: Sequence[SessionRef]) -> Op[list[Row]]:
 
 
 def set_statuses(sessions: Sequence[SessionRef], status: str, *, fences: bool) -> Op[None]:
-    """Change the status of sessions, unless they are deleted; with `fences`, drivers are fenced."""
+    """Set the status of sessions that are not `deleting`; with `fences`, fence their drivers."""
     numbers, raised = numbers_of(sessions), int(fences)
     yield from rows(SET_STATUSES, numbers=numbers, status=status, raised=raised)
 
 
 def check_unfinished() -> Op[list[Finding]]:
-    """Look for trees whose cancellation or deletion was begun and has not ended."""
+    """Look for unfinished cancellations and deletions."""
     found = []
     for row in (yield from rows(LIST_UNFINISHED, limit=SHOWN_MAX + 1)):
         verb, force = ("delete", " --force") if row["status"] == "deleting" else ("cancel", "")
-        message = f"Session {row['id']!r} is {row['status']}, with what is below it."
+        message = f"Session {row['id']!r} and its descendants are still {row['status']}."
         command = f"`holdfast sessions {verb} {row['id']}{force}`"
-        advice = f"If nobody is at it any more, {command} finishes that."
+        advice = f"If the process that began this is gone, {command} finishes it."
         found.append(Finding("sessions", "warning", message, advice))
     if len(found) > SHOWN_MAX:
         message = f"More than {plural(SHOWN_MAX, 'session')} are being cancelled or deleted."
         found[-1:] = [Finding("sessions", "warning", message)]
-    return found or [Finding("sessions", "ok", "None is half cancelled or half deleted.")]
+    return found or [Finding("sessions", "ok", "No cancellation or deletion is unfinished.")]

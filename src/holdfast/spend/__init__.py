@@ -1,4 +1,4 @@
-"""Spend: what sessions paid for models, attempt by attempt."""
+"""Spend: the cost of model calls, attempt by attempt."""
 
 from .ledger import (
     SPEND_STATES,

@@ -1,9 +1,9 @@
-"""Spend: what sessions paid for models, attempt by attempt, so that a budget survives a crash.
+"""Spend: the cost of model calls, attempt by attempt, so that a budget survives a crash.
 
-An attempt is written before the request is sent, with the model's own estimate. Its outcome takes
-the estimate's place, in the commit that stores the answer. What a dead process left open keeps its
-estimate and is flagged as uncertain: money may be counted too high, never forgotten. Every change
-of an attempt changes the totals of its session and of its tree in the same commit.
+An attempt is recorded before the request is sent, with the model's own estimate. Its actual cost
+replaces the estimate in the commit that stores the answer. An attempt left open by a dead process
+keeps its estimate and is marked uncertain: cost may be overstated, but never lost. Every change of
+an attempt updates the totals of its session and its tree in the same commit.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..kernel.operation import (
 )
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
+from ..wire import travels
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
@@ -43,7 +44,7 @@ Money: TypeAlias = Decimal | float | str
 
 SPENDS_PER_PAGE_MAX = 10_000
 NANOS = 1_000_000_000
-# A thousand of the largest fit into one total.
+# A total can hold a thousand of these.
 NUMBER_MAX = 2**53
 
 SPEND_COLUMNS = """number, id, session_id, model, source, state, input_tokens, output_tokens,
@@ -51,7 +52,7 @@ SPEND_COLUMNS = """number, id, session_id, model, source, state, input_tokens, o
 READ_SPEND = f"""
 SELECT {SPEND_COLUMNS}, session_number, root_id FROM hf_spend WHERE id = :id
 """  # noqa: S608
-# Only what has no outcome yet can be given one.
+# An outcome can be recorded only once.
 WRITE_SPEND = f"""
 INSERT INTO hf_spend (
     id, session_number, session_id, root_id, model, source, state, input_tokens, output_tokens,
@@ -85,13 +86,13 @@ READ_TOTALS = f"""
 SELECT model, source, state, {", ".join(FIGURES)} FROM hf_spend_totals
 WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
-FORGET_SPEND_DETAILS = f"""
+REMOVE_SPEND_DETAILS = f"""
 UPDATE hf_spend SET details = NULL WHERE number IN (
     SELECT number FROM hf_spend WHERE session_number IN {GIVEN_NUMBERS} AND details IS NOT NULL
     LIMIT :limit
 ) RETURNING number
 """  # noqa: S608
-FORGET_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
+REMOVE_TOTALS = "DELETE FROM hf_spend_totals WHERE scope = :scope"
 RECOUNT_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
 SELECT CAST(:scope AS TEXT), model, source, state, count(*), sum(input_tokens), sum(output_tokens),
@@ -111,9 +112,10 @@ SELECT s.holder FROM {ONE_SESSION} AND s.holder IS NOT NULL AND s.lease_expires_
 """  # noqa: S608
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spend:
-    """One attempt at a model: what it cost, or is estimated to have cost. `usd` None: no price."""
+    """One attempt at a model call, with its actual or estimated cost; `usd` None: no price."""
 
     id: str
     number: int
@@ -129,9 +131,10 @@ class Spend:
     updated_at: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendSum:
-    """What was spent on one model from one source."""
+    """The spend on one model from one source."""
 
     model: str
     source: str
@@ -141,9 +144,10 @@ class SpendSum:
     usd: Decimal
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendGroup:
-    """What was spent by one session, on one model or on one day; `name` says which."""
+    """The spend of one session, on one model or on one day; `name` says which."""
 
     name: str
     attempts: int
@@ -154,12 +158,13 @@ class SpendGroup:
     unpriced: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a session spent: the sum of everything, and by model and source.
+    """The spend of a session, in total and by model and source.
 
-    `uncertain_usd` and `uncertain_attempts` are the part that stands on estimates; `unpriced`
-    counts attempts for which no price is known, which `usd` leaves out.
+    `uncertain_usd` and `uncertain_attempts` are the part based on estimates; `unpriced` counts
+    attempts without a known price, which `usd` does not include.
     """
 
     usd: Decimal
@@ -179,7 +184,7 @@ class Spent:
 
 
 class SpendOps(SessionHandle[C]):
-    """What a session does with its ledger of spend."""
+    """The spend of a session."""
 
     @operation
     def spend(
@@ -194,10 +199,10 @@ class SpendOps(SessionHandle[C]):
         id: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> Op[Spend]:
-        """Write down what an attempt cost; an `id` gives one that is open its outcome, once.
+        """Record what an attempt cost; with the `id` of an open one, record its outcome, once.
 
-        An open attempt carries its estimate and needs the session's lease, if it is driven. Its
-        outcome is a fact and is taken from anybody.
+        An open attempt has its estimate, and requires the session's lease if it is driven. An
+        outcome is accepted from any process.
         """
         spend_id = require_text("id", id) if id is not None else (yield from fresh_id())
         require_one_of("state", state, SPEND_STATES)
@@ -213,8 +218,8 @@ class SpendOps(SessionHandle[C]):
         if details is not None:
             if not isinstance(details, Mapping):
                 raise InvalidArgument(f"details must be a dict, not {type(details).__name__}")
-            told = self.runtime.redactor.redact(dict(details))
-            packed = self.runtime.codec.pack(told, context=context(spend_id), name="details")
+            redacted = self.runtime.redactor.redact(dict(details))
+            packed = self.runtime.codec.pack(redacted, context=context(spend_id), name="details")
         if state == "open":
             yield from self._lock()
         else:
@@ -229,18 +234,18 @@ class SpendOps(SessionHandle[C]):
 
     @operation
     def close_spend(self) -> Op[list[Spend]]:
-        """Flag attempts that a dead process left open as uncertain; they keep their estimates."""
+        """Mark attempts left open by a dead process as uncertain; they keep their estimates."""
         yield from self._lock()
         found = yield from rows(CLOSE_SPENDS, number=self.number)
         for row in sorted(found, key=lambda row: int(row["number"])):
             opened = {**row, "state": "open"}
             yield from batch(*counted(self.number, self.root_id, (opened, -1), (row, 1)))
-            yield from _tell(self.runtime.codec, self.root_id, row)
+            yield from _emit(self.runtime.codec, self.root_id, row)
         return [_spend(self.runtime.codec, row) for row in found]
 
     @query
     def spent(self, *, tree: bool = False) -> Op[Spent]:
-        """Return what this session spent, or its whole tree, at a cost that does not grow."""
+        """Return the spend of this session, or of its whole tree, in constant time."""
         scope = scopes(self.number, self.root_id)[int(tree)]
         return _total((yield from rows(READ_TOTALS, scope=scope)))
 
@@ -254,7 +259,7 @@ class SpendOps(SessionHandle[C]):
 
 
 class StoreSpend(Handle[C]):
-    """What a store does with the ledger of spend of all its sessions."""
+    """The spend of all sessions of a store."""
 
     @query
     def spends(
@@ -265,7 +270,7 @@ class StoreSpend(Handle[C]):
         after: int = 0,
         limit: int = 100,
     ) -> Op[list[Spend]]:
-        """Return attempts, oldest first, those of deleted sessions included.
+        """Return attempts, oldest first, including those of deleted sessions.
 
         `after` is the last `number` seen.
         """
@@ -279,7 +284,7 @@ class StoreSpend(Handle[C]):
         session: object = None,
         limit: int = SPENDS_PER_PAGE_MAX,
     ) -> Op[list[SpendGroup]]:
-        """Return what was spent by session, model or day (UTC); it reads every attempt."""
+        """Return the spend by session, model or day (UTC). Reads every attempt."""
         require_one_of("by", by, SPEND_GROUPS)
         require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
@@ -298,13 +303,13 @@ class StoreSpend(Handle[C]):
         by: str | None = None,
         note: str | None = None,
     ) -> Op[Spend]:
-        """Settle an attempt with an unknown outcome with what it really cost, once.
+        """Settle an attempt with an unknown outcome by its actual cost, once.
 
         Raises SessionBusy while its session is driven, RequestMismatch if it has an outcome.
         """
         require_text("id", id)
-        said = {"corrected_by": by, "note": note}
-        for name, text in said.items():
+        remarks = {"corrected_by": by, "note": note}
+        for name, text in remarks.items():
             if text is not None:
                 require_text(name, text)
         asked = {"input_tokens": input_tokens, "output_tokens": output_tokens}
@@ -327,17 +332,18 @@ class StoreSpend(Handle[C]):
         driven = yield from one(SESSION_DRIVER, number=row["session_number"])
         if row["state"] == "open" and driven is not None:
             raise SessionBusy(
-                f"session {row['session_id']} is driven by {driven['holder']!r}, which will "
-                "record what the attempt cost; correct it if it does not",
+                f"session {row['session_id']} is driven by {driven['holder']!r}, which will record "
+                "the cost of the attempt; correct it afterwards if it does not",
                 session_id=row["session_id"],
                 holder=driven["holder"],
             )
         estimate = None if row["nano_usd"] is None else str(dollars(row["nano_usd"]))
-        said = self.runtime.redactor.redact(said)
-        details = {**(_details(self.runtime.codec, row) or {}), **said, "estimate_usd": estimate}
+        remarks = self.runtime.redactor.redact(remarks)
+        old = _details(self.runtime.codec, row) or {}
+        details = {**old, **remarks, "estimate_usd": estimate}
         packed = self.runtime.codec.pack(details, context=context(id), name="details")
         return (
-            yield from _write(self.runtime.codec, row, row, id, given, packed, tells=bool(has_tree))
+            yield from _write(self.runtime.codec, row, row, id, given, packed, emits=bool(has_tree))
         )
 
 
@@ -349,9 +355,9 @@ def _write(
     given: Mapping[str, Any],
     packed: bytes | None,
     *,
-    tells: bool = True,
+    emits: bool = True,
 ) -> Op[Spend]:
-    """Write an attempt or its outcome, and count it; its tree is locked."""
+    """Write an attempt or its outcome, and update the totals; its tree is locked."""
     number, root_id = owner["session_number"], owner["root_id"]
     names = {"number": number, "session_id": owner["session_id"], "root_id": root_id}
     changes = [] if before is None else [(before, -1)]
@@ -360,15 +366,15 @@ def _write(
         *counted(number, root_id, *changes, (given, 1)),
     )
     if not written:
-        # A session of another tree has written an attempt of this id since we looked.
+        # A session of another tree has written an attempt of this id since it was read.
         raise _mismatch(spend_id, "there")
-    if tells:
-        yield from _tell(codec, root_id, written[0])
+    if emits:
+        yield from _emit(codec, root_id, written[0])
     return _spend(codec, written[0])
 
 
 def _unchanged(codec: Codec, row: Row, number: int, given: Mapping[str, Any]) -> Spend:
-    """Return what is recorded already, if the figures are the same."""
+    """Return the recorded attempt if its figures are the same, or raise RequestMismatch."""
     if row["session_number"] != number or any(row[name] != given[name] for name in given):
         raise _mismatch(row["id"], row["state"])
     return _spend(codec, row)
@@ -377,18 +383,18 @@ def _unchanged(codec: Codec, row: Row, number: int, given: Mapping[str, Any]) ->
 def _mismatch(spend_id: str, state: str) -> RequestMismatch:
     return RequestMismatch(
         f"spend {spend_id} is {state} already, with other figures or in another session; an "
-        "outcome is written once",
+        "outcome is recorded only once",
         id=spend_id,
     )
 
 
 def scopes(number: int, root_id: str) -> tuple[str, str]:
-    """Return the names under which a session and its tree are counted."""
+    """Return the keys under which a session and its tree are totalled."""
     return f"session {number}", f"tree {root_id}"
 
 
 def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) -> list[Query]:
-    """Return the statements that add attempts to their totals, or with -1 take them off."""
+    """Return the statements that add attempts to their totals, or with -1 subtract them."""
     return [
         Query(
             ADD_TO_TOTALS,
@@ -408,14 +414,14 @@ def counted(number: int, root_id: str, *changes: tuple[Mapping[str, Any], int]) 
 
 
 def recounted(number: int | None = None, root_id: str = "") -> list[Query]:
-    """Return the statements that make the totals of a session, or of a tree, anew."""
+    """Return the statements that recompute the totals of a session, or of a tree."""
     column, scope = "root_id", scopes(0, root_id)[1]
     owner: int | str = root_id
     if number is not None:
         column, owner, scope = "session_number", number, scopes(number, "")[0]
     recount = RECOUNT_TOTALS.format(owner=column)
-    forget = Query(FORGET_TOTALS, {"scope": scope})
-    return [forget, Query(recount, {"scope": scope, "owner": owner})]
+    remove = Query(REMOVE_TOTALS, {"scope": scope})
+    return [remove, Query(recount, {"scope": scope, "owner": owner})]
 
 
 def _listed(
@@ -426,7 +432,7 @@ def _listed(
     require_whole("after", after, 0)
     require_limit(limit, SPENDS_PER_PAGE_MAX)
     given = {**where, **({} if state is None else {"state": state})}
-    # Only the given conditions are in the text, so that each can use its index.
+    # The SQL has only the given conditions, so that each can use its index.
     conditions = [f"{column} = :{column}" for column in given]
     along = ""
     if state in {"open", "uncertain"}:
@@ -443,7 +449,7 @@ def _of_session(session: object) -> dict[str, Any]:
     return {} if session_id is None else {"session_id": require_text("session", session_id)}
 
 
-def _tell(codec: Codec, root_id: str, row: Row) -> Op[None]:
+def _emit(codec: Codec, root_id: str, row: Row) -> Op[None]:
     names = ("id", "model", "source", "state", "input_tokens", "output_tokens", "nano_usd")
     data = {name: row[name] for name in names}
     yield from emit(codec, root_id, row["session_id"], "spend_recorded", data)
@@ -525,5 +531,5 @@ def _details(codec: Codec, row: Row) -> Any:
 
 
 def context(spend_id: str) -> tuple[str, str]:
-    """Return the place that an attempt's details are bound to."""
+    """Return the context that an attempt's encrypted details are bound to."""
     return "hf_spend", spend_id

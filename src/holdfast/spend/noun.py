@@ -1,4 +1,4 @@
-"""Spend in the life of a store."""
+"""The lifecycle of spend."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..kernel.nouns import Noun
 from ..kernel.operation import Op, Runtime, rows
 from ..records import SessionRef
 from ..sessions.rows import numbers_of
-from .ledger import FORGET_SPEND_DETAILS
+from .ledger import REMOVE_SPEND_DETAILS
 from .portable import SpendPortable
 
 
 class SpendNoun(Noun):
-    """Spend: what attempts cost, and the totals of sessions and trees, which stay."""
+    """Spend: attempts and totals, which outlive their sessions."""
 
     portable = SpendPortable()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Forget the details of what sessions spent."""
+        """Remove the details of sessions' attempts; their figures stay."""
         numbers = numbers_of(sessions)
-        return len((yield from rows(FORGET_SPEND_DETAILS, numbers=numbers, limit=limit)))
+        return len((yield from rows(REMOVE_SPEND_DETAILS, numbers=numbers, limit=limit)))

@@ -1,4 +1,4 @@
-"""Spend in export files: money outlives the session that paid it, and counts for its tree."""
+"""Spend in export files. It outlives its session, and counts for the tree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument
 from ..kernel import portable
+from ..kernel.inserts import Insert
 from ..kernel.operation import Op, Row, batch, rows
-from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen, read_each
+from ..kernel.owned_rows import OwnedRows, read_each
+from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
 from ..sessions.portable import first_existing
 from .ledger import SpendState, context, recounted
 
@@ -17,7 +19,7 @@ DETAILS = portable.Value(dict, "details that are no object")
 
 
 class SpendRecord(Record, frozen=True, tag="spend"):
-    """One attempt at a model; the number of its session is 0 if that is gone."""
+    """One attempt at a model call; its session number is 0 if the session is deleted."""
 
     sealed = Sealed(lambda row, name: context(row["id"]), details=DETAILS)
     counted = "spends"
@@ -37,27 +39,28 @@ class SpendRecord(Record, frozen=True, tag="spend"):
     details: bytes | None = None
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that its session or tree came before it, and that all can be summed up."""
+        """Check that its session or tree precedes it, and that totals do not overflow."""
         spends, is_gone = seen.of(_Spends), not self.session_number
         is_placed = self.root_id in seen.trees if is_gone else seen.is_placed(self)
         if not is_placed or not seen.is_new(self):
             return f"spend {self.id!r} comes twice, or without its session"
         if is_gone:
             spends.gone.add(require_text("id", self.session_id))
-        spends.sum += max(self.input_tokens, self.output_tokens, self.nano_usd or 0)
-        return "what was spent is more than can be counted" if spends.sum > SPENT_MAX else None
+        whole = seen.whole.of(_Spends)
+        whole.sum += max(self.input_tokens, self.output_tokens, self.nano_usd or 0)
+        return "the total of spend is too large" if whole.sum > SPENT_MAX else None
 
     def add(self, into: Import) -> Op[None]:
-        """Add the attempt; the totals are made when all are there."""
+        """Add the attempt; the totals are computed at the end."""
         spends, number = into.of(_Spends), (yield from into.number(self.session_number))
         if self.root_id not in spends.trees:
-            # What deleted sessions paid is here under their old numbers, and moves to the new.
+            # Spend of deleted sessions is stored under old numbers, and moves to the new ones.
             found = yield from rows(PAYERS_OF_TREE, root_id=self.root_id)
             spends.sessions.update(row["session_number"] for row in found)
         spends.sessions.add(number)
         spends.trees.add(self.root_id)
-        problem = f"spend {self.id!r} is that of another session here"
-        into.later(ADD_SPEND, self.row(into.codec, session_number=number), problem)
+        problem = f"spend {self.id!r} belongs to another session here"
+        into.insert(ADD_SPEND, self.row(into.codec, session_number=number), problem)
 
 
 @dataclass(slots=True)
@@ -68,38 +71,45 @@ class _Spends:
     trees: set[str] = field(default_factory=set)
 
 
-SPENDS_OF_TREE = f"""
-SELECT number, {SpendRecord.selected()} FROM hf_spend
-WHERE root_id = :root_id AND number > :number ORDER BY number LIMIT :limit
-"""  # noqa: S608
+SPENDS = OwnedRows(
+    f"number, {SpendRecord.selected()}",
+    "hf_spend",
+    "root_id = {owner}",
+    {"number": 0},
+    owner="TEXT",
+)
 PAYERS_OF_TREE = "SELECT DISTINCT session_number FROM hf_spend WHERE root_id = :root_id"
-# What a deleted session paid may be here still: it is its own again. Its tree is not here then,
-# because its root is in the file.
-ADD_SPEND = f"""
-INSERT INTO hf_spend {SpendRecord.inserted()}
-ON CONFLICT (id) DO UPDATE SET
-    session_number = excluded.session_number, root_id = excluded.root_id
-WHERE hf_spend.session_id = excluded.session_id AND hf_spend.root_id = excluded.root_id
-RETURNING id
-"""
+# Spend of a deleted session may still be here, and becomes its own again. Its tree is not here in
+# that case, because its root is in the file.
+ADD_SPEND = Insert(
+    "hf_spend",
+    SpendRecord.columns(),
+    """
+    ON CONFLICT (id) DO UPDATE SET
+        session_number = excluded.session_number, root_id = excluded.root_id
+    WHERE hf_spend.session_id = excluded.session_id AND hf_spend.root_id = excluded.root_id
+    RETURNING id
+    """,
+    key="id",
+)
 
 
 class SpendPortable(Portable):
-    """What a tree spent travels with it, that of its deleted sessions included."""
+    """Spend is exported with its tree, including that of deleted sessions."""
 
     records = (SpendRecord,)
 
     def export(self, out: Export) -> Op[None]:
-        """Write what the trees spent."""
+        """Write the spend of the trees."""
 
         def write(row: Row) -> None:
             number = out.known(row["session_number"])
             out.write(SpendRecord.of(out.codec, row, session_number=number))
 
-        yield from read_each(SPENDS_OF_TREE, ({"root_id": id} for id in out.root_ids), write)
+        yield from read_each(SPENDS, out.root_ids, write)
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
-        """Refuse spend that would be listed as that of a session it is not of."""
+        """Raise if spend of a deleted session would be listed under another session here."""
         gone = (id for id in sorted(seen.of(_Spends).gone) if not seen.has("session", id))
         id = None if is_trusted else (yield from first_existing(gone))
         if id is not None:
@@ -111,7 +121,7 @@ class SpendPortable(Portable):
             )
 
     def finish(self, into: Import) -> Op[None]:
-        """Count what sessions and trees have spent."""
+        """Recompute the totals of sessions and trees."""
         spends = into.of(_Spends)
         for number in sorted(number for number in spends.sessions if number > 0):
             yield from batch(*recounted(number))

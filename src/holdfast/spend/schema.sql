@@ -1,11 +1,11 @@
--- hf_spend         what sessions spent on models: one row per attempt. It is written before the
---                  request, with the model's estimate (open), and again with the outcome. An attempt
---                  whose process died keeps its estimate (uncertain). Every row counts
+-- hf_spend         the cost of model calls: one row per attempt, inserted before the request with
+--                  the model's estimate (open), and updated with the outcome. An attempt whose
+--                  process died keeps its estimate (uncertain). Every row counts
 -- hf_spend_totals  running totals of a session ('session ' and its number) and of a tree ('tree '
---                  and its root's id), changed in the transaction that changes an attempt
+--                  and its root's id), updated in the transaction that changes an attempt
 --
--- Money is in billionths of a US dollar, whole numbers, so that sums are exact; NULL where no price
--- is known. Spend outlives its session, without its details: it was paid.
+-- Amounts are whole billionths of a US dollar, so that sums are exact; NULL if the price is unknown.
+-- Spend outlives its session, without its details.
 --
 -- Life: open, then settled, failed or uncertain. Lock order: the tree, then its attempts and totals.
 

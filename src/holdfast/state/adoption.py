@@ -1,4 +1,4 @@
-"""Shared state that another program kept, as the records of an export."""
+"""Shared state of another program, converted to the records of an export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .write import StateWrite
 
 
 class AdoptedState:
-    """Takes the mutations of a tree's state in order; each has its own writer and time."""
+    """Replays the mutations of a tree's state in order, each with its own writer and time."""
 
     def __init__(self, runtime: Runtime, root_id: str, floor: int = 0) -> None:
         self._write = StateWrite(runtime, Place(root_id, 0, root_id, None), sequence=floor)
@@ -34,7 +34,7 @@ class AdoptedState:
     def expect(
         self, key: str, above: int, updated_by: str, created_at: int, updated_at: int
     ) -> None:
-        """Have a key begin above a version, and be known for this writer and these times."""
+        """Start a key above a version, and record it under this writer and these times."""
         self._write.slot(key).version = above
         self._authors[key] = updated_by, created_at, updated_at
 
@@ -46,7 +46,7 @@ class AdoptedState:
     def write_document(
         self, operation: DocumentOperation, wanted: Mapping[str, Any], updated_by: str, at: int
     ) -> None:
-        """Make the state this document."""
+        """Replace the state by this document."""
         self._begin(updated_by, at)
         self._write.write_document(operation, wanted)
 

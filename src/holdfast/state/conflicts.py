@@ -1,4 +1,4 @@
-"""Writes that were refused because another came first: each is written down afterwards."""
+"""The log of version conflicts: each refused write is recorded afterwards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ..errors import HoldfastError, VersionConflict
-from ..kernel.flow import Flow, perform, refuse_steps
-from ..kernel.operation import Handle, Op, operation, rows
+from ..kernel.flow import Flow, Perform, perform, refuse_steps
+from ..kernel.operation import C, Call, Handle, Op, operation, rows
 from ..sessions import SessionHandle
+from ..wire import travels
 from .records import StateConflict
 from .requests import Ordinals
 from .roots import require_root
@@ -22,10 +23,10 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 CONFLICTS_KEPT = 1_000
-# Operations that count twice if they are repeated; inside a work item they get a key.
+# Operations that are not idempotent; inside a work item they get an idempotency key.
 REPEATED = ("increment", "append", "add", "reduce", "batch")
 
-NOTE_CONFLICT = """
+ADD_CONFLICT = """
 INSERT INTO hf_state_conflicts (
     root_id, number, key, expected, current, attempt, is_retried, session_id, created_at
 ) VALUES (
@@ -34,7 +35,7 @@ INSERT INTO hf_state_conflicts (
     :key, :expected, :current, :attempt, :is_retried, :session_id, :now
 )
 """
-FORGET_CONFLICTS = """
+REMOVE_OLD_CONFLICTS = """
 DELETE FROM hf_state_conflicts WHERE root_id = :root_id AND number <= (
     SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id
 ) - :kept
@@ -47,9 +48,9 @@ ORDER BY number DESC LIMIT :limit
 
 
 class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """An operation whose VersionConflict is written down, in a transaction of its own.
+    """An operation whose VersionConflict is recorded, in a transaction of its own.
 
-    Inside `store.run` it is not: there the caller's transaction decides.
+    Inside `store.run` it is not, because there the caller's transaction decides.
     """
 
     def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
@@ -71,16 +72,16 @@ def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any
     if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
         kwargs["idempotency_key"] = Ordinals.of(state.runtime).key(item, name, args, kwargs)
     try:
-        return (yield from perform(op, state, *args, **kwargs))
+        return (yield Perform(Call(op, state, args, kwargs)))
     except VersionConflict as conflict:
-        yield from note(state._session, conflict, attempt=1, is_retried=False)
+        yield from record_conflict(state._session, conflict, attempt=1, is_retried=False)
         raise
 
 
-def note(
+def record_conflict(
     session: SessionHandle[Any], conflict: VersionConflict, attempt: int, is_retried: bool
 ) -> Flow[None]:
-    """Write a conflict down, best effort: the conflict itself is what the caller must see."""
+    """Record a conflict, best effort: the caller must get the conflict itself in any case."""
     with contextlib.suppress(HoldfastError):
         yield from perform(
             ConflictLog.add, ConflictLog(session), conflict.fields, attempt, is_retried
@@ -88,26 +89,36 @@ def note(
 
 
 def list_conflicts(root_id: str, before: int, limit: int) -> Op[list[StateConflict]]:
-    """Return the refused writes of a tree, the newest first."""
+    """Return the version conflicts of a tree, newest first."""
     found = yield from rows(LIST_CONFLICTS, root_id=root_id, before=before, limit=limit)
     if not found:
         yield from require_root(root_id)
     return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
 
 
-class ConflictLog:
-    """The last refused writes of a tree."""
+@travels
+class ConflictLog(Handle[C]):
+    """The last version conflicts of a tree."""
 
-    def __init__(self, session: SessionHandle[Any]) -> None:
-        self.runtime = session.runtime
+    def __init__(self, session: SessionHandle[C]) -> None:
+        super().__init__(session.runtime)
         self._session = session
+
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the session."""
+        return (self._session,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> ConflictLog[Any]:
+        """Return that of a session."""
+        return cls(session)
 
     @operation
     def add(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:
-        """Add one, and forget the oldest of many."""
+        """Add a conflict, and remove the oldest above the limit."""
         root_id = self._session.root_id
         yield from rows(
-            NOTE_CONFLICT,
+            ADD_CONFLICT,
             root_id=root_id,
             key=fields["key"] or "",
             expected=fields["expected_version"],
@@ -116,4 +127,4 @@ class ConflictLog:
             is_retried=int(is_retried),
             session_id=self._session.id,
         )
-        yield from rows(FORGET_CONFLICTS, root_id=root_id, kept=CONFLICTS_KEPT)
+        yield from rows(REMOVE_OLD_CONFLICTS, root_id=root_id, kept=CONFLICTS_KEPT)

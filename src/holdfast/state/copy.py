@@ -1,4 +1,4 @@
-"""The state of one tree as the beginning of another's."""
+"""Copying the state of one tree to a new one, for forks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .write import StateWrite
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The keys of a tree at one moment, and the rules that they have now."""
+    """The keys of a tree at a sequence, and their current rules."""
 
     document: Mapping[str, Any]
     rules: Mapping[str, Rule]
 
 
 def read_copy(codec: Codec, root_id: str, at: int) -> Op[StateCopy]:
-    """Return the state at a sequence; Compacted below the floor."""
+    """Return the state at a sequence. Raises Compacted below the floor."""
     found = yield from snapshot(codec, root_id, at)
     return StateCopy(found.document, (yield from read_rules(codec, root_id, None)))
 
 
 def write_copy(runtime: Runtime, copied: StateCopy, place: Place) -> Op[None]:
-    """Begin the state of a new root: one event, every key at version 1.
+    """Write the initial state of a new root: one event, every key at version 1.
 
-    Raises InvalidValue if a value does not fit the schema that its key was given later.
+    Raises InvalidValue if a value does not match the current schema of its key.
     """
     state = StateWrite(runtime, place)
     yield from copy_rules(state, copied.rules)

@@ -1,4 +1,4 @@
-"""`session.state`: the state that a whole tree of sessions shares."""
+"""`session.state`: the state shared by a whole tree of sessions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from ..arguments import (
 )
 from ..errors import InvalidArgument, LimitExceeded, VersionConflict
 from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
-from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, stream
+from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, served, stream
 from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
-from ..kernel.signals import tree_topic
+from ..kernel.signals import TREE_TOPIC
 from ..sessions import SessionHandle
+from ..wire import travels
 from . import read
-from .conflicts import list_conflicts, note, recorded
+from .conflicts import list_conflicts, record_conflict, recorded
+from .mutations import mutate_all
 from .records import (
     Entry,
     KeyRule,
+    StateChange,
     StateConflict,
     StateDiff,
     StateEvent,
     StateSnapshot,
     StateSummary,
 )
-from .requests import request_of
+from .requests import KeyedRequest, request_digest
 from .retention import compact
 from .roots import require_root
 from .rules import Reducer, delete_rule, list_rules, require_rule, set_rule
@@ -40,12 +43,13 @@ from .values import (
     DocumentOperation,
     Mutation,
     checked,
-    merge_patch,
     parsed,
+    patched,
     require_if_version,
     require_key,
+    require_operators,
 )
-from .write import StateWrite, mutate_all
+from .write import StateWrite
 
 UPDATE_RETRIES = 3
 UPDATE_RETRIES_MAX = 100
@@ -54,6 +58,7 @@ PAGE_MAX = 1_000
 SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
 
 
+@travels
 class State(Handle[C]):
     """The shared state of a session's tree; the same for every session in it.
 
@@ -66,6 +71,15 @@ class State(Handle[C]):
         self._session = session
         self.root_id = session.root_id
 
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the session."""
+        return (self._session,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> State[Any]:
+        """Return the state of a session."""
+        return cls(session)
+
     def __repr__(self) -> str:
         return f"<State of {self.root_id}>"
 
@@ -76,13 +90,29 @@ class State(Handle[C]):
         return default if entry is None else entry.value
 
     @query
-    def entry(self, key: str) -> Op[Entry | None]:
-        """Return a key with its version and its writer, or None if it does not exist."""
-        return (yield from read.read_entry(self.runtime.codec, self.root_id, require_key(key)))
+    def entry(self, key: str, *, at_sequence: int | None = None) -> Op[Entry | None]:
+        """Return a key with its version and writer, now or as of a sequence, or None."""
+        place = (self.runtime.codec, self.root_id, require_key(key))
+        if at_sequence is None:
+            return (yield from read.read_entry(*place))
+        require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
+        return (yield from read.past_entry(*place, at_sequence))
+
+    @query
+    def entries(
+        self, *, prefix: str = "", after: str | None = None, limit: int = 100, values: bool = False
+    ) -> Op[list[Entry]]:
+        """Return a page of existing keys, sorted; values are read only if they are wanted."""
+        require_limit(limit, PAGE_MAX)
+        for each in (prefix, after):
+            if each:
+                require_key(each)
+        place = (self.runtime.codec, self.root_id, prefix, after or "")
+        return (yield from read.list_entries(*place, limit, values=values))
 
     @query
     def keys(self, *, updated_by: object = None) -> Op[list[str]]:
-        """Return the keys that exist, sorted; with `updated_by`, those that it wrote last."""
+        """Return the existing keys, sorted; with `updated_by`, those it wrote last."""
         writer = getattr(updated_by, "id", updated_by)
         require_text_or_none("updated_by", writer)
         found = yield from rows(read.LIST_KEYS, root_id=self.root_id, updated_by=writer)
@@ -97,14 +127,14 @@ class State(Handle[C]):
 
     @large_query
     def snapshot(self, at_sequence: int | None = None) -> Op[StateSnapshot]:
-        """Return all keys at one moment, now or at a sequence. Raises Compacted below the floor."""
+        """Return all keys, now or as of a sequence. Raises Compacted below the floor."""
         if at_sequence is not None:
             require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
         return (yield from read.snapshot(self.runtime.codec, self.root_id, at_sequence))
 
     @query
     def history(self, key: str, *, before: int | None = None, limit: int = 100) -> Op[list[Entry]]:
-        """Return what each change of a key left, the newest first; `before` is a sequence."""
+        """Return the entry after each change of a key, newest first; `before` is a sequence."""
         require_limit(limit, PAGE_MAX)
         bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
         key = require_key(key)
@@ -117,6 +147,13 @@ class State(Handle[C]):
         require_limit(limit, PAGE_MAX)
         return (yield from read.events(self.runtime.codec, self.root_id, after, limit))
 
+    @query
+    def changes(self, *, after: int = 0, limit: int = 100) -> Op[list[StateChange]]:
+        """Return what `events` returns, each with the keys that it changed as it left them."""
+        require_whole("after", after, 0, VERSION_MAX)
+        require_limit(limit, PAGE_MAX)
+        return (yield from read.changes(self.runtime.codec, self.root_id, after, limit))
+
     @large_query
     def diff(self, before: int, after: int) -> Op[StateDiff]:
         """Compare the state at two sequences."""
@@ -128,14 +165,14 @@ class State(Handle[C]):
     def summary(
         self, max_keys: int = SUMMARY_KEYS, max_bytes: int = SUMMARY_BYTES
     ) -> Op[StateSummary]:
-        """Return the most recently written keys that fit into so many bytes of JSON."""
+        """Return the most recently written keys that fit into `max_bytes` of JSON."""
         require_whole("max_keys", max_keys, 1, PAGE_MAX)
         require_whole("max_bytes", max_bytes, 2, SUMMARY_BYTES_MAX)
         return (yield from read.summary(self.runtime.codec, self.root_id, max_keys, max_bytes))
 
     @query
     def conflicts(self, *, before: int | None = None, limit: int = 100) -> Op[list[StateConflict]]:
-        """Return writes that were refused because another came first, the newest first."""
+        """Return version conflicts, newest first."""
         require_limit(limit, PAGE_MAX)
         bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
         return (yield from list_conflicts(self.root_id, bound, limit))
@@ -150,11 +187,13 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Set a key. `if_version=None` sets it whatever it is, 0 only if it does not exist, and n
-        only if it is at version n; otherwise VersionConflict, with the current version and value.
+        """Set a key.
+
+        With `if_version=0` only if it does not exist, with n only if it is at version n; otherwise
+        VersionConflict is raised, with the current version and value.
         """
         mutation = Mutation(operation="set", key=key, argument=value, if_version=if_version)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def delete(
@@ -165,9 +204,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Delete a key, or raise NotFound; its next version will be above the one returned."""
+        """Delete a key, or raise NotFound. A later version is higher than the one returned."""
         mutation = Mutation(operation="delete", key=key, if_version=if_version)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def increment(
@@ -180,7 +219,7 @@ class State(Handle[C]):
     ) -> Op[Entry]:
         """Add to a number; a missing key starts at 0."""
         mutation = Mutation(operation="increment", key=key, argument=delta)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def append(
@@ -193,7 +232,7 @@ class State(Handle[C]):
     ) -> Op[Entry]:
         """Append items to a list; a missing key starts empty."""
         mutation = Mutation(operation="append", key=key, argument=items)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def merge(
@@ -204,9 +243,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Merge a patch into an object as RFC 7396 says: null removes a member."""
+        """Merge a patch into an object (RFC 7396): null removes a member."""
         mutation = Mutation(operation="merge", key=key, argument=patch)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def add(
@@ -217,9 +256,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Add a member to a set, a list without equal members, unless it has it."""
+        """Add a member to a set, which is a list without equal members."""
         mutation = Mutation(operation="add", key=key, argument=item)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def remove(
@@ -230,9 +269,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Remove a member from a set, if it has it."""
+        """Remove a member from a set, if it is present."""
         mutation = Mutation(operation="remove", key=key, argument=item)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def reduce(
@@ -243,9 +282,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
-        """Change a key by the reducer that its rule names, or raise NotFound if it has none."""
+        """Change a key by the reducer of its rule, or raise NotFound if it has none."""
         mutation = Mutation(operation="reduce", key=key, argument=value)
-        return (yield from self._mutate(mutation, if_unchanged, idempotency_key))
+        return self._mutate(mutation, if_unchanged, idempotency_key)
 
     @recorded
     def batch(
@@ -255,9 +294,9 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> Op[list[Entry]]:
-        """Apply operations in order, all of them or none: `{"op": "set", "key": "k", "value": 1}`.
+        """Apply operations in order, all or none: `{"op": "set", "key": "k", "value": 1}`.
 
-        VersionConflict.results says of each whether it is the conflict or was not applied.
+        VersionConflict.results has the status of each, `conflict` or `not_applied`.
         """
         most = self.runtime.codec.limits.batch_operations
         if isinstance(operations, str | bytes) or not isinstance(operations, Sequence):
@@ -273,6 +312,13 @@ class State(Handle[C]):
         return (yield from self._apply(mutations, if_unchanged, idempotency_key))
 
     @recorded
+    def initialize(
+        self, document: dict[str, Any], *, idempotency_key: str | None = None
+    ) -> Op[StateSnapshot]:
+        """Give a state without keys its first document, or raise VersionConflict."""
+        return (yield from self._write("init", _document(document), None, idempotency_key))
+
+    @recorded
     def replace(
         self,
         document: dict[str, Any],
@@ -280,7 +326,7 @@ class State(Handle[C]):
         if_version: int | None = None,
         idempotency_key: str | None = None,
     ) -> Op[StateSnapshot]:
-        """Make the whole state this document; `if_version` is that of the whole state."""
+        """Replace the whole state by a document; `if_version` is that of the whole state."""
         return (
             yield from self._write("full_replace", _document(document), if_version, idempotency_key)
         )
@@ -291,41 +337,63 @@ class State(Handle[C]):
         document: dict[str, Any],
         *,
         if_version: int | None = None,
+        deep: bool = True,
+        operators: bool = False,
         idempotency_key: str | None = None,
     ) -> Op[StateSnapshot]:
-        """Merge a document into the whole state as RFC 7396 says: null deletes a key."""
-        return (yield from self._write("patch", _document(document), if_version, idempotency_key))
+        """Merge a document into the whole state (RFC 7396): null deletes a key.
+
+        With `deep=False` the values of keys are replaced, not merged. With `operators`, a value may
+        be `{"$append": […]}`, `{"$increment": n}`, `{"$set": value}` or `{"$delete": true}`.
+        """
+        require_operators(_document(document) if operators else {})
+        given = (_document(document), if_version, idempotency_key)
+        return (yield from self._write("patch", *given, deep=deep, operators=operators))
 
     @recorded
     def restore(self, at_sequence: int, *, idempotency_key: str | None = None) -> Op[StateSnapshot]:
-        """Give every key the value that it had at a sequence, under new versions."""
+        """Restore the value of every key as of a sequence, under new versions."""
         require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
         return (yield from self._write("restore", at_sequence, None, idempotency_key))
 
     @stream
     def watch(self, *, after: int = 0, poll_seconds: float = POLL_SECONDS) -> Stream[StateEvent]:
-        """Give mutations after a sequence as they come, each once and in order, for ever.
+        """Yield mutations after a sequence as they are committed, once and in order, endlessly.
 
         Raises Compacted below the floor.
         """
+        sequence = attrgetter("sequence")
+        yield from self._follow("state", State.events, sequence, after, poll_seconds)
+
+    @stream
+    def watch_changes(
+        self, *, after: int = 0, poll_seconds: float = POLL_SECONDS
+    ) -> Stream[StateChange]:
+        """Do what `watch` does, and give with each mutation what it left."""
+        sequence = attrgetter("event.sequence")
+        yield from self._follow("changes", State.changes, sequence, after, poll_seconds)
+
+    def _follow(
+        self, name: str, read: Any, sequence: Callable[[Any], int], after: int, seconds: float
+    ) -> Stream[Any]:
         require_whole("after", after, 0, VERSION_MAX)
-        require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
+        require_seconds("poll_seconds", seconds, POLL_SECONDS_MAX, may_be_least=False)
 
-        def next_page(after: int) -> Flow[Page[int, StateEvent]]:
-            found = yield from perform(State.events, self, after=after, limit=EVENTS_PER_READ)
-            return page_of(found, attrgetter("sequence"), after)
+        def next_page(after: int) -> Flow[Page[int, Any]]:
+            found = yield from perform(read, self, after=after, limit=EVENTS_PER_READ)
+            return page_of(found, sequence, after)
 
-        feed, topic = f"state {self.root_id}", tree_topic(self.root_id)
-        yield from follow(self.runtime, feed, topic, next_page, after, poll_seconds)
+        feed, topic = f"{name} {self.root_id}", TREE_TOPIC + self.root_id
+        yield from follow(self.runtime, feed, topic, next_page, after, seconds)
 
     @flow
     def update(
         self, key: str, function: Callable[[Any], Any], *, retries: int = UPDATE_RETRIES
     ) -> Flow[Entry]:
-        """Set a key to what a function makes of its value, None if it does not exist.
+        """Set a key to `function(value)`; the value is None if the key does not exist.
 
-        If another writer was first, the function is called again with the new value, after 100,
-        200, 400 … ms with jitter; after so many retries VersionConflict is raised.
+        If another writer was faster, the function is called again with the new value, with backoff
+        from 100 ms and jitter. Raises VersionConflict when no retries are left.
         """
         require_key(key)
         if not callable(function):
@@ -339,18 +407,18 @@ class State(Handle[C]):
                 return (yield from perform(State.set, self, key, value, if_version=version))
             except VersionConflict as conflict:
                 is_last = attempt > retries
-                yield from note(self._session, conflict, attempt, not is_last)
+                yield from record_conflict(self._session, conflict, attempt, not is_last)
                 if is_last:
                     raise
             pause = UPDATE_RETRY_SECONDS * 2 ** (attempt - 1)
             yield Wait(pause * (0.5 + random.random()))
         raise AssertionError("a last attempt returns or raises")
 
-    @flow
+    @served
     def compact(self, before: int) -> Flow[int]:
-        """Remove history before a sequence, in short transactions; return how many rows went.
+        """Remove history before a sequence, in short transactions; return the number of rows.
 
-        The state at that sequence is the oldest that can be read afterwards.
+        Afterwards, the state at that sequence is the oldest that can be read.
         """
         require_whole("before", before, 0, VERSION_MAX)
         return (yield from compact(self.runtime, self.root_id, before))
@@ -359,20 +427,21 @@ class State(Handle[C]):
     def set_rule(
         self, key: str, *, schema: dict[str, Any] | None = None, reducer: Reducer | None = None
     ) -> Op[None]:
-        """Give a key a JSON Schema that every value must fit, a reducer, or both; they replace the
-        rule that it had. Raises InvalidValue if the key's value does not fit.
+        """Set the rule of a key: a JSON Schema that every value must match, a reducer, or both.
+
+        It replaces the key's rule. Raises InvalidValue if the current value does not match.
         """
         rule = require_rule(self.runtime.codec, require_key(key), schema, reducer)
         yield from set_rule(self._draft(None, None), key, rule)
 
     @operation
     def delete_rule(self, key: str) -> Op[None]:
-        """Remove the rule of a key, or raise NotFound; the value stays as it is."""
+        """Remove the rule of a key, or raise NotFound. The value is unchanged."""
         yield from delete_rule(self._draft(None, None), require_key(key))
 
     @query
     def rules(self) -> Op[list[KeyRule]]:
-        """Return the rules of all keys that have one, sorted by key."""
+        """Return all rules, sorted by key."""
         return (yield from list_rules(self.runtime.codec, self.root_id))
 
     def _mutate(
@@ -387,27 +456,13 @@ class State(Handle[C]):
         if_unchanged: Mapping[str, int] | None,
         idempotency_key: str | None,
     ) -> Op[list[Entry]]:
-        unchanged = _versions(if_unchanged)
-        asked = [
-            unchanged,
-            *([each.operation, each.key, each.argument, each.if_version] for each in mutations),
-        ]
-        write = self._draft(idempotency_key, asked)
-        done = yield from mutate_all(write, mutations, unchanged)
-        if isinstance(done, int):
-            return (yield from self._again(mutations, done))
-        return done
-
-    def _again(self, mutations: Sequence[Mutation], first: int) -> Op[list[Entry]]:
-        """Return what an equal request that came before has done."""
-        entries = []
-        for sequence, mutation in enumerate(mutations, first):
-            found = yield from read.entry_at(
-                self.runtime.codec, self.root_id, mutation.key, sequence
+        unchanged, asked = _versions(if_unchanged), None
+        if idempotency_key is not None:
+            parts = (
+                [each.operation, each.key, each.argument, each.if_version] for each in mutations
             )
-            assert found is not None
-            entries.append(found)
-        return entries
+            asked = [unchanged, *parts]
+        return mutate_all(self._draft(idempotency_key, asked), mutations, unchanged)
 
     def _write(
         self,
@@ -415,23 +470,19 @@ class State(Handle[C]):
         given: Any,
         if_version: int | None,
         idempotency_key: str | None,
+        **how: bool,
     ) -> Op[StateSnapshot]:
         require_if_version(if_version)
-        write = self._draft(idempotency_key, [operation, given, if_version])
+        write = self._draft(idempotency_key, [operation, given, if_version, how])
         known = yield from write.begin(None)
         if known is None:
             if if_version not in {None, write.sequence}:
-                raise VersionConflict(
-                    f"the state of {self.root_id} is at version {write.sequence}, and was "
-                    f"expected at version {if_version}; nothing was changed",
-                    key=None,
-                    current_version=write.sequence,
-                    expected_version=if_version,
-                    current_value=write.document(),
-                )
+                raise self._document_conflict(write, if_version, f"version {if_version}")
+            if operation == "init" and write.keys:
+                raise self._document_conflict(write, 0, "a version without keys")
             wanted, argument = given, None
             if operation == "patch":
-                wanted, argument = merge_patch(write.document(), given), given
+                wanted, argument = patched(write.document(), given, **how), given
             elif operation == "restore":
                 old = yield from read.snapshot(self.runtime.codec, self.root_id, given)
                 wanted, argument = old.document, given
@@ -439,12 +490,24 @@ class State(Handle[C]):
             yield from write.flush()
         return (yield from read.snapshot(self.runtime.codec, self.root_id, known))
 
+    def _document_conflict(
+        self, write: StateWrite, expected: int | None, wanted: str
+    ) -> VersionConflict:
+        return VersionConflict(
+            f"the state of {self.root_id} is at version {write.sequence}, and was expected at "
+            f"{wanted}; nothing was changed",
+            key=None,
+            current_version=write.sequence,
+            expected_version=expected,
+            current_value=write.document(),
+        )
+
     def _draft(self, idempotency_key: str | None, asked: Any) -> StateWrite:
-        session = self._session
+        session, request = self._session, None
         item_id = None if session.item is None else session.item.id
         if idempotency_key is not None:
             require_text("idempotency_key", idempotency_key)
-        request = request_of(self.runtime.codec, idempotency_key, asked)
+            request = KeyedRequest(idempotency_key, request_digest(self.runtime.codec, asked))
         return StateWrite(self.runtime, session._place, item_id, request)
 
 

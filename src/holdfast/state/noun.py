@@ -1,4 +1,4 @@
-"""Shared state in the life of a store."""
+"""The lifecycle of shared state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, rows
 from ..records import Finding, Pruned, SessionRef
 from .portable import StatePortable
-from .retention import forget_histories
+from .retention import prune_histories
 
-# A root that is created again under the same id goes on counting where the deleted one was.
-REMEMBER = f"""
+# A root that is created again under the same id continues the deleted one's sequence and versions.
+KEEP_COUNTERS = f"""
 UPDATE hf_state SET keys = 0, floor = {TREE_SEQUENCE.format(root_id=":root_id")},
     forgotten_version = (
         SELECT max(known.version) FROM (
@@ -58,18 +58,18 @@ COUNT_STATE = "SELECT count(*) AS trees, coalesce(sum(keys), 0) AS keys FROM hf_
 
 
 class StateNoun(Noun):
-    """Shared state: it belongs to a tree, and goes with the tree's root."""
+    """Shared state: it belongs to a tree, and is removed with the tree's root."""
 
     portable = StatePortable()
     any_record = "SELECT 1 AS found FROM hf_state_events LIMIT 1"
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove the state of a root that is deleted; its keys at once, then its history."""
+        """Remove the state of a deleted root: its keys at once, its history in passes."""
         root_id = sessions[0].root_id
         if all(each.id != root_id for each in sessions):
             return 0
         root = {"root_id": root_id, "limit": limit}
-        removals = (REMEMBER, REMOVE_ENTRIES, REMOVE_RULES, REMOVE_CONFLICTS, REMOVE_EVENTS)
+        removals = (KEEP_COUNTERS, REMOVE_ENTRIES, REMOVE_RULES, REMOVE_CONFLICTS, REMOVE_EVENTS)
         answers = yield from through_door(
             f"state of {root_id}", *(Query(removal, root) for removal in removals)
         )
@@ -77,19 +77,19 @@ class StateNoun(Noun):
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove the old history of trees that have ended; their keys stay."""
-        return (yield from forget_histories(runtime, retention))
+        return (yield from prune_histories(runtime, retention))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Compare keys, counts and history."""
+        """Compare entries, counts and history."""
         return {"state": check_state}
 
 
 def check_state() -> Op[list[Finding]]:
-    """Look for trees whose entries do not follow from their events, and rules without a tree."""
+    """Look for entries that do not match their events, and for rules without a tree."""
     found = []
     for query, problem in (
         (WRONG, "Entries do not match their history in the shared state of"),
-        (LOST_RULES, "There are rules for the shared state of trees that do not exist"),
+        (LOST_RULES, "There are rules for the shared state of missing trees"),
     ):
         if wrong := (yield from rows(query)):
             message = f"{problem}: {', '.join(row['root_id'] for row in wrong)}."

@@ -1,15 +1,17 @@
-"""Shared state in export files: the entries of a tree, and the history that they follow from."""
+"""Shared state in export files: the entries of a tree, and their history."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from msgspec import Meta
 
 from ..feed.events import TREE_SEQUENCE
 from ..feed.portable import sequence_of
+from ..kernel.inserts import Insert
 from ..kernel.operation import Op, rows
+from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.portable import (
     ANY,
     Count,
@@ -24,7 +26,6 @@ from ..kernel.portable import (
     Seen,
     Time,
     Value,
-    read_each,
 )
 from .rules import Reducer, rule_context
 from .values import REDUCED, VERSION_MAX, DocumentOperation, Operation, require_key
@@ -45,21 +46,21 @@ class StateRecord(Record, frozen=True, tag="state"):
     least_version: Count
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that its tree came before it, and that it comes once."""
+        """Check that its tree precedes it, and that it comes once."""
         states = seen.of(_States)
         if self.root_id not in seen.trees or self.root_id in states.keys:
             return f"the state of tree {self.root_id!r} comes twice, or without its tree"
         if not self.floor <= sequence_of(seen, self.root_id) <= SEQUENCE_MAX:
-            return f"the state of tree {self.root_id!r} has a floor or a sequence that cannot be"
+            return f"the state of tree {self.root_id!r} has an impossible floor or sequence"
         states.keys[self.root_id] = self.keys
         states.floors[self.root_id] = self.floor
         states.least_versions[self.root_id] = self.least_version
         return None
 
     def add(self, into: Import) -> Op[None]:
-        """Add it; above the versions that a deleted root of this id has left here."""
+        """Add it, above the versions of a deleted root of this id."""
         into.of(_States).keys[self.root_id] = self.keys
-        into.later(IMPORT_STATE, self.row(into.codec))
+        into.insert(ADD_STATE, self.row(into.codec))
         yield from ()
 
 
@@ -89,11 +90,11 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"state event {self.sequence} of tree {self.root_id!r}"
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that it follows the last of its key, and that its value can be found."""
+        """Check that it follows the last event of its key, and that its value can be computed."""
         states = seen.of(_States)
         last = states.last.get((self.root_id, self.key), _Last())
         if self.root_id not in states.keys or not states.is_next(self.root_id, self.sequence):
@@ -108,12 +109,12 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
         if not self.key:
             states.documents[self.root_id] = self.sequence
             is_alone = self.sequence > previous and is_document
-            return None if is_alone else f"{self.label} comes twice, or is no document"
+            return None if is_alone else f"{self.label} comes twice, or is not a document write"
         require_key(self.key)
         if (states.documents.get(self.root_id) == self.sequence) != is_document and (
             self.sequence > states.floors[self.root_id]
         ):
-            return f"{self.label} has changes that belong to another"
+            return f"{self.label} has changes of another event"
         if not is_document and self.sequence == previous:
             return f"{self.label} comes twice"
         is_whole = self.value is not None or bool(self.is_deleted)
@@ -129,7 +130,7 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
         return None
 
     def _is_next_version(self, last: _Last, states: _States) -> bool:
-        """Whether its version may follow; below the floor, not all versions are kept."""
+        """Whether its version may follow; below the floor, some versions are missing."""
         if not last.version < self.version <= VERSION_MAX:
             return False
         is_kept = self.sequence <= states.floors[self.root_id]
@@ -143,12 +144,12 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the event."""
-        into.later(IMPORT_STATE_EVENT, self.row(into.codec))
+        into.insert(ADD_EVENT, self.row(into.codec))
         yield from ()
 
 
 class StateEntryRecord(Record, frozen=True, tag="state_entry"):
-    """A key as it is; one without a value was deleted."""
+    """The current entry of a key; without a value it was deleted."""
 
     sealed = Sealed(lambda row, name: entry_context(row["root_id"], row["key"]), value=ANY)
     counted = "entries"
@@ -166,11 +167,11 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"state key {self.key!r}"
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that it is what the last event of its key left."""
+        """Check that it matches the last event of its key."""
         states = seen.of(_States)
         last = states.last.pop((self.root_id, self.key), None)
         names = ("sequence", "version", "base")
@@ -178,18 +179,18 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
             return f"state key {self.key!r} does not match its history"
         is_other = last.value is not None and last.value != self.value
         if is_other or last.is_deleted != (self.value is None):
-            return f"state key {self.key!r} has another value than its history"
+            return f"state key {self.key!r} has a different value in its history"
         states.live[self.root_id] = states.live.get(self.root_id, 0) + (self.value is not None)
         return None
 
     def add(self, into: Import) -> Op[None]:
         """Add the entry."""
-        into.later(IMPORT_STATE_ENTRY, self.row(into.codec))
+        into.insert(ADD_ENTRY, self.row(into.codec))
         yield from ()
 
 
 class StateRuleRecord(Record, frozen=True, tag="state_rule"):
-    """What writes of a key keep to."""
+    """The rule of a key."""
 
     sealed = Sealed(
         lambda row, name: rule_context(row["root_id"], row["key"]),
@@ -205,11 +206,11 @@ class StateRuleRecord(Record, frozen=True, tag="state_rule"):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"rule of state key {self.key!r}"
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that it says something of a key, once, in a tree that came before."""
+        """Check that it is not empty, comes once, and that its tree precedes it."""
         require_key(self.key)
         rules = seen.of(_States).rules
         if self.root_id not in seen.trees or (self.root_id, self.key) in rules:
@@ -220,7 +221,7 @@ class StateRuleRecord(Record, frozen=True, tag="state_rule"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the rule."""
-        into.later(IMPORT_STATE_RULE, self.row(into.codec))
+        into.insert(ADD_RULE, self.row(into.codec))
         yield from ()
 
 
@@ -246,35 +247,38 @@ class _States:
     rules: set[tuple[str, str]] = field(default_factory=set)
 
     def is_next(self, root_id: str, sequence: int) -> bool:
-        """Whether an event may come now; above the floor none is missing."""
+        """Whether an event is in order; above the floor none may be missing."""
         last = self.sequences.get(root_id, 0)
         return last <= sequence <= max(last, self.floors[root_id]) + 1
 
 
-EXPORT_STATE = f"SELECT {StateRecord.selected()} FROM hf_state WHERE root_id = :root_id"  # noqa: S608
-EXPORT_STATE_EVENTS = f"""
-SELECT {StateEventRecord.selected()} FROM hf_state_events
-WHERE root_id = :root_id AND (sequence, key) > (:sequence, :key)
-ORDER BY sequence, key LIMIT :limit
-"""  # noqa: S608
-EXPORT_STATE_ENTRIES = f"""
-SELECT {StateEntryRecord.selected()} FROM hf_state_entries
-WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
-"""  # noqa: S608
-EXPORT_STATE_RULES = f"""
-SELECT {StateRuleRecord.selected()} FROM hf_state_rules
-WHERE root_id = :root_id AND key > :key ORDER BY key LIMIT :limit
-"""  # noqa: S608
-IMPORT_STATE_RULE = f"INSERT INTO hf_state_rules {StateRuleRecord.inserted()}"
-IMPORT_STATE = f"""
-INSERT INTO hf_state {StateRecord.inserted()}
-ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
-    forgotten_version = CASE WHEN hf_state.forgotten_version > excluded.forgotten_version
-        THEN hf_state.forgotten_version ELSE excluded.forgotten_version END,
-    least_version = CASE WHEN hf_state.forgotten_version > excluded.least_version
-        THEN hf_state.forgotten_version ELSE excluded.least_version END
-"""
-# A tree that was here has counted further than the file: what lies between cannot be read.
+def _of_tree(kind: type[Record], table: str, **after: int | str) -> tuple[type[Record], OwnedRows]:
+    owned = OwnedRows(kind.selected(), table, "root_id = {owner}", after, owner="TEXT")
+    return kind, owned
+
+
+# Which rows of a tree are exported, in which order.
+EXPORTED = (
+    _of_tree(StateRecord, "hf_state", root_id=""),
+    _of_tree(StateEventRecord, "hf_state_events", sequence=0, key=""),
+    _of_tree(StateEntryRecord, "hf_state_entries", key=""),
+    _of_tree(StateRuleRecord, "hf_state_rules", key=""),
+)
+ADD_STATE = Insert(
+    "hf_state",
+    StateRecord.columns(),
+    """
+    ON CONFLICT (root_id) DO UPDATE SET keys = excluded.keys, floor = excluded.floor,
+        forgotten_version = CASE WHEN hf_state.forgotten_version > excluded.forgotten_version
+            THEN hf_state.forgotten_version ELSE excluded.forgotten_version END,
+        least_version = CASE WHEN hf_state.forgotten_version > excluded.least_version
+            THEN hf_state.forgotten_version ELSE excluded.least_version END
+    """,
+)
+ADD_EVENT = Insert("hf_state_events", StateEventRecord.columns())
+ADD_ENTRY = Insert("hf_state_entries", StateEntryRecord.columns())
+ADD_RULE = Insert("hf_state_rules", StateRuleRecord.columns())
+# A deleted tree of this id may have a higher sequence than the file; the gap cannot be read.
 RAISE_IMPORTED_FLOOR = f"""
 UPDATE hf_state SET floor = {TREE_SEQUENCE.format(root_id=":root_id")}
 WHERE root_id = :root_id AND floor < {TREE_SEQUENCE.format(root_id=":root_id")}
@@ -282,33 +286,25 @@ WHERE root_id = :root_id AND floor < {TREE_SEQUENCE.format(root_id=":root_id")}
         SELECT max(e.sequence) FROM hf_state_events e WHERE e.root_id = :root_id
     ), 0) < {TREE_SEQUENCE.format(root_id=":root_id")}
 """  # noqa: S608
-IMPORT_STATE_EVENT = f"INSERT INTO hf_state_events {StateEventRecord.inserted()}"
-IMPORT_STATE_ENTRY = f"INSERT INTO hf_state_entries {StateEntryRecord.inserted()}"
 
 
 class StatePortable(Portable):
-    """The state of a tree travels with its history; refused writes stay."""
+    """State is exported with its tree and its history, without recorded conflicts."""
 
     records = (StateRecord, StateEventRecord, StateEntryRecord, StateRuleRecord)
 
     def export(self, out: Export) -> Op[None]:
-        """Write the state of each tree: its events, then what they left."""
-        roots: list[dict[str, Any]] = [{"root_id": root_id} for root_id in sorted(out.root_ids)]
-        yield from read_each(EXPORT_STATE, roots, StateRecord.to(out))
-        from_first = [{**root, "key": ""} for root in roots]
-        yield from read_each(
-            EXPORT_STATE_EVENTS, from_first, StateEventRecord.to(out), ["sequence", "key"]
-        )
-        yield from read_each(EXPORT_STATE_ENTRIES, from_first, StateEntryRecord.to(out), ["key"])
-        yield from read_each(EXPORT_STATE_RULES, from_first, StateRuleRecord.to(out), ["key"])
+        """Write the state of each tree: its events, then its entries and rules."""
+        for kind, owned in EXPORTED:
+            yield from read_each(owned, sorted(out.root_ids), kind.to(out))
 
     def finish(self, into: Import) -> Op[None]:
-        """Close the history of trees that were here before and have counted further."""
+        """Raise the floor of trees whose earlier sequence here was higher."""
         for root_id in sorted(into.of(_States).keys):
             yield from rows(RAISE_IMPORTED_FLOOR, root_id=root_id)
 
     def problem_at_end(self, seen: Seen) -> str | None:
-        """Check that every key with a history has its entry, and that they are counted."""
+        """Check that every key with a history has an entry, and the number of keys."""
         states = seen.of(_States)
         for root_id, sequence in states.sequences.items():
             if sequence > sequence_of(seen, root_id):

@@ -1,4 +1,4 @@
-"""What a resumed agent is told: the shared state and its children's answers, bounded."""
+"""A bounded prompt for a resumed agent: the shared state and its children's answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..errors import InvalidArgument
 from ..formatting import plural
 from ..kernel.operation import Async, C, Handle, Op, Sync, query
 from ..sessions import SessionHandle
+from ..wire import travels
 from .handle import SUMMARY_BYTES, SUMMARY_KEYS, State
 from .records import StateSummary
 
@@ -18,16 +19,26 @@ STATE_HEADING = "## Session State Summary"
 RESULTS_HEADING = "## Child Results"
 
 
+@travels
 class ResumePrompt(Handle[C]):
-    """Makes the text for one session."""
+    """The resume prompt of one session."""
 
     def __init__(self, session: SessionHandle[C]) -> None:
         super().__init__(session.runtime)
         self._session = session
 
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the session."""
+        return (self._session,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> ResumePrompt[Any]:
+        """Return that of a session."""
+        return cls(session)
+
     @query
     def text(self, answers: Mapping[str, Any] | None, max_keys: int, max_bytes: int) -> Op[str]:
-        """Return both parts under their headings; whatever was left out or cut is said."""
+        """Return both parts under their headings; omissions and cuts are marked."""
         given = require_answers({} if answers is None else answers)
         summary = yield from State.summary(State(self._session), max_keys, max_bytes)
         parts = [STATE_HEADING, *_state(summary), "", RESULTS_HEADING, *_answers(given, max_bytes)]
@@ -61,15 +72,15 @@ def resume_prompt(
     max_keys: int = SUMMARY_KEYS,
     max_bytes: int = SUMMARY_BYTES,
 ) -> Any:
-    """Return a bounded text for an agent that resumes: shared state, and its children's answers.
+    """Return a prompt for an agent that resumes: the shared state, and its children's answers.
 
-    Either part takes at most so many bytes; what was left out or cut is said.
+    Each part takes at most `max_bytes`; omissions and cuts are marked.
     """
     return ResumePrompt(session).text(answers, max_keys, max_bytes)
 
 
 def require_answers(answers: object) -> Mapping[str, Any]:
-    """Return answers by the names of those who gave them."""
+    """Return checked answers, by the name of the child."""
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise InvalidArgument("answers must be a dict of a child's name to its answer")
     return answers
@@ -85,10 +96,10 @@ def _state(summary: StateSummary) -> Iterator[str]:
 
 
 def _answers(answers: Mapping[str, Any], max_bytes: int) -> Iterator[str]:
-    """Give every answer an equal share of the room."""
+    """Yield a line for each answer, each cut to an equal share of the bytes."""
     share = max_bytes // max(1, len(answers))
     for name, answer in answers.items():
-        # As JSON, what a child says cannot pass for a heading.
+        # As JSON, an answer cannot imitate a heading.
         text = to_json(answer, name=name)
         whole = text.encode()
         if len(whole) > share:

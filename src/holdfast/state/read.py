@@ -1,28 +1,44 @@
-"""Reading shared state: as it is, as it was at any sequence, and what changed it."""
+"""Reading shared state: current, as of a sequence, and its mutations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..checkpoints.diff import same
 from ..codec import Codec, to_json
-from ..errors import Compacted, CorruptRecord, InvalidArgument, InvalidValue, TypeConflict
+from ..errors import Compacted, CorruptRecord, InvalidValue, SequenceInFuture, TypeConflict
+from ..feed.events import TREE_SEQUENCE
 from ..kernel.operation import Op, Row, one, rows
-from .records import Entry, KeyDiff, StateDiff, StateEvent, StateSnapshot, StateSummary
+from .records import (
+    Entry,
+    KeyDiff,
+    StateChange,
+    StateDiff,
+    StateEvent,
+    StateSnapshot,
+    StateSummary,
+)
 from .roots import require_root
 from .values import MISSING, Mutation, applied
-from .write import (
-    HEAD,
-    READ_ALL_ENTRIES,
-    READ_ENTRY,
-    entry_context,
-    event_context,
-)
+from .write import ENTRY_COLUMNS, READ_ALL_ENTRIES, entry_context, event_context
 
 EVENT_COLUMNS = """h.sequence, h.key, h.operation, h.version, h.argument, h.value, h.base,
     h.is_deleted, h.session_id, h.item_id, h.idempotency_key, h.created_at"""
 DOCUMENT_OPERATIONS = "('init', 'full_replace', 'patch', 'restore')"
+HEAD = f"""
+SELECT {TREE_SEQUENCE.format(root_id=":root_id")} AS sequence, s.keys, s.floor
+FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
+"""  # noqa: S608
+READ_ENTRY = f"""
+SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key = :key
+"""  # noqa: S608
+PAGE_OF_KEYS = """
+SELECT key, version, {value}, sequence, updated_by, updated_at FROM hf_state_entries
+WHERE root_id = :root_id AND value IS NOT NULL AND key > :after AND key >= :prefix AND key < :end
+ORDER BY key LIMIT :limit
+"""
 LIST_KEYS = """
 SELECT key FROM hf_state_entries WHERE root_id = :root_id AND value IS NOT NULL
     AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
@@ -32,11 +48,11 @@ NEWEST_KEYS = """
 SELECT key, length(value) AS bytes FROM hf_state_entries
 WHERE root_id = :root_id AND value IS NOT NULL ORDER BY sequence DESC LIMIT :limit
 """
-# The last row of a key at a sequence, and those that its value is made of.
+# The last event of a key at a sequence, and the events that its value is computed from.
 LAST = """(SELECT max(m.sequence) FROM hf_state_events m
     WHERE m.root_id = :root_id AND m.key = {key} AND m.sequence <= :at)"""
-# SQLite keeps the order of a CROSS JOIN, and PostgreSQL computes first what ends with OFFSET 0; by
-# themselves they would go through the whole history.
+# SQLite keeps the order of a CROSS JOIN, and PostgreSQL evaluates a subquery with OFFSET 0 first;
+# otherwise both would scan the whole history.
 CHAIN = """CROSS JOIN hf_state_events step CROSS JOIN hf_state_events h
 WHERE step.root_id = last.root_id AND step.key = last.key
     AND step.sequence BETWEEN last.base AND last.sequence
@@ -46,7 +62,7 @@ SELECT {EVENT_COLUMNS} FROM hf_state_events last {CHAIN}
     AND last.root_id = :root_id AND last.key = :key AND last.sequence = {LAST.format(key=":key")}
 ORDER BY h.sequence
 """  # noqa: S608
-# What has not changed since then is read from the entries.
+# Keys that have not changed since are read from the entries.
 READ_CHANGED_SINCE = f"""
 SELECT {EVENT_COLUMNS} FROM (
     SELECT at_last.root_id, at_last.key, at_last.sequence, at_last.base FROM (
@@ -70,19 +86,21 @@ WHERE h.root_id = :root_id AND h.sequence > :after
     AND (h.key = '' OR h.operation NOT IN {DOCUMENT_OPERATIONS})
 ORDER BY h.sequence LIMIT :limit
 """  # noqa: S608
+READ_CHANGED_KEYS = f"""
+SELECT {EVENT_COLUMNS} FROM hf_state_events h
+WHERE h.root_id = :root_id AND h.sequence BETWEEN :first AND :last AND h.key <> ''
+ORDER BY h.sequence, h.key
+"""  # noqa: S608
 READ_PARTS = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events h
 WHERE h.root_id = :root_id AND h.sequence BETWEEN :first AND :last
     AND h.key <> '' AND h.operation IN {DOCUMENT_OPERATIONS}
 ORDER BY h.sequence, h.key
 """  # noqa: S608
+LAST_CHARACTER = chr(0x10FFFF)
 SUMMARY_KEYS_READ_MAX = 1_000
-# What a sealed value may have around its body; one that is larger than that does not fit anyhow.
+# The most that sealing adds to a value; a larger one cannot fit.
 SEALED_BYTES_MORE = 1_024
-
-
-def _entry_value(codec: Codec, root_id: str, row: Row) -> Any:
-    return codec.unpack(row["value"], context=entry_context(root_id, row["key"]))
 
 
 def _event_value(codec: Codec, root_id: str, row: Row, column: str) -> Any:
@@ -91,10 +109,13 @@ def _event_value(codec: Codec, root_id: str, row: Row, column: str) -> Any:
 
 
 def entry_of(codec: Codec, root_id: str, row: Row) -> Entry:
-    """Return a row of the entries as a record."""
+    """Return the record of an entry's row."""
+    value = None
+    if row["value"] is not None:
+        value = codec.unpack(row["value"], context=entry_context(root_id, row["key"]))
     return Entry(
         key=row["key"],
-        value=None if row["value"] is None else _entry_value(codec, root_id, row),
+        value=value,
         version=row["version"],
         sequence=row["sequence"],
         updated_by=row["updated_by"],
@@ -103,8 +124,21 @@ def entry_of(codec: Codec, root_id: str, row: Row) -> Entry:
     )
 
 
+def list_entries(
+    codec: Codec, root_id: str, prefix: str, after: str, limit: int, *, values: bool
+) -> Op[list[Entry]]:
+    """Return keys that begin with a prefix, in order; without `values` none is read."""
+    statement = PAGE_OF_KEYS.format(value="value" if values else "NULL AS value")
+    # No character comes after the last one, and no key ends with it.
+    given = {"prefix": prefix, "after": after, "end": prefix + LAST_CHARACTER}
+    found = yield from rows(statement, root_id=root_id, limit=limit, **given)
+    if not found:
+        yield from require_root(root_id)
+    return [replace(entry_of(codec, root_id, row), is_deleted=False) for row in found]
+
+
 def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:
-    """Return a key that exists."""
+    """Return a key, or None if it does not exist."""
     row = yield from one(READ_ENTRY, root_id=root_id, key=key)
     if row is None or row["value"] is None:
         yield from require_root(root_id)
@@ -113,7 +147,7 @@ def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:
 
 
 def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry]:
-    """Yield what each of a key's rows left, oldest first; the first of them has its value whole."""
+    """Yield the entry after each event of a key, oldest first; the first has the full value."""
     value: Any = MISSING
     for row in found:
         if row["is_deleted"]:
@@ -141,15 +175,22 @@ def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry
         )
 
 
+def past_entry(codec: Codec, root_id: str, key: str, at: int) -> Op[Entry | None]:
+    """Return a key that existed at a sequence; Compacted below the floor."""
+    yield from require_readable(root_id, at)
+    entry = yield from entry_at(codec, root_id, key, at)
+    return None if entry is None or entry.is_deleted else entry
+
+
 def entry_at(codec: Codec, root_id: str, key: str, at: int) -> Op[Entry | None]:
-    """Return a key as it was at a sequence; a deleted one too."""
+    """Return a key as of a sequence, even if it was deleted."""
     found = yield from rows(READ_KEY_AT, root_id=root_id, key=key, at=at)
     entries = list(replayed(codec, root_id, found))
     return entries[-1] if entries else None
 
 
 def read_head(root_id: str) -> Op[tuple[int, int]]:
-    """Return where a tree's state stands, and the oldest sequence that can be read."""
+    """Return the newest and the oldest sequence of a tree's state that can be read."""
     head = yield from _head(root_id)
     return head["sequence"] or 0, head["floor"] or 0
 
@@ -163,13 +204,13 @@ def _head(root_id: str) -> Op[Row]:
 
 
 def require_readable(root_id: str, at: int) -> Op[None]:
-    """Raise Compacted below the floor, and InvalidArgument for a sequence that is not yet."""
+    """Raise Compacted below the floor, and InvalidArgument for a future sequence."""
     newest, floor = yield from read_head(root_id)
     _require_between(root_id, floor, at, newest)
 
 
 def require_reached(root_id: str, at: int) -> Op[None]:
-    """Raise InvalidArgument for a sequence that is not yet."""
+    """Raise InvalidArgument for a future sequence."""
     newest, _ = yield from read_head(root_id)
     _require_between(root_id, 0, at, newest)
 
@@ -177,21 +218,25 @@ def require_reached(root_id: str, at: int) -> Op[None]:
 def _require_between(root_id: str, floor: int, at: int, newest: int) -> None:
     if at < floor:
         raise Compacted(
-            f"the state of {root_id} at sequence {at} has been removed; {floor} is the oldest",
+            f"the state of {root_id} at sequence {at} was removed; the oldest is at {floor}",
             oldest=floor,
             oldest_sequence=floor,
         )
     if at > newest:
-        raise InvalidArgument(f"the state of {root_id} is at sequence {newest}, not yet at {at}")
+        raise SequenceInFuture(
+            f"the state of {root_id} is at sequence {newest}, not yet at {at}",
+            head_sequence=newest,
+        )
 
 
 def snapshot(codec: Codec, root_id: str, at: int | None) -> Op[StateSnapshot]:
-    """Return all keys now, or at a sequence; Compacted below the floor."""
+    """Return all keys, now or as of a sequence. Raises Compacted below the floor."""
     newest, floor = yield from read_head(root_id)
     if at is not None:
         _require_between(root_id, floor, at, newest)
     found = yield from rows(READ_ALL_ENTRIES, root_id=root_id)
-    entries = {row["key"]: entry_of(codec, root_id, row) for row in found if _is_at(row, at)}
+    unchanged = (row for row in found if at is None or row["sequence"] <= at)
+    entries = {row["key"]: entry_of(codec, root_id, row) for row in unchanged}
     if at is not None:
         changed = yield from rows(READ_CHANGED_SINCE, root_id=root_id, at=at)
         by_key: dict[str, list[Row]] = {}
@@ -205,15 +250,13 @@ def snapshot(codec: Codec, root_id: str, at: int | None) -> Op[StateSnapshot]:
         version=newest if at is None else at,
         document={key: each.value for key, each in live},
         versions={key: each.version for key, each in live},
+        writers={key: each.updated_by for key, each in live},
+        times={key: each.updated_at for key, each in live},
     )
 
 
-def _is_at(row: Row, at: int | None) -> bool:
-    return at is None or row["sequence"] <= at
-
-
 def history(codec: Codec, root_id: str, key: str, before: int, limit: int) -> Op[list[Entry]]:
-    """Return what a key's changes left, the newest first."""
+    """Return the entry after each change of a key, newest first."""
     _, floor = yield from read_head(root_id)
     asked = {"root_id": root_id, "key": key}
     page = yield from rows(READ_HISTORY, **asked, before=before, at=floor, limit=limit)
@@ -236,6 +279,24 @@ def events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[StateE
         for row in (yield from rows(READ_PARTS, root_id=root_id, **ends)):
             parts[row["sequence"]].append(row)
     return [_event(codec, root_id, row, parts.get(row["sequence"], [])) for row in found]
+
+
+def changes(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[StateChange]]:
+    """Return mutations after a sequence with what they left, oldest first."""
+    found = yield from events(codec, root_id, after, limit)
+    if not found:
+        return []
+    ends = {"first": found[0].sequence, "last": found[-1].sequence}
+    entries: dict[int, list[Entry]] = {event.sequence: [] for event in found}
+    for row in (yield from rows(READ_CHANGED_KEYS, root_id=root_id, **ends)):
+        left: Entry | None
+        if row["is_deleted"] or row["value"] is not None:
+            [left] = replayed(codec, root_id, [row])
+        else:
+            left = yield from entry_at(codec, root_id, row["key"], row["sequence"])
+            assert left is not None
+        entries[row["sequence"]].append(left)
+    return [StateChange(event=each, entries=tuple(entries[each.sequence])) for each in found]
 
 
 def _event(codec: Codec, root_id: str, row: Row, parts: list[Row]) -> StateEvent:
@@ -262,7 +323,7 @@ def _event(codec: Codec, root_id: str, row: Row, parts: list[Row]) -> StateEvent
 
 
 def diff(codec: Codec, root_id: str, before: int, after: int) -> Op[StateDiff]:
-    """Compare two moments."""
+    """Compare the state at two sequences."""
     old = yield from snapshot(codec, root_id, before)
     new = yield from snapshot(codec, root_id, after)
     changes = tuple(
@@ -280,7 +341,7 @@ def diff(codec: Codec, root_id: str, before: int, after: int) -> Op[StateDiff]:
 
 
 def summary(codec: Codec, root_id: str, max_keys: int, max_bytes: int) -> Op[StateSummary]:
-    """Return the most recently written keys that fit; a large value does not hide the others."""
+    """Return the most recently written keys that fit; a value that is too large is skipped."""
     count = (yield from _head(root_id))["keys"] or 0
     newest = yield from rows(NEWEST_KEYS, root_id=root_id, limit=SUMMARY_KEYS_READ_MAX)
     document: dict[str, Any] = {}

@@ -1,14 +1,17 @@
-"""What callers get of shared state."""
+"""The public records of shared state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..wire import travels
 
+
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One key of shared state, as one mutation left it; a deleted one has no value."""
+    """One key of shared state after a mutation; a deleted one has no value."""
 
     key: str
     value: Any
@@ -18,32 +21,42 @@ class Entry:
     """The session that wrote it."""
     updated_at: int
     is_deleted: bool = False
+    is_created: bool = field(default=False, compare=False)
+    """Whether the call that returned it found no such key."""
+    previous: Any = field(default=None, compare=False, repr=False)
+    """The number before an increment; None if there was none, and after other calls."""
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSnapshot:
-    """All keys at one moment; `version` is the state's own, which every mutation raises by one."""
+    """All keys at one sequence; `version` is that sequence, which every mutation increments."""
 
     root_id: str
     version: int
     document: dict[str, Any]
     versions: dict[str, int]
+    writers: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The session that wrote each key last."""
+    times: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """When it did, in milliseconds."""
 
     def __getitem__(self, key: str) -> Any:
         return self.document[key]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEvent:
-    """One mutation. A write of the whole document has no key; its value are the keys it set."""
+    """One mutation. A write of the whole document has no key; its value is the keys it set."""
 
     sequence: int
     operation: str
     key: str | None
     version: int | None
-    """The key's, afterwards."""
+    """The key's version afterwards."""
     value: Any
-    """What the operation was given: a value, a delta, items, a patch, an item, or a document."""
+    """The operation's argument: a value, a delta, items, a patch, an item, or a document."""
     deleted: tuple[str, ...] = ()
     """The keys that a write of the whole document deleted."""
     updated_by: str
@@ -52,22 +65,32 @@ class StateEvent:
     created_at: int
 
 
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """One mutation, and each key that it changed as it left it."""
+
+    event: StateEvent
+    entries: tuple[Entry, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRule:
-    """What every write of a key keeps to."""
+    """The rule that every write of a key must follow."""
 
     key: str
     schema: dict[str, Any] | None
-    """The JSON Schema that each of its values fits."""
+    """The JSON Schema that every value matches."""
     reducer: str | None
-    """What `state.reduce` does with a value that it is given."""
+    """How `state.reduce` combines a value with the stored one."""
     updated_by: str
     updated_at: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConflict:
-    """A write that was refused because its key had another version than it expected."""
+    """A write that was refused because its key did not have the expected version."""
 
     number: int
     key: str
@@ -79,9 +102,10 @@ class StateConflict:
     created_at: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDiff:
-    """One key that differs between two moments; what did not exist has the version 0."""
+    """One key that differs between two sequences; version 0 means that it did not exist."""
 
     key: str
     before: Any
@@ -90,23 +114,25 @@ class KeyDiff:
     version_after: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDiff:
-    """What changed in shared state between two sequences."""
+    """The changes in shared state between two sequences."""
 
     before: int
     after: int
     changes: tuple[KeyDiff, ...]
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSummary:
-    """A bounded view of the state for a prompt; what was left out is counted beside the data."""
+    """A bounded view of the state for a prompt."""
 
     document: dict[str, Any]
     key_count: int
     left_out: tuple[str, ...] = field(default=())
-    """Keys that did not fit, the most recently written first; no more than are shown by name."""
+    """Keys that did not fit, most recently written first, at most `max_keys` of them."""
 
     @property
     def is_truncated(self) -> bool:

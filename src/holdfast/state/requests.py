@@ -1,4 +1,4 @@
-"""What a repeated change of shared state is known by."""
+"""Idempotency keys of mutations of shared state, given or derived."""
 
 from __future__ import annotations
 
@@ -16,32 +16,27 @@ from ..kernel.operation import PerStore, Runtime
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """An idempotency key, and the digest of what is asked under it."""
+    """An idempotency key, and the digest of its request."""
 
     key: str
     digest: str
 
 
-def request_of(codec: Codec, key: str | None, asked: Any) -> KeyedRequest | None:
-    """Return what a repeated call is known by; without a key nothing is."""
-    return None if key is None else KeyedRequest(key, request_digest(codec, asked))
-
-
 def request_digest(codec: Codec, asked: Any) -> str:
-    """Return a digest that only equal requests share, to the last character."""
+    """Return a digest that only identical requests share."""
     codec.compose(asked, name="the request")
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 class Ordinals(PerStore):
-    """Counts the equal mutations of each attempt at a work item, to derive their keys."""
+    """Counts equal mutations within each attempt at a work item, to derive their keys."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._codec = runtime.codec
         self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
     def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return a key that the same mutation has in every attempt, also after a redrive."""
+        """Return a key that is the same in every attempt, also after a redrive."""
         asked = request_digest(self._codec, [operation, list(args), dict(kwargs)])
         counts = self._counts.setdefault(item, Counter())
         counts[asked] += 1

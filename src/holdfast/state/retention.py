@@ -1,4 +1,4 @@
-"""Forgetting old history of shared state, so that what is left reads as before."""
+"""Removing old history of shared state; the rest stays readable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TREES_PER_PAGE = 100
 KEY_MS = 7 * 24 * 3600 * 1000
 
 KEYED = "(e.request_digest IS NOT NULL AND e.created_at > :now - :key_ms)"
-# A tree whose history ends at its floor may still have rows that idempotency keys have kept.
+# A tree without history above its floor may still have rows that idempotency keys retain.
 LIST_ENDED_STATES = f"""
 SELECT s.root_id, s.floor, {TREE_SEQUENCE.format(root_id="s.root_id")} AS sequence FROM hf_state s
 WHERE s.root_id > :after AND NOT {OPEN_TREE.format(root_id="s.root_id")} AND EXISTS (
@@ -40,9 +40,9 @@ WHERE root_id = :root_id AND sequence > :floor AND created_at > :now - :history_
 """
 READ_IS_OPEN = f"SELECT {OPEN_TREE.format(root_id=':root_id')} AS is_open"
 RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
-# Of each key stays what its value at the floor is made of, and what was asked under an idempotency
-# key in the last week: it must not be done again. A document's own row goes.
-FORGET_EVENTS = f"""
+# For each key, the events that its value at the floor is computed from stay, and those with an
+# idempotency key of the last week, which must not be repeated. The row of a document write goes.
+REMOVE_OLD_EVENTS = f"""
 DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
     SELECT e.sequence, e.key FROM hf_state_events e
     WHERE e.root_id = :root_id AND e.sequence < :at AND NOT {KEYED} AND (
@@ -55,7 +55,7 @@ DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
     ORDER BY e.sequence LIMIT :limit
 ) RETURNING sequence
 """  # noqa: S608
-FORGET_TOMBSTONES = f"""
+REMOVE_TOMBSTONES = f"""
 DELETE FROM hf_state_entries WHERE root_id = :root_id AND key IN (
     SELECT t.key FROM hf_state_entries t
     WHERE t.root_id = :root_id AND t.value IS NULL AND t.sequence <= :at AND NOT EXISTS (
@@ -65,10 +65,10 @@ DELETE FROM hf_state_entries WHERE root_id = :root_id AND key IN (
     ORDER BY t.key LIMIT :limit
 ) RETURNING key, version
 """  # noqa: S608
-FORGET_KEY = (
+REMOVE_KEY = (
     "DELETE FROM hf_state_events WHERE root_id = :root_id AND key = :key RETURNING sequence"
 )
-REMEMBER_VERSION = """
+KEEP_VERSION = """
 UPDATE hf_state SET forgotten_version = CASE
     WHEN forgotten_version > :version THEN forgotten_version ELSE :version END
 WHERE root_id = :root_id
@@ -76,33 +76,33 @@ WHERE root_id = :root_id
 
 
 def compact(runtime: Runtime, root_id: str, before: int, *, only_ended: bool = False) -> Flow[int]:
-    """Remove what lies before a sequence, a bounded number of rows in each transaction."""
+    """Remove history before a sequence, a bounded number of rows per transaction."""
     ops = Compaction(runtime, root_id)
     removed, count = 0, -1
     if not (yield from perform(Compaction.raise_floor, ops, before, only_ended)):
         return 0
     while count:
-        count = yield from perform(Compaction.forget, ops, before)
+        count = yield from perform(Compaction.remove_some, ops, before)
         removed += count
     return removed
 
 
-def forget_histories(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-    """Remove the old history of shared state of trees that have ended."""
+def prune_histories(runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+    """Remove old history of shared state from trees that have ended."""
     pruned, after = Pruned(), ""
     if retention.history_ms is None or retention.session is not None:
         return pruned
     ended = EndedStates(runtime, retention.history_ms)
     while page := (yield from perform(EndedStates.page, ended, after)):
         for row in page:
-            # Whose root is deleted meanwhile has nothing left to forget.
+            # A root that was deleted meanwhile has no history left.
             with suppress(SessionNotFound):
-                pruned += yield from _forget_history(ended, retention, row)
+                pruned += yield from _prune_history(ended, retention, row)
         after = page[-1]["root_id"]
     return pruned
 
 
-def _forget_history(ended: EndedStates, retention: Retention, row: Row) -> Flow[Pruned]:
+def _prune_history(ended: EndedStates, retention: Retention, row: Row) -> Flow[Pruned]:
     count = 0
     until = yield from perform(EndedStates.old_until, ended, row)
     if retention.archive is not None:
@@ -117,7 +117,7 @@ def _archive(ended: EndedStates, archive: Archive, row: Row, until: int) -> Flow
         try:
             found = yield from perform(EndedStates.events, ended, row["root_id"], after, until)
         except Compacted:
-            # Another prune was faster, and has archived them.
+            # A concurrent prune was faster, and has archived them.
             break
         yield from invoke(archive.append, [_line(ended.runtime, row, each) for each in found])
         count, after = count + len(found), found[-1].sequence
@@ -130,7 +130,7 @@ def _line(runtime: Runtime, row: Row, event: StateEvent) -> str:
 
 
 class EndedStates:
-    """Finds the history that is old, in trees that nobody writes to any more."""
+    """Finds old history in trees that have ended."""
 
     def __init__(self, runtime: Runtime, history_ms: int) -> None:
         self.runtime = runtime
@@ -138,7 +138,7 @@ class EndedStates:
 
     @large_query
     def page(self, after: str) -> Op[list[Row]]:
-        """Return the next trees that may have something to forget."""
+        """Return the next trees that may have old history."""
         wanted = {**self._history, "key_ms": KEY_MS, "after": after, "limit": TREES_PER_PAGE}
         return (yield from rows(LIST_ENDED_STATES, **wanted))
 
@@ -165,9 +165,9 @@ class Compaction:
 
     @operation
     def raise_floor(self, floor: int, only_ended: bool) -> Op[bool]:
-        """Say first that older history cannot be read, so that nobody reads a half of it.
+        """Make older history unreadable first, so that no reader sees it half removed.
 
-        With `only_ended`, a tree that was opened again meanwhile keeps it, and False is returned.
+        With `only_ended`, return False for a tree that was reopened meanwhile, which keeps it.
         """
         yield Lock(self._root_id)
         yield from require_reached(self._root_id, floor)
@@ -179,19 +179,19 @@ class Compaction:
         return True
 
     @operation
-    def forget(self, floor: int) -> Op[int]:
-        """Remove some rows; 0 if there are none left."""
+    def remove_some(self, floor: int) -> Op[int]:
+        """Remove some rows; return how many, 0 if none are left."""
         root = {"root_id": self._root_id}
         bounds = {**root, "at": floor, "limit": ROWS_PER_PASS, "key_ms": KEY_MS}
         yield Lock(self._root_id)
         door = f"state of {self._root_id}"
-        [found] = yield from through_door(door, Query(FORGET_EVENTS, bounds))
+        [found] = yield from through_door(door, Query(REMOVE_OLD_EVENTS, bounds))
         removed = len(found)
-        gone = yield from rows(FORGET_TOMBSTONES, **bounds)
+        gone = yield from rows(REMOVE_TOMBSTONES, **bounds)
         if gone:
-            keys = [Query(FORGET_KEY, {**root, "key": row["key"]}) for row in gone]
+            keys = [Query(REMOVE_KEY, {**root, "key": row["key"]}) for row in gone]
             answers = yield from through_door(door, *keys)
             removed += sum(map(len, answers)) + len(gone)
             version = max(row["version"] for row in gone)
-            yield from rows(REMEMBER_VERSION, **root, version=version)
+            yield from rows(KEEP_VERSION, **root, version=version)
         return removed

@@ -1,4 +1,4 @@
-"""Whether a tree is there at all: where nothing was found, it may have been deleted."""
+"""Telling an empty state from that of a deleted tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ..sessions.rows import READ_SESSION
 
 
 def require_root(root_id: str) -> Op[None]:
-    """Raise SessionNotFound if a tree's root was deleted; all its state went with it."""
+    """Raise SessionNotFound if a tree's root was deleted."""
     if (yield from one(READ_SESSION, id=root_id)) is None:
         raise SessionNotFound(f"there is no session {root_id!r}", id=root_id)

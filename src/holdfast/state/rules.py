@@ -1,7 +1,7 @@
-"""Rules of keys, stored as data: the JSON Schema that each value fits, and the named reducer.
+"""Rules of keys: a JSON Schema that every value must match, and a named reducer.
 
 A rule belongs to the name of a key and stays when the key is deleted. It has no version and is not
-part of the state's history: a restore writes old values under the rules of today.
+part of the state's history: a restore writes old values under the current rules.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ REMOVE_RULE = "DELETE FROM hf_state_rules WHERE root_id = :root_id AND key = :ke
 
 
 def rule_context(root_id: str, key: str) -> tuple[str, ...]:
-    """Return what the schema of a key is bound to."""
+    """Return the context that the encrypted schema of a key is bound to."""
     return "hf_state_rules", root_id, key
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What writes of a key keep to; the schema as it is encoded."""
+    """The rule of a key, with its schema encoded."""
 
     schema: bytes | None = None
     reducer: Reducer | None = None
 
     def require_fit(self, runtime: Runtime, key: str, value: Any) -> None:
-        """Raise InvalidValue unless the value fits the schema, if there is one."""
+        """Raise InvalidValue unless the value matches the schema, if there is one."""
         if self.schema is not None:
             Schemas.of(runtime).require_fit(self.schema, key, value)
 
@@ -78,9 +78,9 @@ NO_RULE = Rule()
 
 
 def require_rule(codec: Codec, key: str, schema: object, reducer: object) -> Rule:
-    """Return a rule that can be, or raise InvalidArgument."""
+    """Return a valid rule, or raise InvalidArgument."""
     if schema is None and reducer is None:
-        raise InvalidArgument("a rule has a schema, a reducer, or both; delete_rule removes one")
+        raise InvalidArgument("a rule needs a schema, a reducer, or both; delete_rule removes one")
     body = None
     if schema is not None:
         body = codec.encode(schema, name="schema")
@@ -90,14 +90,14 @@ def require_rule(codec: Codec, key: str, schema: object, reducer: object) -> Rul
 
 
 def resolved(mutation: Mutation, rule: Rule) -> Mutation:
-    """Return a mutation as the reducer of its key has it; others are as they are."""
+    """Return the mutation that the key's reducer stands for; others are returned unchanged."""
     if mutation.operation != "reduce":
         return mutation
     key, reducer = mutation.key, rule.reducer
     if reducer is None:
         raise NotFound(
-            f"{key!r} has no reducer; give it one with state.set_rule({key!r}, reducer=…); "
-            "nothing was changed",
+            f"{key!r} has no reducer; set one with state.set_rule({key!r}, reducer=…); nothing "
+            "was changed",
             key=key,
         )
     try:
@@ -146,7 +146,7 @@ def _schema(codec: Codec, root_id: str, row: Row) -> bytes | None:
 
 
 def set_rule(state: StateWrite, key: str, rule: Rule) -> Op[None]:
-    """Give a key a rule that its value fits; an equal one is left as it is."""
+    """Set the rule of a key, which its value must match; an equal one is not written again."""
     yield from state.begin([key])
     if (value := state.value(key)) is not MISSING:
         rule.require_fit(state.runtime, key, value)
@@ -164,12 +164,12 @@ def set_rule(state: StateWrite, key: str, rule: Rule) -> Op[None]:
             limit=most,
             actual=counted["count"],
         )
-    told = {"key": key, "has_schema": rule.schema is not None, "reducer": rule.reducer}
-    yield event(state.runtime.codec, root_id, state.place.session_id, "state_rule_set", told)
+    data = {"key": key, "has_schema": rule.schema is not None, "reducer": rule.reducer}
+    yield event(state.runtime.codec, root_id, state.place.session_id, "state_rule_set", data)
 
 
 def delete_rule(state: StateWrite, key: str) -> Op[None]:
-    """Remove the rule of a key, or raise NotFound; its value stays."""
+    """Remove the rule of a key, or raise NotFound. Its value stays."""
     yield from state.begin([key])
     root_id = state.place.root_id
     if state.rule(key) == NO_RULE:

@@ -1,19 +1,18 @@
--- hf_state            one row per tree that has shared state: how many keys it has, where its history
---                     begins (floor: the oldest sequence that can be read), the highest version of a
---                     key that was forgotten (a key that is created later starts above it), and a
---                     version above which every change goes on, because the tree was here before it
---                     was deleted and imported again
+-- hf_state            one row per tree with shared state: the number of keys, the oldest sequence that
+--                     can be read (floor), the highest version of a removed key (new keys start above
+--                     it), and a version above which all changes continue, because the tree was
+--                     deleted here and imported again (least_version)
 -- hf_state_entries    the current value and version of each key. A deleted key stays as a tombstone
 --                     (value NULL), so that its versions never repeat
 -- hf_state_events     one row per change of a key, numbered by the tree's sequence. A write of the
 --                     whole document is one row with the key '', and one for each key that it changed.
---                     value is the value after the change; where it is NULL and the key is not
---                     deleted, it follows from the row at base and the arguments of the rows between
--- hf_state_rules      what writes of a key keep to: the JSON Schema that each value fits (sealed), and
---                     the name of its reducer. A rule stays when its key is deleted
+--                     value is the value after the change; if it is NULL and the key is not deleted,
+--                     it is computed from the row at base and the arguments of the rows in between
+-- hf_state_rules      the rule of a key: the JSON Schema that every value matches (sealed), and the
+--                     name of its reducer. A rule stays when its key is deleted
 -- hf_state_conflicts  compare-and-swap writes that were refused, the last 1,000 of each tree
 --
--- No foreign keys: a tree's state goes when its root session is deleted, in one statement each.
+-- No foreign keys: a tree's state is removed with its root session, by one statement per table.
 -- Lock order: the tree, then everything here.
 
 --[both]

@@ -1,6 +1,6 @@
-"""JSON Schemas of keys: whether one can be used, and whether a value fits it.
+"""JSON Schemas of keys: checking a schema, and validating values.
 
-References are followed inside a schema only; nothing is ever fetched.
+References are resolved within a schema only; nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 VALIDATORS_KEPT = 256
 MESSAGE_CHARACTERS_MAX = 200
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# What the part of the library that is written in Rust raises when Python's stack is used up.
+# Raised by the library's Rust part when Python's stack is exhausted.
 PANIC = "PanicException"
 
 
 class Schemas(PerStore):
-    """The schemas that this process has used lately, each ready to check values."""
+    """A cache of validators for recently used schemas."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._codec = runtime.codec
@@ -34,11 +34,11 @@ class Schemas(PerStore):
         self._known: OrderedDict[bytes, Validator] = OrderedDict()
 
     def require_fit(self, body: bytes, key: str, value: Any) -> None:
-        """Raise InvalidValue unless the value fits the schema, given as it is encoded."""
+        """Raise InvalidValue unless the value matches the schema, given encoded."""
         with self._lock:
             validator = self._known.pop(body, None)
         if validator is None:
-            # One from an imported file was not checked before.
+            # A schema from an imported file has not been checked yet.
             validator = _validator(require_schema(key, self._codec.decode(body)))
         with self._lock:
             self._known[body] = validator
@@ -48,7 +48,7 @@ class Schemas(PerStore):
 
 
 def require_schema(key: str, schema: object) -> dict[str, Any]:
-    """Return a schema that values can be checked against, or raise InvalidArgument."""
+    """Return a valid schema, or raise InvalidArgument."""
     if type(schema) is not dict:
         raise InvalidArgument(f"the schema of {shown(key)} must be an object, not {shown(schema)}")
     refused = f"the schema of {shown(key)} cannot be used"
@@ -59,7 +59,7 @@ def require_schema(key: str, schema: object) -> dict[str, Any]:
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
         outside = list(_unresolved(schema, kind))
-        # One that refers to itself without end fails on any value.
+        # A schema with endless recursion fails on any value.
         list(_validator(schema).iter_errors(None) if not outside else ())
     except jsonschema.SchemaError as error:
         raise InvalidArgument(f"{refused} at {error.json_path}: {_reason(error)}") from None
@@ -68,16 +68,16 @@ def require_schema(key: str, schema: object) -> dict[str, Any]:
             raise
         why = f"{type(error).__name__}: {shown(str(error))}"
         if isinstance(error, RecursionError) or type(error).__name__ == PANIC:
-            why = "it is nested too deeply, or refers to itself without end"
+            why = "it is nested too deeply, or refers to itself endlessly"
         raise InvalidArgument(f"{refused}: {why}") from None
     if outside:
-        why = f"{shown(outside[0])} is no part of it, and addresses are not fetched"
+        why = f"{shown(outside[0])} is not part of it, and references are not fetched"
         raise InvalidArgument(f"{refused}: {why}")
     return schema
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether the library failed; it does in many ways on schemas that its own check lets pass."""
+    """Whether the library failed, which it does in many ways on schemas that pass its own check."""
     return isinstance(error, Exception) or type(error).__name__ == PANIC
 
 
@@ -94,7 +94,7 @@ def _library() -> Any:
 
 
 def _kind(schema: dict[str, Any]) -> Any:
-    """Return the class that checks a schema of its dialect; None if that is not known."""
+    """Return the validator class for a schema's dialect, or None if it is unknown."""
     validators = _library().validators
     default = None if schema.get("$schema") else validators.Draft202012Validator
     return validators.validator_for(schema, default=default)
@@ -109,7 +109,7 @@ def _validator(schema: dict[str, Any]) -> Validator:
 
 
 def _unique_items(validator: Any, is_wanted: Any, items: Any, _: Any) -> Iterator[Any]:
-    """Yield an error if items are equal; the library compares each with each."""
+    """Yield an error if items are equal; unlike the library's check, in linear time."""
     if is_wanted and validator.is_type(items, "array"):
         forms = {json.dumps(_comparable(each), sort_keys=True) for each in items}
         if len(forms) < len(items):
@@ -117,7 +117,7 @@ def _unique_items(validator: Any, is_wanted: Any, items: Any, _: Any) -> Iterato
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value whose text is that of its equals: 1 and 1.0 are, true is not."""
+    """Return a value whose JSON is the same for equal values: 1 equals 1.0, but not true."""
     if type(value) is float and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -126,7 +126,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _unresolved(schema: dict[str, Any], kind: Any) -> Iterator[str]:
-    """Yield the references that lead out of a schema, or to no schema; check where others lead."""
+    """Yield references that cannot be resolved within the schema; check the targets of others."""
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
@@ -169,13 +169,13 @@ def _require_fit(validator: Validator, key: str, value: Any) -> None:
         path = f"{key}{error.json_path.removeprefix('$')}"
         where = "" if path == key else f" at {path}"
         raise InvalidValue(
-            f"{key!r} would not fit its schema{where}: {_reason(error)}; nothing was changed",
+            f"{key!r} would not match its schema{where}: {_reason(error)}; nothing was changed",
             path=path,
         )
 
 
 def _reason(error: Any) -> str:
-    """Return what is wrong in a few words; the library's own quote the whole value."""
+    """Return a short reason; the library's own message may quote the whole value."""
     if len(error.message) <= MESSAGE_CHARACTERS_MAX:
         return str(error.message)
     return f"{error.validator} is {shown(error.validator_value)}, and it is {shown(error.instance)}"

@@ -1,4 +1,4 @@
-"""What each operation makes of a value: pure functions, for writing and for replaying."""
+"""The operations on a value as pure functions, for writing and for replaying."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Final, Literal, get_args
 
 from ..arguments import require_whole, shown
 from ..errors import InvalidArgument, InvalidValue, TypeConflict
+from ..wire import travels
 
 KEY_CHARACTERS_MAX = 256
 VERSION_MAX = 2**53
 
-# What events say was done to a key; a reducer is told as the operation that it stands for.
+# The operations in events; a reducer appears as the operation that it stands for.
 Operation = Literal["set", "delete", "increment", "append", "merge", "add", "remove", "min", "max"]
 DocumentOperation = Literal["init", "full_replace", "patch", "restore"]
-# What may be asked for, and what a batch calls its argument.
+# The operations of a batch, and the name of each one's argument.
 Asked = Literal["set", "delete", "increment", "append", "merge", "add", "remove", "reduce"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
 ARGUMENTS: dict[Asked, str] = {
@@ -31,6 +32,15 @@ ARGUMENTS: dict[Asked, str] = {
 }
 
 
+# What a patch of the whole document may say about a key instead of a value to merge.
+OPERATORS: dict[str, Operation] = {
+    "$append": "append",
+    "$increment": "increment",
+    "$set": "set",
+    "$delete": "delete",
+}
+
+
 class Missing:
     """Stands for the value of a key that does not exist."""
 
@@ -41,6 +51,7 @@ class Missing:
 MISSING: Final = Missing()
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
     """One change of one key."""
@@ -52,7 +63,7 @@ class Mutation:
 
 
 def require_key(key: object) -> str:
-    """Return a key: 1 to 256 characters, none of them a control character."""
+    """Return a valid key: 1 to 256 characters, none of them a control character."""
     if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX or _has_controls(key):
         raise InvalidArgument(
             f"key must be text of 1 to {KEY_CHARACTERS_MAX} characters without control "
@@ -62,26 +73,28 @@ def require_key(key: object) -> str:
 
 
 def _has_controls(key: str) -> bool:
-    return any(c < " " or "\x7f" <= c <= "\x9f" or "\ud800" <= c <= "\udfff" for c in key)
+    return not key.isprintable() and any(
+        c < " " or "\x7f" <= c <= "\x9f" or "\ud800" <= c <= "\udfff" for c in key
+    )
 
 
 def require_if_version(version: object, label: str = "if_version") -> None:
-    """Refuse what is neither None, 0 (the key must not exist) nor a version."""
+    """Raise unless the value is None, 0 (the key must not exist) or a version."""
     if version is not None:
         require_whole(label, version, 0, VERSION_MAX)
 
 
 def checked(mutation: Mutation) -> Mutation:
-    """Return a mutation whose key and version can be, and whose argument fits its operation."""
+    """Return a mutation with a valid key, version and argument, or raise InvalidArgument."""
     require_key(mutation.key)
     require_if_version(mutation.if_version)
     argument = mutation.argument
     match mutation.operation:
         case "increment" if not _is_number(argument):
-            raise InvalidArgument(f"increment adds a finite number, not {shown(argument)}")
+            raise InvalidArgument(f"increment takes a finite number, not {shown(argument)}")
         case "min" | "max" if not _is_number(argument):
             raise InvalidArgument(
-                f"{mutation.operation} compares with a finite number, not {shown(argument)}"
+                f"{mutation.operation} takes a finite number, not {shown(argument)}"
             )
         case "append" if type(argument) is not list:
             raise InvalidArgument(f"append takes a list of items, not {shown(argument)}")
@@ -119,7 +132,7 @@ def parsed(given: object, position: int) -> Mutation:
 
 
 def applied(mutation: Mutation, value: Any) -> Any:
-    """Return what a mutation makes of a value; TypeConflict if it does not fit."""
+    """Return the value after a mutation, or raise TypeConflict."""
     if mutation.operation == "set":
         return mutation.argument
     if mutation.operation == "delete":
@@ -135,7 +148,7 @@ def _increment(value: Any, amount: Any, key: str) -> Any:
     except OverflowError:
         total = math.inf
     if type(total) is float and not math.isfinite(total):
-        raise InvalidValue(f"{key!r} incremented by {shown(amount)} is no finite number", path=key)
+        raise InvalidValue(f"{key!r} incremented by {shown(amount)} is not finite", path=key)
     return total
 
 
@@ -179,7 +192,7 @@ def _remove(value: Any, item: Any, key: str) -> list[Any]:
 
 
 def _form(value: Any) -> str:
-    """Return a text that equal values share; 1, 1.0 and true differ."""
+    """Return a text that is the same for equal values; 1, 1.0 and true differ."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -195,7 +208,7 @@ REDUCED: dict[str, Callable[[Any, Any, str], Any]] = {
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Return a value merged with a patch as RFC 7396 says; a member of null is removed."""
+    """Return a value merged with a patch (RFC 7396); null removes a member."""
     if type(patch) is not dict:
         return patch
     merged = dict(target) if type(target) is dict else {}
@@ -207,6 +220,48 @@ def merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
+def patched(
+    document: dict[str, Any], patch: dict[str, Any], *, deep: bool, operators: bool
+) -> dict[str, Any]:
+    """Return a document merged with a patch: its keys are merged, replaced or operated on."""
+    merged = dict(document)
+    for key, given in patch.items():
+        operator = operator_of(given) if operators else None
+        before = merged.get(key, MISSING)
+        if operator is not None:
+            argument = None if operator == "$delete" else given[operator]
+            after = applied(
+                Mutation(operation=OPERATORS[operator], key=key, argument=argument), before
+            )
+        elif given is None:
+            after = MISSING
+        else:
+            after = merge_patch(None if before is MISSING or not deep else before, given)
+        if after is MISSING:
+            merged.pop(key, None)
+        else:
+            merged[key] = after
+    return merged
+
+
+def operator_of(given: Any) -> str | None:
+    """Return the operator that a key's whole value in a patch is, if it is one."""
+    if type(given) is not dict or len(given) != 1:
+        return None
+    [name] = given
+    return name if name in OPERATORS else None
+
+
+def require_operators(patch: Mapping[str, Any]) -> None:
+    """Refuse operators whose arguments do not fit them."""
+    for key, given in patch.items():
+        operator = operator_of(given)
+        if operator == "$delete" and given[operator] is not True:
+            raise InvalidArgument(f"{shown(key)}: $delete takes true, not {shown(given[operator])}")
+        if operator is not None:
+            checked(Mutation(operation=OPERATORS[operator], key=key, argument=given[operator]))
+
+
 def _members(operation: str, value: Any, key: str) -> dict[str, Any]:
     """Return the members of a set by their forms."""
     if value is MISSING:
@@ -216,7 +271,7 @@ def _members(operation: str, value: Any, key: str) -> dict[str, Any]:
     members = {_form(each): each for each in value}
     if len(members) < len(value):
         raise TypeConflict(
-            f"{operation} needs a set, and {key!r} is a list with equal members; nothing was "
+            f"{operation} needs a set, but {key!r} is a list with equal members; nothing was "
             "changed",
             key=key,
             type="list",
@@ -228,7 +283,7 @@ def _wrong_type(operation: str, key: str, value: Any, needed: str) -> TypeConfli
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     found = names.get(type(value), "a number")
     return TypeConflict(
-        f"{operation} needs {needed}, and {key!r} is {found}; nothing was changed",
+        f"{operation} needs {needed}, but {key!r} is {found}; nothing was changed",
         key=key,
         type=type(value).__name__,
     )

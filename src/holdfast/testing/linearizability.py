@@ -299,7 +299,7 @@ def _answer(operations: Sequence[tuple[int, dict[str, Any]]], state: State) -> t
         if expected is not None and expected != current:
             return _refused("VersionConflict", operation, current, text or NULL), state
         if operation["op"] == "delete" and text is None:
-            return _refused("NotFound", operation, 0), state
+            return _refused("KeyNotFound", operation, 0), state
         try:
             after = _applied(operation, text)
         except TypeError:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from ..arguments import shown
 from ..errors import InvalidArgument, LeaseLost
-from ..feed import emit, event, lock_tree, plant_tree
+from ..feed import create_tree, emit, event, lock_tree
 from ..kernel.flow import Flow, perform
+from ..kernel.inserts import Insert
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import (
     AfterCommit,
@@ -31,7 +32,8 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.portable import Export, Import, Name, Number, Portable, Record, Seen, read_each
+from ..kernel.owned_rows import OwnedRows, read_each
+from ..kernel.portable import Export, Import, Name, Number, Portable, Record, Seen
 from ..kernel.schema import Migration
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import Finding, Lease, Pruned, Swept
@@ -75,10 +77,10 @@ ON CONFLICT (id) DO UPDATE SET value = hf_test_counters.value + excluded.value R
 HOLD = "SELECT id FROM hf_test_counters WHERE id = :id /*pg FOR NO KEY UPDATE */"
 VALUE = "SELECT value FROM hf_test_counters WHERE id = :id"
 VALUES = "SELECT id, value FROM hf_test_counters ORDER BY id"
-COUNTER = "SELECT id, value FROM hf_test_counters WHERE id = :id"
-ADD_WHOLE = """
-INSERT INTO hf_test_counters (id, value) VALUES (:id, :value) ON CONFLICT DO NOTHING RETURNING id
-"""
+OF_TREES = OwnedRows("id, value", "hf_test_counters", "id = {owner}", {"id": ""}, owner="TEXT")
+ADD_WHOLE = Insert(
+    "hf_test_counters", ("id", "value"), "ON CONFLICT DO NOTHING RETURNING id", key="id"
+)
 
 SUBMIT = """
 INSERT INTO hf_test_items (id, root_id, payload, status)
@@ -128,7 +130,7 @@ class CounterRecord(Record, frozen=True, tag="counter"):
 
     def add(self, into: Import) -> Op[None]:
         """Add the counter, with the rows that follow."""
-        into.later(ADD_WHOLE, self.row(into.codec), f"{self.label} is here already")
+        into.insert(ADD_WHOLE, self.row(into.codec), f"{self.label} is here already")
         yield from ()
 
 
@@ -139,8 +141,7 @@ class CountersPortable(Portable):
 
     def export(self, out: Export) -> Op[None]:
         """Write the counters of the trees."""
-        roots = ({"id": root_id} for root_id in out.root_ids)
-        yield from read_each(COUNTER, roots, CounterRecord.to(out))
+        yield from read_each(OF_TREES, out.root_ids, CounterRecord.to(out))
 
 
 class CountersNoun(Noun):
@@ -227,7 +228,7 @@ class Counter(_Noun[C]):
     @operation
     def plant(self) -> Op[None]:
         """Create the tree that the counter belongs to."""
-        yield from plant_tree(self.root_id)
+        yield from create_tree(self.root_id)
 
     @operation
     def add(self, amount: int = 1, *, note: str = "") -> Op[int]:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from os.path import basename
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SECTOR_BYTES = 512
 LOGGED_FILES = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
+
+Marks = tuple[tuple[str, object], ...]
 
 _vfs_numbers = count(1)
 
@@ -51,7 +54,7 @@ class Image:
     name: str
     main: str
     files: dict[str, bytes]
-    marks: tuple[tuple[str, object], ...]
+    marks: Marks
 
     @property
     def acknowledged(self) -> list[object]:
@@ -98,28 +101,34 @@ class PowerLog:
         with self._lock:
             self.operations.append(Operation("mark", mark=(label, value)))
 
-    def images(self, *, seed: int = 0, per_cut: int = 5) -> Iterator[Image]:
-        """Yield the distinct images of every cut: all unsynced lost, all kept, the rest torn."""
+    def images(
+        self, *, seed: int = 0, per_cut: int = 5, wanted: Callable[[Marks], bool] | None = None
+    ) -> Iterator[Image]:
+        """Yield the distinct images of every cut: all unsynced lost, all kept, the rest torn.
+
+        With `wanted`, only those of cuts that come after marks which it accepts.
+        """
         opened = (o.path for o in self.operations if o.kind == "open")
-        main = next(path for path in opened if not path.endswith(("-wal", "-journal")))
+        main = basename(next(path for path in opened if not path.endswith(("-wal", "-journal"))))
         disk: dict[str, _File] = {}
-        marks: tuple[tuple[str, object], ...] = ()
+        marks: Marks = ()
         seen: set[int] = set()
         for cut, operation in enumerate([*self.operations, Operation("end")]):
             if operation.mark:
                 marks += (operation.mark,)
                 continue
             settled = all(file.is_settled for file in disk.values())
-            for variant in range(1 if settled else per_cut):
+            variants = 1 if settled else per_cut
+            for variant in range(variants if wanted is None or wanted(marks) else 0):
                 name = f"cut {cut} variant {variant} seed {seed}"
                 files = {
-                    Path(path).name: file.content(_choice(variant, name + Path(path).name))
+                    basename(path): file.content(_choice(variant, name + basename(path)))
                     for path, file in disk.items()
                 }
                 key = hash((len(marks), *files.items()))
                 if key not in seen:
                     seen.add(key)
-                    yield Image(name, Path(main).name, files, marks)
+                    yield Image(name, main, files, marks)
             _replay(disk, operation)
 
     def _record_open(self, file: _LoggingFile) -> None:
@@ -164,12 +173,14 @@ class _File:
 
     durable: bytearray
     tail: list[_Unsettled] = field(default_factory=list)
+    settled: bytes | None = None  # One object for many images, which is hashed once.
 
     @property
     def is_settled(self) -> bool:
         return not self.tail
 
     def sync(self, *, failed: bool) -> None:
+        self.settled = None
         for entry in self.tail:
             if entry.state == "pending":
                 entry.state = "doubtful" if failed else "certain"
@@ -188,6 +199,9 @@ class _File:
         del self.tail[:settled]
 
     def content(self, choice: Choice) -> bytes:
+        if self.is_settled:
+            self.settled = bytes(self.durable) if self.settled is None else self.settled
+            return self.settled
         content = bytearray(self.durable)
         for entry in self.tail:
             operation = entry.operation

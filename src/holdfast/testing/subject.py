@@ -37,8 +37,12 @@ class Subject:
         self._stores: list[Any] = []
 
     async def open(self, **arguments: Any) -> Any:
-        """Open a store with the tables of the example nouns."""
+        """Open a store with the tables of the example nouns, or a client of a served one."""
         opener: Any = open if self.colour == "sync" else aopen
+        if "serve" in self.place:
+            store = await done(opener(**self.place["serve"](**arguments)))
+            self._stores.append(store)
+            return store
         store = await done(opener(**{**self.place, **arguments}))
         self._stores.append(store)
         await done(nouns.Setup(store).install())

@@ -1,6 +1,6 @@
-"""Claims, heartbeats, and the sessions that attempts drive: the leases of items.
+"""Leases of work items and of the sessions that they drive: claims and heartbeats.
 
-A claim and a heartbeat lock no tree and write no event.
+A claim or a heartbeat locks no tree and writes no event.
 """
 
 from __future__ import annotations
@@ -14,25 +14,37 @@ from typing import Any
 from ..arguments import require_limit, require_text, shown
 from ..checkpoints.write import record_status
 from ..errors import InvalidArgument
-from ..kernel.operation import Decide, FreshId, Op, Query, Row, batch, one, query, rows
+from ..kernel.operation import (
+    Decide,
+    FreshId,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    one,
+    query,
+    rows,
+)
 from ..leases import lease_milliseconds
-from ..sessions.access import lock_and_look, require_open, require_writable
+from ..sessions.access import lock_and_read, require_open, require_writable
 from ..sessions.rows import LEASE_SESSION_TO_ITEM, RELEASE_DRIVEN_SESSION, RENEW_SESSION
+from ..wire import travels
 from .items import ITEM_COLUMNS, SELECT_ITEMS, Item
 
 CLAIM_MAX = 1_000
 QUEUES_MAX = 50
 HELD_MAX = 10_000
 
-# PostgreSQL might run a plain subquery once per row, and take any LIMIT for a tenth of the table;
-# an array is made once and taken to be short, so that the rows are found by their numbers. What it
-# found is locked and in this state: to say so again would let it read all that are, where it takes
-# them for few.
+# PostgreSQL might run a plain subquery once per row, and estimates a LIMIT as a tenth of the table.
+# An array is built once and estimated as short, so the rows are found by number. The condition on
+# the state is not repeated, or the planner could scan all rows of that state.
 CLAIM = f"""
 UPDATE hf_work SET
     state = 'in_progress', holder = :holder, last_holder = :holder, fence = fence + 1,
     attempts = attempts + 1, driving_fence = NULL,
     lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
+    sweep_at = :now + :lease_ms,
     started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
     /*pg , claim_id = :claim_id */
 WHERE number IN (
@@ -50,34 +62,41 @@ ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED *
 OF_QUEUE = "WHERE state = 'pending' AND queue = :queue{index}"
 OF_ALL_QUEUES = "INDEXED BY ix_work_ready_all WHERE state = 'pending'"
 IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
-LOOK_FOR_READY = """
-SELECT {ready} AS is_ready, :now AS now,
-    (SELECT min(available_at) FROM hf_work INDEXED BY ix_work_scheduled
-        WHERE state = 'scheduled') AS due_at
+FIND_READY = """
+SELECT {ready} AS is_ready, :now AS now{due}
+"""
+NEXT_DUE = """
+SELECT min(available_at) FROM hf_work INDEXED BY ix_work_scheduled WHERE state = 'scheduled'
 """
 NOT_ENDED = """
 SELECT number FROM hf_work
 WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
-# Rows are locked by number, as everywhere, so that no two transactions deadlock.
-HEARTBEAT = """
-UPDATE hf_work SET
-    heartbeat_at = :now,
+# With a heartbeat each third of a lease, two of three change no indexed column.
+RENEWED = """heartbeat_at = :now,
     lease_expires_at = CASE
-        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END,
+    sweep_at = CASE
+        WHEN sweep_at > :now + :lease_ms / 4 THEN sweep_at
+        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END"""
+# Rows are locked by number, as everywhere, so that no two transactions deadlock. What is asked of
+# the state does not lead away from the numbers: else SQLite would read all that run.
+HEARTBEAT = f"""
+UPDATE hf_work SET {RENEWED}
 WHERE number IN (
     /*pg SELECT unnest(ARRAY( */
     WITH held AS MATERIALIZED (
         SELECT w.number FROM json_each(CAST(:held AS TEXT) /*pg ::json */) h
         JOIN hf_work w ON w.number = CAST(h.key AS INTEGER)
-        WHERE w.state = 'in_progress' AND w.fence = CAST(CAST(h.value AS TEXT) AS INTEGER)
+        WHERE coalesce(w.state, '') = 'in_progress'
+            AND w.fence = CAST(CAST(h.value AS TEXT) AS INTEGER)
         ORDER BY w.number /*pg FOR NO KEY UPDATE OF w */
     )
     SELECT number FROM held
     /*pg )) */
 )
 RETURNING number, lease_expires_at, heartbeat_at, cancel_requested, session_number, driving_fence
-"""
+"""  # noqa: S608
 READ_DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
 LEASE_SESSION = LEASE_SESSION_TO_ITEM.format(
     expires_at="SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number"
@@ -85,11 +104,10 @@ LEASE_SESSION = LEASE_SESSION_TO_ITEM.format(
 SET_DRIVING = "UPDATE hf_work SET driving_fence = :fence WHERE number = :number"
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The answer to a heartbeat: when the lease expires now, whether it is lost, and whether the
-    item's holder is asked to stop.
-    """
+    """The answer to a heartbeat: whether the lease is lost, or the holder should stop."""
 
     id: str
     is_lost: bool
@@ -97,9 +115,10 @@ class Beat:
     lease_expires_at: int | None
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants how many items of which queues, and for how long."""
+    """A request for leases on items: for whom, how many, from which queues, for how long."""
 
     holder: str
     limit: int
@@ -107,14 +126,14 @@ class Claim:
     lease_ms: int
 
     def take(self) -> Op[list[Row]]:
-        """Lease the items: on PostgreSQL in one round trip, if the call begins with it."""
+        """Lease the items, in one round trip on PostgreSQL if the call starts with it."""
         claim_id = yield FreshId()
         again = Query(READ_CLAIMED, {"claim_id": claim_id})
         [taken] = yield Decide([self.query(claim_id)], again=again)
         return in_order(taken)
 
     def query(self, claim_id: str) -> Query:
-        """Return the statement that leases them: the highest priority first, then the oldest."""
+        """Return the statement that leases them, highest priority first, then oldest."""
         given: dict[str, object] = {f"queue{i}": name for i, name in enumerate(self.queues)}
         given |= {"holder": self.holder, "limit": self.limit}
         given |= {"lease_ms": self.lease_ms, "claim_id": claim_id}
@@ -124,7 +143,7 @@ class Claim:
 def claim(
     holder: str, limit: int, queues: Sequence[str] | str | None, lease_seconds: float
 ) -> Op[list[Row]]:
-    """Lease up to `limit` items to a holder: the highest priority first, then the oldest."""
+    """Lease up to `limit` items to a holder, highest priority first, then oldest."""
     require_text("holder", holder)
     require_limit(limit, CLAIM_MAX)
     lease_ms = lease_milliseconds(lease_seconds)
@@ -133,12 +152,12 @@ def claim(
 
 
 def in_order(taken: Sequence[Row]) -> list[Row]:
-    """Return claimed items in the order in which they are to be run."""
+    """Return claimed items in the order to run them."""
     return sorted(taken, key=lambda row: (-row["priority"], row["number"]))
 
 
 def require_queues(queues: Sequence[str] | str) -> list[str]:
-    """Return the names of queues, each once."""
+    """Return the distinct names of queues, sorted."""
     names = [queues] if isinstance(queues, str) else queues
     if not isinstance(names, list | tuple | set | frozenset) or not 0 < len(names) <= QUEUES_MAX:
         raise InvalidArgument(f"queues must be 1 to {QUEUES_MAX} names, not {shown(queues)}")
@@ -147,7 +166,7 @@ def require_queues(queues: Sequence[str] | str) -> list[str]:
 
 @functools.cache
 def _claim_of(count: int) -> str:
-    """Return the statement that claims from this many queues at once; from all if there are 0."""
+    """Return the statement that claims from this many queues at once; 0 means from all."""
     names = [OF_QUEUE.format(index=index) for index in range(count)] or [OF_ALL_QUEUES]
     [ready, *_] = queues = [READY.format(of_queue=name) for name in names]
     if count > 1:
@@ -160,33 +179,36 @@ def _claim_of(count: int) -> str:
 
 
 @query
-def look_for_ready(_: object, queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
-    """Return whether something is ready, and in how many seconds something is due."""
+def find_ready(runtime: Runtime, queues: Sequence[str]) -> Op[tuple[bool, float | None]]:
+    """Return whether an item is ready, and in how many seconds something of any noun is due."""
     named = {f"queue{index}": name for index, name in enumerate(queues)}
-    found = yield from one(_look_at(len(queues)), **named)
+    dues = tuple(noun.due for noun in runtime.nouns if noun.due)
+    found = yield from one(_find_ready_in(len(queues), dues), **named)
     assert found is not None
-    due_at = found["due_at"]
+    times = [found[f"due{index}"] for index in range(len(dues))]
+    due_at = min((each for each in times if each is not None), default=None)
     return bool(found["is_ready"]), None if due_at is None else (due_at - found["now"]) / 1000
 
 
 @functools.cache
-def _look_at(count: int) -> str:
+def _find_ready_in(count: int, dues: Sequence[str]) -> str:
     ready = " OR ".join(IS_READY.format(index=index) for index in range(count))
-    return LOOK_FOR_READY.format(ready=ready)
+    due = "".join(f", ({each}) AS due{index}" for index, each in enumerate(dues))
+    return FIND_READY.format(ready=ready, due=due)
 
 
 @query
 def not_ended(_: object, numbers: Iterable[int]) -> Op[set[int]]:
-    """Return those of some items that have not ended and wait for no person."""
+    """Return which of these items have not ended and are not parked for review."""
     found = yield from batch(*(Query(NOT_ENDED, {"number": number}) for number in numbers))
     return {row["number"] for answer in found for row in answer}
 
 
 def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
-    """Prolong leases, given as number and fence; those missing from the answer are lost."""
+    """Renew leases, given as number and fence; those missing from the answer are lost."""
     lease_ms = lease_milliseconds(lease_seconds)
     if len(held) > HELD_MAX:
-        raise InvalidArgument(f"at most {HELD_MAX} leases are renewed at once, not {len(held)}")
+        raise InvalidArgument(f"at most {HELD_MAX} leases can be renewed at once, not {len(held)}")
     if not held:
         return {}
     found = yield from rows(HEARTBEAT, held=json.dumps(held), lease_ms=lease_ms)
@@ -195,7 +217,7 @@ def heartbeat(held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row
 
 
 def beat(item: Item[Any], row: Row | None) -> Beat:
-    """Return the answer to the heartbeat of an item; without a row its lease is lost."""
+    """Return the answer to an item's heartbeat; without a row its lease is lost."""
     return Beat(
         id=item.id,
         is_lost=row is None,
@@ -207,12 +229,12 @@ def beat(item: Item[Any], row: Row | None) -> Beat:
 def drive(item: Item[Any]) -> Op[int]:
     """Lease the item's session to its attempt, and return the lease's fence.
 
-    A waiting session turns active. Raises SessionBusy while somebody else drives it.
+    A waiting session becomes active. Raises SessionBusy while another holder drives it.
     """
     place = item._place(guard=item._guard())
     if place is None:
         raise InvalidArgument(f"work item {item.id} has no session to drive")
-    found = yield from lock_and_look(item.runtime, place)
+    found = yield from lock_and_read(item.runtime, place)
     session = require_open(place, found)
     held = yield from one(READ_DRIVING, number=item.number)
     if held is not None and held["driving_fence"] == session["fence"] and session["holder"]:
@@ -236,12 +258,12 @@ def renew_sessions(items: Iterable[Row], lease_ms: int) -> Op[None]:
 
 
 def release_sessions(items: Iterable[Row]) -> Op[None]:
-    """Release the sessions that ended attempts drove, and fence what they still write."""
+    """Release the sessions that ended attempts drove, and fence their late writes."""
     yield from _each_driven(RELEASE_DRIVEN_SESSION, items)
 
 
 def _each_driven(statement: str, items: Iterable[Row], **given: int) -> Op[None]:
-    """Run a statement for every session that is driven, in the order of their numbers."""
+    """Run a statement for every driven session, ordered by number."""
     driven = {(row["session_number"], row["driving_fence"]) for row in items}
     queries = [
         Query(statement, {"number": number, "fence": fence, **given})

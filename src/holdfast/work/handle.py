@@ -1,4 +1,4 @@
-"""What the holder of a work item does with it; every write carries the fence of its lease."""
+"""What the holder of a work item can do; every write checks the fence of its lease."""
 
 from __future__ import annotations
 
@@ -28,22 +28,20 @@ from .items import (
 from .submission import SUBMISSIONS_MAX
 from .transitions import Transition
 
-SET_PROGRESS = """
-UPDATE hf_work SET progress = CAST(:progress AS BLOB), heartbeat_at = :now, updated_at = :now,
-    lease_expires_at = CASE
-        WHEN lease_expires_at > :now + :lease_ms THEN lease_expires_at ELSE :now + :lease_ms END
+SET_PROGRESS = f"""
+UPDATE hf_work SET progress = CAST(:progress AS BLOB), updated_at = :now, {claims.RENEWED}
 WHERE number = :number AND fence = :fence AND state = 'in_progress'
 RETURNING progress, heartbeat_at, lease_expires_at, cancel_requested, updated_at, session_number,
     driving_fence
-"""
+"""  # noqa: S608
 
 
 class ItemOps(Item[C]):
-    """What one item's holder does with it, and through the ledger of effects."""
+    """Operations on one item, and its tool calls through the ledger of effects."""
 
     @operation
     def heartbeat(self, *, lease_seconds: float | None = None) -> Op[Beat]:
-        """Renew the lease, or raise LeaseLost; the answer says whether to stop."""
+        """Renew the lease, or raise LeaseLost. The answer tells whether to stop."""
         require_held([self])
         seconds = self.lease_seconds if lease_seconds is None else lease_seconds
         row = (yield from claims.heartbeat({self.number: self.fence}, seconds)).get(self.number)
@@ -63,14 +61,14 @@ class ItemOps(Item[C]):
     ) -> Op[None]:
         """Complete the item, with a checkpoint, an effect's result and follow-ups in one commit.
 
-        `checkpoint` holds what `session.save` takes, `then` what to submit next. Raises LeaseLost,
-        and then nothing of all this is written. Again with the same output it changes nothing.
+        `checkpoint` holds the arguments of `session.save`, `then` the items to submit. If it raises
+        LeaseLost, nothing is written. Repeated with the same output, it changes nothing.
         """
         require_list("then", then)
         if checkpoint is not None and not isinstance(checkpoint, Mapping):
             raise InvalidArgument(f"checkpoint must be a dict, not {type(checkpoint).__name__}")
         if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
-            raise InvalidArgument("effect must be a pair: what session.begin gave, and the value")
+            raise InvalidArgument("effect must be a pair: what session.begin returned, and a value")
         require_held([self])
         body = self.runtime.codec.encode(output, name="output")
         change = Transition(
@@ -83,7 +81,7 @@ class ItemOps(Item[C]):
                 raise
 
     def _is_completed_with(self, body: bytes) -> Op[bool]:
-        """Whether this very attempt was completed with the same output before."""
+        """Whether this attempt was already completed with the same output."""
         row = yield from one(READ_ITEM, id=self.id)
         if row is None or (row["state"], row["fence"]) != ("completed", self.fence):
             return False
@@ -94,11 +92,11 @@ class ItemOps(Item[C]):
     def fail(
         self, error: object, *, retry: bool = True, delay_seconds: float | None = None
     ) -> Op[WorkStatus]:
-        """End the attempt with an error; return `pending` if it is tried again, else `failed`.
+        """End the attempt with an error; return `pending` if it is retried, else `failed`.
 
-        It is tried again while there are retries left and `retry` is true, after `delay_seconds`
-        or, without them, with exponential backoff. No retry is spent by SessionBusy, InProgress
-        and StoreBusy, nor by Unresolved, which parks the item until the effect is resolved.
+        It is retried while retries are left and `retry` is true, after `delay_seconds` or with
+        exponential backoff. SessionBusy, InProgress and StoreBusy do not use up a retry, nor does
+        Unresolved, which parks the item until the effect is resolved.
         """
         if delay_seconds is not None:
             require_delay("delay_seconds", delay_seconds)
@@ -108,19 +106,19 @@ class ItemOps(Item[C]):
 
     @operation
     def release(self) -> Op[None]:
-        """Give the item back for another to run at once; no retry is spent."""
+        """Return the item to its queue, ready at once, without using up a retry."""
         yield from self._finish(Transition("pending", "released", releases=1))
 
     @operation
     def cancel(self) -> Op[WorkStatus]:
-        """Cancel the item: its holder ends it now, anybody else asks its holder to stop."""
+        """Cancel the item. Called by another than its holder, ask the holder to stop."""
         if not self.is_held:
             return (yield from transitions.cancel(self))
         return (yield from self._finish(Transition("cancelled", "cancelled")))
 
     @operation
     def progress(self, note: Any, *, lease_seconds: float | None = None) -> Op[None]:
-        """Record the attempt's progress, as evidence in the session too; also a heartbeat."""
+        """Record the attempt's progress, also in the session's history, and renew the lease."""
         require_held([self])
         note = self.runtime.redactor.redact(note)
         body = self.runtime.codec.encode(note, name="progress")
@@ -159,7 +157,7 @@ class ItemOps(Item[C]):
         wait_seconds: float | None = None,
         **arguments: Any,
     ) -> Flow[Result[Any]]:
-        """Run a tool once for this item: a retry or redrive of it gets the stored result."""
+        """Run a tool once for this item: its retries and redrives get the stored result."""
         call = self._prepare(tool, arguments, call_id=call_id, wait_seconds=wait_seconds)
         return (yield from call.run())
 
@@ -177,7 +175,7 @@ class ItemOps(Item[C]):
         cache_failures: bool = False,
         wait_seconds: float | None = None,
     ) -> Flow[Result[Any]]:
-        """Run a function once per key of this item; another item's key is another."""
+        """Run a function once per key; keys are separate for each item."""
         tool, arguments = once_tool(function, request, effect, verify, on_unknown, cache_failures)
         rules = once_rules(key, request, ttl_seconds)
         call = self._prepare(tool, arguments, wait_seconds=wait_seconds, **rules)
@@ -186,7 +184,7 @@ class ItemOps(Item[C]):
     def _prepare(
         self, tool: Tool[..., Any], arguments: Mapping[str, Any], /, **rules: Any
     ) -> PreparedCall:
-        """Return a call whose key comes from the item, so that a retry or redrive finds it."""
+        """Return a call in the item's scope, so that a retry or redrive finds it."""
         guard, fence = (self._guard(), self.driving_fence) if self.is_held else (None, None)
         return prepare(
             Ledger.of(self.runtime),
@@ -202,21 +200,21 @@ class ItemOps(Item[C]):
 
 
 def require_list(label: str, given: object) -> None:
-    """Refuse what is no list, or too long a one."""
+    """Raise unless the value is a list of acceptable length."""
     if not isinstance(given, list | tuple):
         raise InvalidArgument(f"{label} must be a list, not {type(given).__name__}")
     if len(given) > SUBMISSIONS_MAX:
-        raise InvalidArgument(f"{label} are at most {SUBMISSIONS_MAX} at once, not {len(given)}")
+        raise InvalidArgument(f"{label} takes at most {SUBMISSIONS_MAX} at once, not {len(given)}")
 
 
 def require_held(items: Sequence[Item[Any]]) -> None:
-    """Refuse handles that were never given a lease."""
+    """Raise unless each item's handle holds a lease."""
     for item in items:
         if not isinstance(item, Item):
             raise InvalidArgument(f"a claimed work item is needed, not {type(item).__name__}")
         if not item.is_held:
             raise LeaseLost(
-                f"this handle of work item {item.id} holds no lease; claim gives one, and "
-                "work.get(id, fence=…) to a process that knows the fence",
+                f"this handle of work item {item.id} holds no lease; claim the item, or use "
+                "work.get(id, fence=…) if you know its fence",
                 id=item.id,
             )

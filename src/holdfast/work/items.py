@@ -1,4 +1,4 @@
-"""A work item: its fields, its submission, and how its row is read."""
+"""The record of a work item, and its submission."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from ..arguments import (
     require_text,
     require_whole,
 )
+from ..codec import Codec
 from ..errors import InvalidArgument
 from ..kernel.operation import C, Handle, Row, Runtime
 from ..leases import Guard
 from ..sessions.access import Place
+from ..wire import travels
 
 WorkStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled"]
 OnCrash = Literal["retry", "fail", "review"]
 WORK_STATUSES: tuple[WorkStatus, ...] = get_args(WorkStatus)
 ON_CRASH: tuple[OnCrash, ...] = get_args(OnCrash)
-# The states in the table, and the status that each shows as.
+# The states in the table, and the public status of each.
 STATUS_OF: dict[str, WorkStatus] = {
     "scheduled": "pending",
     "review": "pending",
@@ -43,6 +45,9 @@ ITEM_COLUMNS = """
     lease_expires_at, heartbeat_at, cancel_requested, retry_count, max_retries, attempts, failures,
     rescues, releases, redriven_from, first_id, input, output, error, progress, available_at,
     created_at, started_at, completed_at, updated_at"""
+COLUMNS = tuple(ITEM_COLUMNS.replace("\n", " ").replace(" ", "").split(","))
+PARTS = ("input", "output", "error", "progress")
+"""The columns that hold sealed values."""
 SELECT_ITEMS = f"SELECT {ITEM_COLUMNS} FROM hf_work"  # noqa: S608
 READ_ITEM = f"{SELECT_ITEMS} WHERE id = :id"
 LOCK_HELD = """
@@ -51,13 +56,14 @@ SELECT fence FROM hf_work WHERE number = :number AND fence = :fence AND state = 
 """
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A work item to be submitted, with others or when another is completed.
+    """A work item to submit, together with others or as a follow-up of a completed one.
 
-    `session` is a session or its id; as a follow-up of an item, None means the item's session.
-    `available_at` is a datetime with a time zone or a time in milliseconds, `delay_seconds`
-    counts from the database's now. An `id` of your own is never used twice.
+    `session` is a session or its id; for a follow-up, None means the item's session.
+    `available_at` is a datetime with a time zone, or milliseconds; `delay_seconds` counts from the
+    database's current time. An `id` of your own must be unique.
     """
 
     type: str
@@ -73,7 +79,7 @@ class Submission:
     id: str | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be submitted."""
+        """Raise InvalidArgument if a field is invalid."""
         require_text("type", self.type)
         for label, text in (("queue", self.queue), ("key", self.key), ("id", self.id)):
             if text is not None:
@@ -90,7 +96,7 @@ class Submission:
 
 
 class Item(Handle[C]):
-    """A work item as it was when it was read; its holder's handle follows what it writes."""
+    """A work item as read; the holder's handle is updated by its own writes."""
 
     number: int
     id: str
@@ -135,9 +141,9 @@ class Item(Handle[C]):
         self._take(row)
 
     def _take(self, row: Row) -> None:
-        """Remember a row; values are decoded when they are asked for."""
+        """Set the fields from a row; values are decoded on access."""
         fields = dict(row)
-        for part in ("input", "output", "error", "progress"):
+        for part in PARTS:
             if part in fields:
                 fields[f"_{part}"] = fields.pop(part)
         if "state" in fields:
@@ -147,19 +153,47 @@ class Item(Handle[C]):
         self.__dict__.update(fields)
 
     def _adopt(self, other: Item[Any]) -> None:
-        """Be the same item under the same lease as another handle."""
+        """Become a handle of the same item, under the same lease."""
         names = [*Item.__annotations__, "_input", "_output", "_error", "_progress"]
         mine = {name: other.__dict__[name] for name in names if name in other.__dict__}
         self.__dict__.update(mine)
 
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return what names the item and its lease; to a client, also the row as it is."""
+        lease_seconds = self.lease_seconds if self.is_held else None
+        row = None if self.runtime.is_remote else readable(self.runtime.codec, self._row())
+        return self.id, self.fence, lease_seconds, row
+
+    @classmethod
+    def _from_wire(
+        cls,
+        runtime: Runtime,
+        id: str,
+        fence: int,
+        lease_seconds: float | None,
+        row: dict[str, Any] | None,
+    ) -> Item[Any]:
+        """Return the item; a server reads the rest of it from its own row."""
+        return cls(runtime, {"id": id, "fence": fence} if row is None else row, lease_seconds)
+
+    def _take_answer(self, result: Any, row: Any) -> None:
+        """Remember the row as a call at a server has left it."""
+        self._take(row or {})
+
+    def _row(self) -> Row:
+        """Return the row as it was taken."""
+        known = {"state": "stored_state"} | {part: f"_{part}" for part in PARTS}
+        names = {name: known.get(name, name) for name in COLUMNS}
+        return {name: self.__dict__[at] for name, at in names.items() if at in self.__dict__}
+
     @property
     def status(self) -> WorkStatus:
-        """Where the item stands: pending, in_progress, completed, failed or cancelled."""
+        """One of pending, in_progress, completed, failed and cancelled."""
         return STATUS_OF[self.stored_state]
 
     @property
     def waits_for(self) -> Literal["time", "review"] | None:
-        """What keeps a pending item from being claimed: its time, a review, or nothing."""
+        """What a pending item waits for before it can be claimed: its time, a review, or None."""
         return {"scheduled": "time", "review": "review"}.get(self.stored_state)  # type: ignore[return-value]
 
     @property
@@ -169,12 +203,12 @@ class Item(Handle[C]):
 
     @property
     def output(self) -> Any:
-        """What the item was completed with; None before."""
+        """What the item was completed with, or None."""
         return self._opened("output")
 
     @property
     def error(self) -> str | None:
-        """Why the last attempt failed; None while it runs and once it is completed."""
+        """Why the last attempt failed; None while the item runs and once it is completed."""
         return None if (found := self._opened("error")) is None else str(found)
 
     @property
@@ -196,11 +230,11 @@ class Item(Handle[C]):
         return self.runtime.codec.unpack(sealed, context=context(self.id, part))
 
     def _guard(self) -> Guard:
-        """Return the lease without which nothing is written for this item."""
+        """Return the lease that writes for this item require."""
         return Guard("work item", self.id, self.number, self.fence)
 
     def _place(self, fence: int | None = None, guard: Guard | None = None) -> Place | None:
-        """Return the item's session as something to write to, if it has one."""
+        """Return the item's session as a place to write to, if it has one."""
         if self.session_id is None or self.session_number is None or self.root_id is None:
             return None
         return Place(self.session_id, self.session_number, self.root_id, fence, guard)
@@ -212,22 +246,34 @@ class Item(Handle[C]):
 _INTERNAL = {"stored_state", "session_number", "is_held", "lease_seconds", "driving_fence"}
 
 
+def readable(codec: Codec, row: Row) -> Row:
+    """Return an item's row with values that any client can open, whatever seals them here."""
+    plain = codec.without_cipher()
+    opened = {
+        part: plain.seal(codec.unseal(row[part], context=where), context=where)
+        for part in PARTS
+        if row.get(part) is not None
+        for where in [context(row["id"], part)]
+    }
+    return {**row, **opened}
+
+
 def context(id: str, part: str) -> tuple[str, ...]:
-    """Return the place that a sealed part of an item is bound to."""
+    """Return the context that an encrypted part of an item is bound to."""
     return "hf_work", id, part
 
 
 def error_text(error: object, redact: Callable[[str], str]) -> str:
-    """Return an error as text without secrets; a very long one is cut, as failing must not fail."""
+    """Return an error as redacted text, cut to size."""
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if not isinstance(error, str):
         raise InvalidArgument(f"error must be text or an exception, not {type(error).__name__}")
-    # What UTF-8 cannot hold, a lone surrogate of a file name for example, is shown escaped.
+    # A lone surrogate, from a file name for example, is escaped.
     text = redact(error.encode("utf-8", "backslashreplace").decode())
     return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
 
 
 def require_delay(label: str, seconds: object) -> int:
-    """Return how long to wait, in milliseconds."""
+    """Return a delay in milliseconds."""
     return require_seconds(label, seconds, DELAY_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Work items in the life of a store: swept, pruned, and bound to their sessions and effects."""
+"""The lifecycle of work items: swept, pruned, and bound to their sessions and effects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..effects.retention import OF_OLD_CHAINS, forget_effects
+from ..effects.noun import OF_OLD_CHAINS, prune_effects
 from ..errors import CorruptRecord, StoreBusy
 from ..feed import by_tree, emit
 from ..kernel.append_only import through_door
@@ -17,7 +17,7 @@ from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import GIVEN_NUMBERS, numbers_of
 from . import transitions
-from .claims import heartbeat
+from .claims import NEXT_DUE, heartbeat
 from .items import LOCK_HELD, SELECT_ITEMS, Item
 from .portable import WorkPortable
 from .submission import ring
@@ -26,7 +26,7 @@ from .transitions import Transition
 SWEPT_MAX = 1_000
 PROMOTED_PER_PASS = 1_000
 REMOVED_PER_PASS = 500
-# All that a session can have.
+# No limit: all items of a session.
 ITEMS_MAX = 2**53
 
 OF_SESSIONS = f"session_number IN {GIVEN_NUMBERS}"
@@ -45,13 +45,14 @@ WAITING_FOR_EFFECT = f"""
 ORDER BY number
 """
 FENCE_ITEMS = f"""
-UPDATE hf_work SET lease_expires_at = :now, fence = fence + 1
+UPDATE hf_work SET lease_expires_at = :now, sweep_at = :now, fence = fence + 1
 WHERE state = 'in_progress' AND lease_expires_at > :now AND {EARLIER_BOOT}
 RETURNING id
 """  # noqa: S608
 FIND_EXPIRED = f"""
-{SELECT_ITEMS} WHERE state = 'in_progress' AND lease_expires_at <= :now
-ORDER BY number LIMIT :limit
+{SELECT_ITEMS} INDEXED BY ix_work_sweep
+WHERE state = 'in_progress' AND sweep_at <= :now AND lease_expires_at <= :now
+ORDER BY sweep_at, number LIMIT :limit
 """
 PROMOTE = """
 UPDATE hf_work SET state = 'pending', updated_at = :now
@@ -67,7 +68,7 @@ WHERE number IN (
 )
 RETURNING queue
 """
-NEXT_DUE = """
+NEXT_PROMOTED = """
 SELECT available_at, :now AS now FROM hf_work INDEXED BY ix_work_scheduled
 WHERE state = 'scheduled' ORDER BY available_at, number LIMIT 1
 """
@@ -84,13 +85,16 @@ DELETE FROM hf_work WHERE number IN (
     SELECT number FROM hf_work WHERE {OF_SESSIONS} LIMIT :limit
 ) RETURNING number
 """  # noqa: S608
-EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS}
-    AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.id = item_id)
-    AND NOT EXISTS (SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6))"""  # noqa: S608
+# With an OFFSET, PostgreSQL looks for each in the index, and does not read all items for a page.
+EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS} AND NOT EXISTS (
+        SELECT 1 FROM hf_work w WHERE w.id = item_id LIMIT 1 OFFSET 0
+    ) AND NOT EXISTS (
+        SELECT 1 FROM hf_work w WHERE w.first_id = substr(scope, 6) LIMIT 1 OFFSET 0
+    )"""  # noqa: S608
 
 
 class WorkNoun(Noun):
-    """Work items follow the sessions they belong to, and the effects they wait for."""
+    """Work items: they are cancelled and deleted with their session, and may wait for an effect."""
 
     portable = WorkPortable()
     name = "work item"
@@ -100,20 +104,21 @@ class WorkNoun(Noun):
     leased_to = "worker"
     advice = "A running worker requeues them, and so does `holdfast work sweep`."
     any_record = "SELECT 1 AS found FROM hf_work LIMIT 1"
+    due = NEXT_DUE
 
     def renew(self, held: Mapping[int, int], lease_seconds: float) -> Op[dict[int, Row]]:
         """Renew the leases of running items."""
         return (yield from heartbeat(held, lease_seconds))
 
     def holds(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[dict[int, str]]:
-        """A running item keeps its session."""
+        """Return the sessions with a running item, which must not be removed."""
         found = yield from rows(RUNNING_OF_SESSIONS, numbers=numbers_of(sessions))
-        return {row["session_number"]: "has an item that runs now" for row in found}
+        return {row["session_number"]: "has a running work item" for row in found}
 
     def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Cancel the items of sessions, and fence their holders."""
         found = yield from rows(LIVE_OF_SESSIONS, numbers=numbers_of(sessions), limit=limit)
-        change = Transition("cancelled", "session cancelled", fences=1)
+        change = Transition("cancelled", "session cancelled", fences=1, is_followed=False)
         yield from _finish(runtime, found, change, transitions.FINISH_LIVE)
         return len(found)
 
@@ -124,9 +129,9 @@ class WorkNoun(Noun):
         return len(removed)
 
     def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
-        """Fence the holders of a session's items, and make these ready again; no retry is spent.
+        """Fence the holders of a session's items and requeue these, without using up a retry.
 
-        The item `keeping`, which rewinds its own session, runs on.
+        The item `keeping`, which rewinds its own session, keeps running.
         """
         here = numbers_of([session])
         found = yield from rows(LIVE_OF_SESSIONS, numbers=here, limit=ITEMS_MAX)
@@ -135,7 +140,7 @@ class WorkNoun(Noun):
         yield from _finish(runtime, running, change, transitions.FINISH_HELD)
 
     def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
-        """Make items ready that waited for an effect to be resolved."""
+        """Requeue the items that waited for an effect to be resolved."""
         found = yield from rows(WAITING_FOR_EFFECT, effect_id=effect_id)
         yield from _finish(runtime, found, transitions.RESOLVED, transitions.FINISH_IDLE)
 
@@ -157,7 +162,7 @@ class WorkNoun(Noun):
         )
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove finished items that are old, and then effects that only they could ask for."""
+        """Remove old finished items, and then effects that only they could look up."""
         if retention.session is not None:
             return Pruned()
         count = 0
@@ -168,8 +173,8 @@ class WorkNoun(Noun):
             if not removed:
                 break
             count += removed
-        forgotten = yield from forget_effects(runtime.codec, retention, EFFECTS_OF_NO_ITEM)
-        return Pruned(items=count) + forgotten
+        pruned = yield from prune_effects(runtime.codec, retention, EFFECTS_OF_NO_ITEM)
+        return Pruned(items=count) + pruned
 
 
 def _finish(runtime: Runtime, found: Sequence[Row], change: Transition, statement: str) -> Op[None]:
@@ -197,10 +202,10 @@ def _sweep_tree(runtime: Runtime, found: Sequence[Row]) -> Flow[list[str]]:
     try:
         return (yield from perform(finish_expired, runtime, found, True))
     except StoreBusy:
-        # The tree is locked for long; the others need not wait for it.
+        # The tree has been locked for long; the others need not wait for it.
         return []
     except CorruptRecord:
-        # A session whose newest record is damaged cannot take another; its items still end.
+        # A session whose newest record is damaged takes no further record; its items still end.
         return (yield from perform(finish_expired, runtime, found, False))
 
 
@@ -209,20 +214,20 @@ def promote(runtime: Runtime, limit: int) -> Op[tuple[int, int | None]]:
     """Make due items ready; return how many, and the milliseconds until the next is due."""
     found = yield from rows(PROMOTE, limit=limit)
     yield from ring(runtime.signals, {row["queue"] for row in found})
-    upcoming = yield from one(NEXT_DUE)
+    upcoming = yield from one(NEXT_PROMOTED)
     due_ms = None if upcoming is None else max(0, upcoming["available_at"] - upcoming["now"])
     return len(found), due_ms
 
 
 @query
 def find_old(_: Runtime, age_ms: int) -> Op[list[Row]]:
-    """Return finished items that retention may remove, the oldest first."""
+    """Return finished items that retention may remove, oldest first."""
     return (yield from rows(FIND_OLD, age_ms=age_ms, limit=REMOVED_PER_PASS))
 
 
 @operation
 def remove_finished(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
-    """Remove finished items of one tree, or of none, and tell its feed."""
+    """Remove finished items of one tree, or of none, and record that in its feed."""
     root_id, session_id = found[0]["root_id"], found[0]["session_id"]
     if root_id is not None:
         yield Lock(root_id)

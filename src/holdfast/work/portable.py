@@ -1,4 +1,4 @@
-"""Work items in export files: what was not finished waits for a person where it arrives."""
+"""Work items in export files. Imported items that are not finished are parked for review."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Annotated, Any
 import msgspec
 
 from ..kernel import portable
+from ..kernel.inserts import Insert
 from ..kernel.operation import Op
+from ..kernel.owned_rows import OwnedRows, read_each
 from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATUS_OF, OnCrash, context
 
-UNFINISHED = "It was imported before it was finished, and may have begun where it came from."
+UNFINISHED = "It was imported unfinished, and may have been started in the store it came from."
 
 Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 
 
 class ItemRecord(portable.Record, frozen=True, kw_only=True, tag="item"):
-    """A work item of a session; its holder does not travel."""
+    """A work item of a session, without its holder."""
 
     sealed = portable.Sealed(
         lambda row, name: context(row["id"], name),
@@ -63,38 +65,38 @@ class ItemRecord(portable.Record, frozen=True, kw_only=True, tag="item"):
         return f"work item {self.id!r}"
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that it has its session, and an end if it has ended."""
+        """Check its session, status, retries and key."""
         work, is_final = seen.of(_Work), self.state in FINAL
         if not seen.is_placed(self) or not seen.is_new(self):
             return f"{self.label} comes twice, or without its session"
         if self.state not in STATUS_OF or is_final != (self.completed_at is not None):
-            return f"{self.label} has the wrong end"
+            return f"{self.label} has an end that does not fit its status"
         if self.retry_count > self.max_retries or self.max_retries > RETRIES_MAX:
-            return f"{self.label} has more retries than it may"
+            return f"{self.label} has more retries than allowed"
         work.attempts[self.id] = self.attempts
         if self.first_id is not None and self.first_id not in work.attempts:
             seen.counts_beyond(f"{self.label}, first submitted as {self.first_id!r}")
         if self.key is not None and not is_final:
             if (self.queue, self.key) in work.keys:
-                return f"{self.label} has a key that another has"
+                return f"{self.label} has the same key as another"
             work.keys.add((self.queue, self.key))
             seen.counts_beyond(f"{self.label} with the key {self.key!r}")
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
-        """Add the item; nobody holds it."""
+        """Add the item, without a holder."""
         changes: dict[str, Any] = {"fence": into.raised(self.fence)}
         if self.state not in FINAL:
             changes["state"] = "review"
             if self.error is None:
                 changes["error"] = into.codec.encode(UNFINISHED)
         changes["session_number"] = yield from into.number(self.session_number)
-        problem = f"{self.label}, its key or what it is redriven from is here already"
-        into.later(ADD_IMPORTED, self.row(into.codec, **changes), problem)
+        problem = f"{self.label}, its key or the item it is redriven from is here already"
+        into.insert(ADD_ITEM, self.row(into.codec, **changes), problem)
 
 
 class AttemptRecord(portable.Record, frozen=True, tag="attempt"):
-    """An attempt of a work item before it that failed or whose lease expired."""
+    """A failed or expired attempt of a work item, which precedes it in the file."""
 
     sealed = portable.Sealed(
         lambda row, name: context(row["item_id"], "attempt"), error=portable.ERROR
@@ -114,10 +116,10 @@ class AttemptRecord(portable.Record, frozen=True, tag="attempt"):
         return f"attempt {self.attempt} of work item {self.item_id!r}"
 
     def problem(self, seen: portable.Seen) -> str | None:
-        """Check that the item had this many attempts, and that this one comes once."""
+        """Check that the item had this attempt, and that it comes once."""
         work = seen.of(_Work)
         if self.attempt > work.attempts.get(self.item_id, 0):
-            return f"{self.label} is more than the item had"
+            return f"{self.label} is one more than the item had"
         if (self.item_id, self.attempt) in work.failed:
             return f"{self.label} comes twice"
         work.failed.add((self.item_id, self.attempt))
@@ -137,19 +139,16 @@ class _Work:
     failed: set[tuple[str, int]] = field(default_factory=set)
 
 
-EXPORT_WORK = f"""
-SELECT number, {ItemRecord.selected()} FROM hf_work
-WHERE session_number = :session_number AND number > :number ORDER BY number LIMIT :limit
-"""  # noqa: S608
-EXPORT_ATTEMPTS = """
-SELECT a.work_number, w.id AS item_id, a.attempt, a.holder, a.fence, a.reason, a.ended_at, a.error
-FROM hf_work w JOIN hf_attempts a ON a.work_number = w.number
-WHERE w.session_number = :session_number AND (a.work_number, a.attempt) > (:work_number, :attempt)
-ORDER BY a.work_number, a.attempt LIMIT :limit
-"""
-ADD_IMPORTED = f"""
-INSERT INTO hf_work {ItemRecord.inserted()} ON CONFLICT DO NOTHING RETURNING id
-"""
+ITEMS = OwnedRows(
+    f"number, {ItemRecord.selected()}", "hf_work", "session_number = {owner}", {"number": 0}
+)
+ATTEMPTS = OwnedRows(
+    "a.work_number, w.id AS item_id, a.attempt, a.holder, a.fence, a.reason, a.ended_at, a.error",
+    "hf_work w JOIN hf_attempts a ON a.work_number = w.number",
+    "w.session_number = {owner}",
+    {"a.work_number": 0, "a.attempt": 0},
+)
+ADD_ITEM = Insert("hf_work", ItemRecord.columns(), "ON CONFLICT DO NOTHING RETURNING id", key="id")
 ADD_ATTEMPT = """
 INSERT INTO hf_attempts (work_number, attempt, holder, fence, reason, error, ended_at)
 SELECT number, CAST(:attempt AS INTEGER), CAST(:holder AS TEXT), CAST(:fence AS INTEGER),
@@ -159,13 +158,11 @@ FROM hf_work WHERE id = :item_id
 
 
 class WorkPortable(portable.Portable):
-    """Items travel with their sessions, and what went wrong in their last attempts with them."""
+    """Items are exported with their sessions, and with the errors of their last attempts."""
 
     records = (ItemRecord, AttemptRecord)
 
     def export(self, out: portable.Export) -> Op[None]:
         """Write the items of sessions, then their attempts."""
-        owners = [{"session_number": number} for number in out.sessions]
-        yield from portable.read_each(EXPORT_WORK, owners, ItemRecord.to(out))
-        attempts = AttemptRecord.to(out)
-        yield from portable.read_each(EXPORT_ATTEMPTS, owners, attempts, ["work_number", "attempt"])
+        yield from read_each(ITEMS, out.sessions, ItemRecord.to(out))
+        yield from read_each(ATTEMPTS, out.sessions, AttemptRecord.to(out))

@@ -1,4 +1,4 @@
-"""Lists of items, counts by type and status, the health of leases, and why an item waits."""
+"""Listings of items, counts by type and status, lease health, and why an item waits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..codec import Codec
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import merged
 from ..sessions.rows import ALL_SESSIONS
+from ..wire import travels
 from .items import (
     ITEM_COLUMNS,
     SELECT_ITEMS,
@@ -29,9 +30,9 @@ TYPES_MAX = 1_000
 NEWEST = "number DESC"
 
 LIST_ITEMS = f"{SELECT_ITEMS} WHERE number < :before"
-# What a listing can ask for, by the index that it is read along; the first that is given leads.
+# The filters of a listing that have an index; the first given one decides which index is used.
 LEADING = {
-    # The index is by number, and a session's id is never given twice.
+    # The index is on the number; session ids are unique.
     "session_id": f"""session_number = (
         SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id
     )""",  # noqa: S608
@@ -54,7 +55,7 @@ LIVE_STATES = ("pending", "scheduled", "in_progress", "review")
 COUNT_LIVE = " UNION ALL ".join(
     COUNT_ITEMS.format(condition=f"WHERE state = '{state}'") for state in LIVE_STATES
 )
-# One look into the index for each type, however many items it has.
+# A skip scan: one index lookup per type, however many items it has.
 LIST_TYPES = """
 WITH RECURSIVE types (type) AS (
     SELECT min(type) FROM hf_work
@@ -77,7 +78,11 @@ SELECT count(*) AS active,
     count(CASE WHEN heartbeat_at < :now - :stale_ms THEN 1 END) AS stale,
     count(CASE WHEN cancel_requested = 1 THEN 1 END) AS cancelling,
     avg(:now - heartbeat_at) AS average_ms, max(:now - heartbeat_at) AS longest_ms
-FROM hf_work WHERE state = 'in_progress'
+FROM (
+    SELECT lease_expires_at, heartbeat_at, cancel_requested
+    FROM hf_work INDEXED BY ix_work_sweep WHERE state = 'in_progress'
+    ORDER BY sweep_at, number LIMIT :limit
+) AS held
 """
 READ_ITEM_NOW = f"SELECT {ITEM_COLUMNS}, :now AS now FROM hf_work WHERE id = :id"  # noqa: S608
 COUNT_BEFORE = """
@@ -96,9 +101,10 @@ WHERE work_number = :number ORDER BY attempt DESC
 """
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCount:
-    """How many items of a type have a status, and how long ago they were submitted."""
+    """The number of items with a type and status, and their age since submission."""
 
     type: str
     status: WorkStatus
@@ -106,9 +112,10 @@ class WorkCount:
     average_age_seconds: float
     oldest_age_seconds: float
     is_more: bool = False
-    """Whether there are more, which were not counted."""
+    """Whether counting stopped at a limit."""
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHealth:
     """The leases of running items: how many, how many are stale, and the age of heartbeats."""
@@ -119,11 +126,14 @@ class LeaseHealth:
     cancelling: int
     average_heartbeat_seconds: float
     longest_heartbeat_seconds: float
+    is_more: bool = False
+    """Whether there are more leases, which expire later and were not looked at."""
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt of an item that raised an error or whose lease expired: when, who, why."""
+    """An attempt of an item that raised an error or whose lease expired."""
 
     attempt: int
     holder: str | None
@@ -134,7 +144,7 @@ class FailedAttempt:
 
 
 def statuses_of(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, ...]:
-    """Return the statuses that were asked for, one or several."""
+    """Return one or several statuses as a tuple, checked."""
     given: tuple[Any, ...] = tuple(status) if isinstance(status, list | tuple) else (status,)
     for each in given or (None,):
         require_one_of("status", each, WORK_STATUSES)
@@ -142,28 +152,28 @@ def statuses_of(status: WorkStatus | Sequence[WorkStatus]) -> tuple[WorkStatus, 
 
 
 def page_of(given: Collection[str], statuses: Collection[WorkStatus]) -> str:
-    """Return the query of a listing, along the index of the first condition that has one."""
+    """Return the SQL of a listing that uses the index of the first leading filter."""
     states = [state for state, status in STATUS_OF.items() if status in statuses]
     leading, *others = [name for name in LEADING if name in given] or [""]
-    # Written this way, a further condition does not lead away from that index.
+    # coalesce() keeps the planner from choosing another index for these.
     further = [f"coalesce({name}, '') = :{name}" for name in others]
     base = [LIST_ITEMS, *([LEADING[leading]] if leading else [])]
     if leading in {"session_id", "holder"} or not (leading or states):
         listed = ", ".join(f"'{state}'" for state in states)
         further += [f"coalesce(state, '') IN ({listed})"] if states else []
         return merged([" AND ".join([*base, *further])], NEWEST)
-    # The others have one part for each state in their index.
+    # The other indexes contain the state: one part per state.
     parts = [[*base, f"state = '{state}'", *further] for state in states or STATUS_OF]
     return merged([" AND ".join(part) for part in parts], NEWEST)
 
 
 def before_of(before: int | None) -> int:
-    """Return the number below which a list begins; None is the newest."""
+    """Return the number below which a listing starts; None means the newest."""
     return 2**62 if before is None else require_whole("before", before, 0, 2**62)
 
 
 def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
-    """Return the last failed attempts of an item, the newest first."""
+    """Return the last failed attempts of an item, newest first."""
     place = context(item["id"], "attempt")
     return [
         FailedAttempt(**{**row, "error": codec.unpack(row["error"], context=place)})
@@ -172,7 +182,7 @@ def errors(codec: Codec, item: Row) -> Op[list[FailedAttempt]]:
 
 
 def counts(*, finished: bool, at_most: int | None) -> Op[list[WorkCount]]:
-    """Count items by type and status, the oldest of each up to a number."""
+    """Count items by type and status, each up to `at_most`."""
     found: dict[tuple[str, WorkStatus], list[Row]] = {}
     if at_most is None:
         seen = yield from rows(COUNT_ALL if finished else COUNT_LIVE)
@@ -209,9 +219,11 @@ def _count_some(states: Sequence[str], at_most: int) -> Op[list[Row]]:
     return [{**each, **row} for each, [row] in pairs if row["items"]]
 
 
-def health(stale_seconds: float) -> Op[LeaseHealth]:
-    """Look at the leases of the items that run now."""
-    row = yield from one(LEASE_HEALTH, stale_ms=require_delay("stale_seconds", stale_seconds))
+def health(stale_seconds: float, at_most: int) -> Op[LeaseHealth]:
+    """Return the state of the leases of running items, of those that expire first."""
+    stale_ms = require_delay("stale_seconds", stale_seconds)
+    require_whole("at_most", at_most, 1, 2**31)
+    row = yield from one(LEASE_HEALTH, stale_ms=stale_ms, limit=at_most)
     assert row is not None
     return LeaseHealth(
         active=row["active"],
@@ -220,11 +232,12 @@ def health(stale_seconds: float) -> Op[LeaseHealth]:
         cancelling=row["cancelling"],
         average_heartbeat_seconds=float(row["average_ms"] or 0) / 1000,
         longest_heartbeat_seconds=(row["longest_ms"] or 0) / 1000,
+        is_more=row["active"] >= at_most,
     )
 
 
 def why(item: Item[Any], now: int) -> Op[str]:
-    """Say in a sentence why an item runs or does not."""
+    """Return a sentence that says why an item runs or does not."""
     last = f" Last error: {item.error}." if item.error else ""
     retries = f"retry {item.retry_count} of {item.max_retries}"
     match item.stored_state:
@@ -257,9 +270,9 @@ def why(item: Item[Any], now: int) -> Op[str]:
 
 def _ready(item: Item[Any]) -> Op[str]:
     place = {"queue": item.queue, "priority": item.priority, "number": item.number}
-    looks = (COUNT_ABOVE, COUNT_OLDER, COUNT_RUNNING)
     given = {**place, "limit": COUNTED_MAX}
-    found = yield from batch(*(Query(look, given) for look in looks))
+    texts = (COUNT_ABOVE, COUNT_OLDER, COUNT_RUNNING)
+    found = yield from batch(*(Query(text, given) for text in texts))
     above, older, running = (row["items"] for [row] in found)
     count = above + older
     before = f"{count} items" if count < COUNTED_MAX else f"{COUNTED_MAX} items or more"
@@ -272,13 +285,13 @@ def _ready(item: Item[Any]) -> Op[str]:
 
 def _running(item: Item[Any], now: int) -> str:
     held = f"{item.holder} has been running it for {_ago(now, item.lease_acquired_at)}"
-    sign = f"last heartbeat {_ago(now, item.heartbeat_at)} ago"
+    heartbeat = f"last heartbeat {_ago(now, item.heartbeat_at)} ago"
     assert item.lease_expires_at is not None
     rest = f"its lease ends in {_seconds(item.lease_expires_at - now)}"
     if item.lease_expires_at <= now:
         rest = f"its lease ended {_ago(now, item.lease_expires_at)} ago: the next sweep takes it"
     asked = " It was asked to stop." if item.cancel_requested else ""
-    return f"{held}, {sign}; {rest}.{asked}"
+    return f"{held}, {heartbeat}; {rest}.{asked}"
 
 
 def _ago(now: int, moment: int | None) -> str:

@@ -1,18 +1,18 @@
--- hf_work   one row per work item: what is to be done, who holds it, and its result. The
---           number is the order of submission and breaks ties of priority. Inside, an item that
---           waits for its time is `scheduled` and one that waits for a person is `review`; both
---           show as pending. The fence is raised by every claim and never goes back. An attempt that
---           drives its session keeps the fence of that session's lease in driving_fence, until the
---           next claim. waits_for_effect is the effect that must be resolved before an item in
---           review goes on. claim_id names the claim that an item was last leased by, so that the
---           claim's answer can be read again if it was lost with the connection; only PostgreSQL
---           needs it. first_id is where a chain of redrives began, NULL in that item: the keys of
---           an item's effects come from it.
--- hf_attempts   the last attempts of an item that failed or whose lease expired: when, who, why.
---           They go with their item, which is why they refer to it.
+-- hf_work   one row per work item: its input, its holder and its result. The number is the order of
+--           submission and breaks ties of priority. A delayed item is `scheduled` and one parked for
+--           a person is `review`; the API shows both as pending. Every claim raises the fence, which
+--           never decreases. An attempt that drives its session keeps the fence of that session's
+--           lease in driving_fence, until the next claim. A lease cannot expire before sweep_at, the
+--           order in which sweeps read; a heartbeat moves that only when it is near.
+--           waits_for_effect is the effect that must be resolved before an item in review is requeued. claim_id names the last claim of an item,
+--           so that the claim's answer can be read again if the connection was lost; only PostgreSQL
+--           needs it. first_id is the first item of a chain of redrives, NULL in that item itself;
+--           the keys of an item's effects are derived from it.
+-- hf_attempts   the last failed or expired attempts of an item: when, who, why. They are deleted
+--           with their item, hence the foreign key.
 --
--- An item with a session changes its state only under its tree's lock, except that a claim takes
--- what is pending. Lock order: the tree, then items by number, then sessions.
+-- An item with a session changes its state only under its tree's lock, except that claims lease
+-- pending items without it. Lock order: the tree, then items by number, then sessions.
 
 --[both]
 CREATE TABLE hf_work (
@@ -37,6 +37,7 @@ CREATE TABLE hf_work (
     lease_acquired_at INTEGER,
     lease_expires_at INTEGER,
     heartbeat_at INTEGER,
+    sweep_at INTEGER,
     cancel_requested INTEGER NOT NULL DEFAULT 0 CHECK (cancel_requested IN (0, 1)),
     retry_count INTEGER NOT NULL DEFAULT 0,
     max_retries INTEGER NOT NULL CHECK (max_retries >= 0),
@@ -61,6 +62,7 @@ CREATE TABLE hf_work (
     CHECK ((session_number IS NULL) = (root_id IS NULL)),
     CHECK ((state = 'in_progress') = (holder IS NOT NULL)),
     CHECK ((state = 'in_progress') = (lease_expires_at IS NOT NULL)),
+    CHECK (state <> 'in_progress' OR (sweep_at IS NOT NULL AND sweep_at <= lease_expires_at)),
     CHECK ((state IN ('completed', 'failed', 'cancelled')) = (completed_at IS NOT NULL))
 );
 
@@ -75,12 +77,14 @@ CREATE TABLE hf_attempts (
     PRIMARY KEY (work_number, attempt)
 ) WITHOUT ROWID;
 
--- What is ready, in the order of claims: of one queue, and of all.
+-- Ready items in the order of claims: of one queue, and of all.
 CREATE INDEX ix_work_ready ON hf_work (queue, priority DESC, number) WHERE state = 'pending';
 
 CREATE INDEX ix_work_ready_all ON hf_work (priority DESC, number) WHERE state = 'pending';
 
 CREATE INDEX ix_work_scheduled ON hf_work (available_at, number) WHERE state = 'scheduled';
+
+CREATE INDEX ix_work_sweep ON hf_work (sweep_at, number) WHERE state = 'in_progress';
 
 CREATE INDEX ix_work_held ON hf_work (holder, number) WHERE holder IS NOT NULL;
 
@@ -88,7 +92,7 @@ CREATE INDEX ix_work_waits ON hf_work (waits_for_effect) WHERE waits_for_effect 
 
 CREATE INDEX ix_work_finished ON hf_work (completed_at, number) WHERE completed_at IS NOT NULL;
 
--- Lists are the newest first within each state.
+-- For listings, newest first within each state.
 CREATE INDEX ix_work_state ON hf_work (state, number);
 
 CREATE INDEX ix_work_type ON hf_work (type, state, number);
@@ -123,7 +127,7 @@ CREATE TRIGGER no_update BEFORE UPDATE ON hf_work
 FOR EACH ROW WHEN (OLD.state IN ('completed', 'failed', 'cancelled'))
 EXECUTE FUNCTION hf_refuse_finished();
 
--- Heartbeats change no indexed column: room on the page keeps them in place.
+-- Most heartbeats change no indexed column: free space on the page allows HOT updates.
 ALTER TABLE hf_work SET (
     fillfactor = 75, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0
 );

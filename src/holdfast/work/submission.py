@@ -1,4 +1,4 @@
-"""Submission of items: alone, many at once, or as follow-ups of a completed one."""
+"""Submission of items: one, many at once, or as follow-ups of a completed one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def submit_all(
     default: Place | None = None,
     redriven: Item[Any] | None = None,
 ) -> Op[list[Row]]:
-    """Submit items and return the row of each: the existing one if its id or key is taken."""
+    """Submit items and return the row of each; the existing one if its id or key is taken."""
     codec = runtime.codec
     bodies = []
     for submission in wanted:
@@ -104,7 +104,7 @@ def submit_all(
 
 
 def _insert(page: Sequence[Row]) -> Op[list[list[Row]]]:
-    """Insert items: one, if the call begins with it, in one round trip on PostgreSQL."""
+    """Insert items; a single one in one round trip on PostgreSQL if the call starts with it."""
     inserts = [Query(ADD_ITEM, draft) for draft in page]
     if len(inserts) > 1:
         return (yield from batch(*inserts))
@@ -113,12 +113,12 @@ def _insert(page: Sequence[Row]) -> Op[list[list[Row]]]:
 
 
 def _key(session: Any) -> Any:
-    """Return what identifies a session here; two handles of one have different guards."""
+    """Return a dictionary key for a session; two handles of one may have different guards."""
     return session if session is None or isinstance(session, str) else id(session)
 
 
 def _place_of(session: Any) -> Op[Place]:
-    """Return a session to write to, which is given as itself or by its id."""
+    """Return the place of a session, given as a handle or by its id."""
     if not isinstance(session, str):
         number = getattr(session, "number", None)
         if type(number) is not int or not isinstance(getattr(session, "root_id", None), str):
@@ -133,7 +133,7 @@ def _place_of(session: Any) -> Op[Place]:
 
 
 def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
-    """Lock the trees, in order, and make sure that each session is there and has not ended."""
+    """Lock the trees, in order, and check that each session exists and has not ended."""
     locks = [Lock(root_id) for root_id in sorted({place.root_id for place in places})]
     looks = []
     for place in places:
@@ -173,25 +173,25 @@ def _row_of(
         if answer:
             return answer[0], True
         if submission.id is not None and (row := (yield from one(READ_ITEM, id=submission.id))):
-            return _the_same(codec, submission, draft, row), False
+            return _require_same(codec, submission, draft, row), False
         if redriven_from is not None and (row := (yield from one(READ_REDRIVEN, **draft))):
             return row, False
         if draft["key"] is not None and (row := (yield from one(LIVE_WITH_KEY, **draft))):
             if redriven_from is not None:
                 raise Refused(
-                    f"work item {row['id']} has the key {row['key']!r} of {redriven_from} now; "
-                    "redrive that one when this one has ended",
+                    f"work item {row['id']} now has the key {row['key']!r} of {redriven_from}; "
+                    f"redrive {redriven_from} once {row['id']} has ended",
                     id=redriven_from,
                     living=row["id"],
                 )
             return row, False
-        # It ended between the two statements: now its key is free.
+        # It ended between the two statements, so its key is free now.
         answer = yield from rows(ADD_ITEM, **draft)
-    raise StoreBusy(f"the items with key {draft['key']!r} come and go too fast; try again")
+    raise StoreBusy(f"items with key {draft['key']!r} are submitted and end too fast; try again")
 
 
-def _the_same(codec: Codec, submission: Submission, draft: Row, row: Row) -> Row:
-    """Return the item that has the id, if that was submitted in the same way."""
+def _require_same(codec: Codec, submission: Submission, draft: Row, row: Row) -> Row:
+    """Return the item of this id, or raise RequestMismatch if it was submitted differently."""
     names = ("type", "queue", "session_id")
     is_alike = all(row[name] == draft[name] for name in names)
     if is_alike and codec.unpack(row["input"], context=context(row["id"], "input")) == (
@@ -199,8 +199,8 @@ def _the_same(codec: Codec, submission: Submission, draft: Row, row: Row) -> Row
     ):
         return row
     raise RequestMismatch(
-        f"there is another work item {row['id']}, submitted with another type, queue, session or "
-        "input; use a new id for a new item",
+        f"work item {row['id']} was submitted with another type, queue, session or input; use a "
+        "new id for a new item",
         id=row["id"],
     )
 
@@ -212,5 +212,5 @@ def ring(signals: Signals, queues: set[str]) -> Op[None]:
 
 
 def topic(queue: str) -> str:
-    """Return the topic that is rung when an item of a queue becomes ready."""
+    """Return the signal topic on which ready items of a queue are announced."""
     return f"work:{queue}"

@@ -1,7 +1,7 @@
-"""The one way out of an attempt: completed, failed, released, expired or cancelled.
+"""How an attempt ends: completed, failed, released, expired or cancelled.
 
-Whatever ends an attempt goes through `finish`: the row, the error that is kept, what is saved with
-it, the follow-up items, the event and the wake-up, in one commit.
+Every end of an attempt goes through `finish`: the row, the stored error, the checkpoint and effect
+saved with it, the follow-up items, the event and the signal, in one commit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .. import errors
 from ..checkpoints.handle import CheckpointOps
@@ -18,16 +18,19 @@ from ..checkpoints.write import write
 from ..effects import Issued
 from ..effects.statements import is_settled
 from ..feed import event
+from ..kernel.nouns import Noun
 from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
 from ..leases import Keeper
+from ..records import EndedItem, SessionRef
 from ..sessions.access import LOCK_SESSION
+from ..wire import travels
 from .claims import Claim, in_order, release_sessions
 from .items import FINAL, STATUS_OF, Item, Submission, WorkStatus, context
 from .submission import ring, submit_all
 
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 300.0
-# What raises one of these is tried again soon and as often as it takes: it is busy, not wrong.
+# Attempts that raise one of these are retried soon, without using up a retry.
 BUSY = (errors.SessionBusy, errors.InProgress, errors.StoreBusy)
 BUSY_MS_MAX = 10_000
 BRIEF_CHARACTERS_MAX = 500
@@ -62,15 +65,17 @@ FINISH_HELD = _finish_where(WITH_FENCE)
 FINISH_EXPIRED = _finish_where(f"{WITH_FENCE} AND lease_expires_at <= :now")
 FINISH_LIVE = _finish_where("state IN ('scheduled', 'pending', 'in_progress', 'review')")
 FINISH_IDLE = _finish_where("state IN ('scheduled', 'pending', 'review')")
-# A completion has only its output to say: fewer values to send for what is done most, and in a
-# group fewer to read back.
-_SAID = {"state": "'completed'", "is_final": "1", "error": "NULL", "waits_for_effect": "NULL"}
-_SAID |= dict.fromkeys(("fences", "delay_ms", "retries", "failures", "rescues", "releases"), "0")
-_COMPLETE = re.sub(r":(\w+)", lambda name: _SAID.get(name[1], name[0]), FINISH_HELD)
+# A completion sets only the output: the most frequent statement sends fewer values, and in a group
+# reads fewer columns back.
+_CONSTANTS = {"state": "'completed'", "is_final": "1", "error": "NULL", "waits_for_effect": "NULL"}
+_CONSTANTS |= dict.fromkeys(
+    ("fences", "delay_ms", "retries", "failures", "rescues", "releases"), "0"
+)
+_COMPLETE = re.sub(r":(\w+)", lambda name: _CONSTANTS.get(name[1], name[0]), FINISH_HELD)
 COMPLETE_IN_GROUP = _COMPLETE.replace(
     FINISHED_COLUMNS, "state, retry_count, session_number, driving_fence"
 )
-# An item that drives has its session to release too, which takes more than one statement.
+# An item that drives its session must release it too, which takes more than one statement.
 COMPLETE_ALONE = _COMPLETE.replace(WITH_FENCE, f"{WITH_FENCE} AND driving_fence IS NULL")
 READ_FINISHED = f"SELECT {FINISHED_COLUMNS} FROM hf_work WHERE number = :number"  # noqa: S608
 LOCK_ITEM = "SELECT state FROM hf_work WHERE number = :number /*pg FOR NO KEY UPDATE */"
@@ -79,7 +84,7 @@ UPDATE hf_work SET cancel_requested = 1, updated_at = :now
 WHERE number = :number AND state = 'in_progress' AND cancel_requested = 0
 RETURNING holder
 """
-# At least this many of the last errors of an item are kept.
+# How many of an item's last errors are kept.
 ERRORS_KEPT = 20
 KEEP_ERROR = """
 INSERT INTO hf_attempts (work_number, attempt, holder, fence, reason, error, ended_at)
@@ -106,9 +111,10 @@ EVENT_KINDS = {
 }
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The state that an attempt leaves its item in, and what is written with it."""
+    """The end of an attempt: the item's next state, and what is written with it."""
 
     state: str
     reason: str
@@ -125,26 +131,28 @@ class Transition:
     effect: tuple[Issued[Any], Any] | None = None
     then: Sequence[Submission] = ()
     waits_for_effect: str | None = None
+    is_followed: bool = True
+    """Whether the noun that submitted the item is told of its end."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether an error of the handler or an expired lease ends the attempt."""
+        """Whether the attempt ends by an error of the handler or an expired lease."""
         return self.failures + self.rescues > 0
 
     @property
     def is_plain_completion(self) -> bool:
-        """Whether it completes the item, and nothing else is written with that."""
+        """Whether it completes the item and writes nothing else."""
         beside = self.checkpoint is not None or self.effect is not None or self.then
         return self.state == "completed" and not beside
 
     def query(self, statement: str, item: Item[Any]) -> Query:
-        """Return the statement that ends an attempt of an item in this way."""
+        """Return the statement that applies it to an item."""
         codec = item.runtime.codec
         values = {"number": item.number, "fence": item.fence, "output": self.output}
         if self.output is not None:
             values["output"] = codec.seal(self.output, context=context(item.id, "output"))
         if statement not in {COMPLETE_ALONE, COMPLETE_IN_GROUP}:
-            values |= {name: getattr(self, name) for name in _SAID if name != "is_final"}
+            values |= {name: getattr(self, name) for name in _CONSTANTS if name != "is_final"}
             values["is_final"] = int(self.state in FINAL)
             if self.error is not None:
                 values["error"] = codec.pack(self.error, context=context(item.id, "error"))
@@ -157,7 +165,7 @@ RESOLVED = Transition("pending", "effect resolved")
 
 @deciding
 def turn(_: object, ended: Finished, claim: Claim | None) -> Op[tuple[list[Row | None], list[Row]]]:
-    """Complete items and claim the next, in one commit, as a worker does."""
+    """Complete items and claim the next ones in one commit, as a worker does."""
     if claim is None:
         return (yield from finish(ended)), []
     if not ended:
@@ -168,19 +176,20 @@ def turn(_: object, ended: Finished, claim: Claim | None) -> Op[tuple[list[Row |
 
 
 def finish(ended: Finished, statement: str | None = None) -> Op[list[Row | None]]:
-    """End the attempts of items; None for each that was not as the statement requires.
+    """End the attempts of items; None for each whose row did not meet the statement's condition.
 
-    A plain completion alone costs one round trip on PostgreSQL, if the call begins with it.
+    A single plain completion costs one round trip on PostgreSQL if the call starts with it.
     """
     if statement is None and len(ended) == 1 and ended[0][1].is_plain_completion:
         [(item, change)] = ended
-        locks = [] if item.root_id is None else [Lock(item.root_id)]
-        query = change.query(COMPLETE_ALONE, item)
-        emits = _event(item, change, change.state, item.retry_count)
-        again = Query(READ_FINISHED, {"number": item.number})
-        answers = yield Decide([*locks, query], emits, again)
-        if answers[-1]:
-            return [answers[-1][0]]
+        if item.session_id is None or follower(item) is None:
+            locks = [] if item.root_id is None else [Lock(item.root_id)]
+            query = change.query(COMPLETE_ALONE, item)
+            emits = _event(item, change, change.state, item.retry_count)
+            again = Query(READ_FINISHED, {"number": item.number})
+            answers = yield Decide([*locks, query], emits, again)
+            if answers[-1]:
+                return [answers[-1][0]]
         statement = FINISH_HELD
     return (yield from _finish_each(ended, statement=statement))[0]
 
@@ -188,7 +197,7 @@ def finish(ended: Finished, statement: str | None = None) -> Op[list[Row | None]
 def _finish_each(
     ended: Finished, *beside: Query, statement: str | None = None
 ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
-    """End attempts, and run statements that do not depend on it in the same round trip."""
+    """End attempts, and run independent statements in the same round trip."""
     for item, change in ended:
         if change.checkpoint is not None or change.effect is not None or change.then:
             yield from _save_with(item, change)
@@ -212,6 +221,7 @@ def _finish_each(
         if row["state"] == "pending":
             ready.add(item.queue)
         yield from _follow(item, change, row)
+        yield from _tell(item, change, row["state"])
         if row["state"] == "review" and (yield from is_settled(change.waits_for_effect)):
             [found[index]] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
     if ready:
@@ -220,7 +230,7 @@ def _finish_each(
 
 
 def _save_with(item: Item[Any], change: Transition) -> Op[None]:
-    """Write what the holder wants to be written with the end, while the lease is alive."""
+    """Write the checkpoint, effect and follow-ups of a completion, if the lease is still held."""
     place = item._place()
     if place is not None:
         yield Lock(place.root_id)
@@ -243,7 +253,7 @@ def _save_with(item: Item[Any], change: Transition) -> Op[None]:
 
 
 def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
-    """Write what follows from the end of an attempt: evidence of an error, and the event."""
+    """Record the error of an ended attempt, and emit its event."""
     if change.error is not None and change.is_failure:
         yield from _keep_error(item, change.error, change.reason)
         if change.is_recorded:
@@ -261,8 +271,34 @@ def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
     yield from _event(item, change, row["state"], row["retry_count"])
 
 
+def follower(item: Item[Any]) -> Noun | None:
+    """Return the noun that has to know how an item ends, if there is one."""
+    if item.session_id is None:
+        return None
+    return next((noun for noun in item.runtime.nouns if item.type in noun.item_types), None)
+
+
+def _tell(item: Item[Any], change: Transition, state: str) -> Op[None]:
+    """Tell the noun that submitted an item of its end."""
+    noun = follower(item) if change.is_followed and state in FINAL else None
+    if noun is None:
+        return
+    assert item.session_id is not None
+    assert item.session_number is not None
+    assert item.root_id is not None
+    ended = EndedItem(
+        id=item.id,
+        type=item.type,
+        session=SessionRef(item.session_id, item.session_number, item.root_id),
+        status=cast("Any", state),
+        output=change.output,
+        error=change.error,
+    )
+    yield from noun.item_ended(item.runtime, ended)
+
+
 def _keep_error(item: Item[Any], error: str, reason: str) -> Op[None]:
-    """Keep when, by whom and why an attempt failed; the oldest of many such errors go."""
+    """Store the error of a failed attempt, and drop the item's oldest ones."""
     brief = error if len(error) <= BRIEF_CHARACTERS_MAX else f"{error[:BRIEF_CHARACTERS_MAX]}…"
     kept = {
         "number": item.number,
@@ -276,7 +312,7 @@ def _keep_error(item: Item[Any], error: str, reason: str) -> Op[None]:
 
 
 def _event(item: Item[Any], change: Transition, state: str, retry_count: int) -> list[Emit]:
-    """Return the event of an item that has a session."""
+    """Return the event of a transition; none for an item without a session."""
     if item.root_id is None or item.session_id is None:
         return []
     data = {
@@ -290,9 +326,9 @@ def _event(item: Item[Any], change: Transition, state: str, retry_count: int) ->
 
 
 def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
-    """Write evidence into the history of the item's session, unless that has ended.
+    """Write a record into the history of the item's session, unless that has ended.
 
-    It is the store's own, so it may stand between the writes of a driver.
+    The store writes it itself, so the session may be leased by a driver.
     """
     if (place := item._place()) is None:
         return
@@ -306,7 +342,7 @@ def record(item: Item[Any], kind: str, data: dict[str, Any]) -> Op[None]:
 
 
 def cancel(item: Item[Any]) -> Op[WorkStatus]:
-    """Cancel an item that nobody runs, or ask its holder to stop; return its status."""
+    """Cancel an item that is not running, or ask its holder to stop; return its status."""
     if item.root_id is not None:
         yield Lock(item.root_id)
     found = yield from one(LOCK_ITEM, number=item.number)
@@ -327,10 +363,10 @@ def cancel(item: Item[Any]) -> Op[WorkStatus]:
 def failed(
     item: Item[Any], error: object, text: str, *, retry: bool, delay_seconds: float | None
 ) -> Transition:
-    """Return what an error leads to: another attempt while there are retries left.
+    """Return the transition after an error: another attempt while retries are left.
 
-    An effect whose outcome is unknown sends the item to review, and something that is busy makes
-    it wait; neither spends a retry.
+    An effect with an unknown outcome parks the item for review, and a busy session, tool or store
+    delays it; neither uses up a retry.
     """
     if retry and isinstance(error, errors.Unresolved):
         effect_id = error.fields.get("effect_id")
@@ -355,7 +391,7 @@ def failed(
 
 
 def expired(item: Item[Any], *, is_recorded: bool = True) -> Transition:
-    """Return what an expired lease leads to, which `on_crash` decides."""
+    """Return the transition after an expired lease, as `on_crash` says."""
     text = f"lease expired: {item.holder} sent no heartbeat"
     given: dict[str, Any] = {"error": text, "rescues": 1, "is_recorded": is_recorded}
     if item.on_crash == "review":

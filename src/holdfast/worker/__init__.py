@@ -1,4 +1,4 @@
-"""Workers: processes that run handlers of work items, and may die at any moment."""
+"""Workers: processes that run the handlers of work items, and may die at any time."""
 
 from .attempts import AttemptOutcome, Handler, RunningItem
 from .worker import Worker

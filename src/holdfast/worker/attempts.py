@@ -1,4 +1,4 @@
-"""One attempt: a handler runs under a lease, and its outcome is written once."""
+"""One attempt: run a handler under a lease, and record its outcome once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AttemptOutcome = Literal[
     "completed", "retried", "parked", "failed", "cancelled", "released", "lost"
 ]
 
-# Transient: tried again for as long as the lease lives.
+# Retried for as long as the lease lasts.
 TRANSIENT = (errors.StoreBusy, errors.StoreUnavailable, errors.StoreFull, errors.CommitUnknown)
 BACKOFF_SECONDS = 0.05
 BACKOFF_SECONDS_MAX = 5.0
@@ -39,34 +39,34 @@ log = logging.getLogger("holdfast.worker")
 
 
 class RunningItem(WorkItem[C]):
-    """The work item that a handler is given, with its lease."""
+    """The work item passed to a handler, with its lease."""
 
     def __init__(self, runtime: Runtime, row: Row, attempt: HandlerRun) -> None:
-        # Before the lease is over for the database it is over here: no clock needs to agree.
+        # Here the lease ends a little earlier than in the database, so clocks need not agree.
         super().__init__(runtime.checked(self._require_lease), row, attempt.kept.lease_seconds)
         self.attempt = attempt
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody asked for the item to be cancelled: the handler should stop."""
+        """Whether cancellation was requested; the handler should stop."""
         return self.attempt.is_cancelled
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker is about to stop: a long handler may release its item and return."""
+        """Whether the worker is stopping; a long handler may release its item and return."""
         return self.attempt.is_draining
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is lost, or about to be: nothing more can be written."""
+        """Whether the lease is lost or about to expire; nothing more can be written."""
         return self.attempt.kept.is_lost
 
     def check(self) -> None:
-        """Raise WorkCancelled or LeaseLost if the handler should stop; cheap, for every loop."""
+        """Raise WorkCancelled or LeaseLost if the handler should stop. Cheap enough for loops."""
         self._require_lease()
         if self.is_cancelled:
             raise errors.WorkCancelled(
-                f"work item {self.id} was cancelled; its handler stops", id=self.id
+                f"work item {self.id} was cancelled; stop this attempt", id=self.id
             )
 
     def _require_lease(self) -> None:
@@ -75,7 +75,7 @@ class RunningItem(WorkItem[C]):
 
 
 class HandlerRun:
-    """A claimed item on its way through a handler."""
+    """The run of a handler for one claimed item."""
 
     def __init__(
         self,
@@ -83,36 +83,36 @@ class HandlerRun:
         store: Any,
         lease_seconds: float,
         asked_at: float,
-        told: Callable[[HandlerRun, Row | None], None],
+        on_renewal: Callable[[HandlerRun, Row | None], None],
     ) -> None:
         self.number: int = row["number"]
         guard = Guard("work item", row["id"], self.number, row["fence"])
-        self.kept = Kept(self, guard, lease_seconds, asked_at, told)
+        self.kept = Kept(self, guard, lease_seconds, asked_at, on_renewal)
         self.is_cancelled = False
         self.is_draining = False
         self.is_ending = False
         self.successor: HandlerRun | None = None
         self.unknown: errors.CommitUnknown | None = None
-        """A COMMIT without an answer that may have written the completion; settled first."""
+        """A commit with an unknown outcome that may have written the completion; settled first."""
         self.completion: tuple[Item[Any], Transition] | None = None
-        """What is to be written once the handler has returned."""
+        """To be written once the handler has returned."""
         self._settle = store.settle
         self._gate = threading.Lock()
-        self._is_told = False
+        self._is_loss_logged = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
         self.item: RunningItem[Sync] = RunningItem(store.runtime, row, self)
         self.given: RunningItem[Any] = self.item
 
     def begin(self) -> bool:
-        """Decide, once, whether the attempt is run or released; False if that is decided."""
+        """Claim the right to run or release the attempt; True for the first caller only."""
         return self._gate.acquire(blocking=False)
 
     def lose(self) -> AttemptOutcome:
-        """Log, once, that the lease is lost for good, and stop the handler."""
+        """Mark the lease as lost, log that once, and stop the handler."""
         self.kept.lose()
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_loss_logged:
+            self._is_loss_logged = True
             log.warning(
                 "work item %s: the lease with fence %s is lost or was not renewed in time; its "
                 "handler can write nothing more",
@@ -129,14 +129,14 @@ class HandlerRun:
             self._stop()
 
     def give_up(self) -> None:
-        """Stop waiting for the handler; its item is being released."""
+        """Stop waiting for the handler, whose item is about to be released."""
         self._is_given_up.set()
         self._stop()
 
     def run(self, handler: Handler, async_store: Any, loop: Any) -> AttemptOutcome | None:
-        """Run the handler on this thread, or in the loop, and write what it raised.
+        """Run the handler on this thread or in the loop; if it raised, write the failure.
 
-        None if it has returned: then `completion` is to be written, alone or with others.
+        None if it returned: then `completion` has to be written, alone or with others.
         """
         if self.kept.is_lost:
             return self.lose()
@@ -149,9 +149,9 @@ class HandlerRun:
     async def run_here(
         self, handler: Handler, async_store: Any
     ) -> Callable[[], AttemptOutcome | None]:
-        """Run an async handler in this loop; return what does the rest of `run`.
+        """Run an async handler in this loop; return a callback that does the rest of `run`.
 
-        That is for another thread, because it may block.
+        The callback may block, so it belongs on another thread.
         """
         if self.kept.is_lost:
             return self.lose
@@ -163,8 +163,8 @@ class HandlerRun:
         return partial(self.returned, output)
 
     def raised(self, error: BaseException) -> AttemptOutcome:
-        """Write what an exception of the handler leads to."""
-        # Another lease may be the one that it lost.
+        """Write the outcome of a handler that raised."""
+        # The lost lease may be of something else.
         if isinstance(error, errors.LeaseLost) and error.fields.get("id") == self.item.id:
             return self._denied(error)
         if isinstance(error, (errors.WorkCancelled, *STOPPED)):
@@ -177,13 +177,13 @@ class HandlerRun:
         return self.fail(error)
 
     def returned(self, output: Any) -> AttemptOutcome | None:
-        """Encode what the handler has returned, unless it has ended its item by itself."""
+        """Prepare the completion of a handler that returned, unless it ended its item itself."""
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         try:
             body = self.item.runtime.codec.encode(output, name="output")
         except (errors.InvalidValue, errors.LimitExceeded) as error:
-            # Another run would bring the same.
+            # A retry would return the same.
             return self.fail(errors.WorkFailed(f"the output cannot be stored: {error}"))
         self.completion = (self.item, Transition("completed", "completed", body))
         self.is_ending = True
@@ -212,7 +212,7 @@ class HandlerRun:
         self.item._take(row)
 
     def release(self) -> AttemptOutcome:
-        """Give the item back; no retry is spent."""
+        """Return the item to its queue, without using up a retry."""
         return self._write(self.item.release, "released")
 
     def fail(self, error: object) -> AttemptOutcome:
@@ -231,11 +231,11 @@ class HandlerRun:
         return outcome
 
     def _log_failure(self, error: object, outcome: AttemptOutcome) -> None:
-        """Log in one line what failed and what follows, without secrets and control characters."""
+        """Log the failure and what follows in one line, redacted and printable."""
         item = self.item
         redact = item.runtime.redactor.redact
         follows = {
-            "retried": f"tried again at {iso(item.available_at)}, "
+            "retried": f"it is retried at {iso(item.available_at)}, "
             f"{item.retry_count} of {item.max_retries} retries used",
             "parked": f"it waits for effect {item.waits_for_effect} to be resolved",
             "failed": "it failed for good",
@@ -269,7 +269,7 @@ class HandlerRun:
         return result
 
     def _copy(self, async_store: Any) -> RunningItem[Async]:
-        """Return the item for a handler of an async store."""
+        """Return the item's handle for an async handler."""
         copy: RunningItem[Async] = RunningItem(async_store.runtime, {}, self)
         copy._adopt(self.item)
         return copy
@@ -297,7 +297,7 @@ class HandlerRun:
             interrupt()
 
     def _write(self, write: Callable[[], object], outcome: AttemptOutcome) -> AttemptOutcome:
-        """End the attempt in the store; while that is unavailable, retry until the lease ends."""
+        """Write the end of the attempt; retry an unavailable store while the lease lasts."""
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         self.is_ending = True
@@ -327,7 +327,7 @@ class HandlerRun:
 
     @property
     def delay_seconds(self) -> float:
-        """How long the item waits for its next attempt."""
+        """How long until the item's next attempt."""
         ended = self._ended or self.item
         return max(0.0, (ended.available_at - ended.updated_at) / 1000)
 
@@ -338,7 +338,7 @@ class HandlerRun:
 
     @property
     def _ended(self) -> Item[Any] | None:
-        """The handle through which the handler, or the worker, has ended the attempt."""
+        """The handle through which the handler or the worker ended the attempt, if it ended."""
         return next(
             (each for each in (self.given, self.item) if each.stored_state != "in_progress"), None
         )

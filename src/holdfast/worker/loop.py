@@ -1,8 +1,8 @@
-"""The loop of a worker: claims, hands out, watches leases, drains. One copy for both colours.
+"""The worker's loop, for sync and async stores: it claims, dispatches, watches leases and drains.
 
 It runs on threads and a sync driver, also for an async store, so that a handler that blocks the
-event loop stops neither the heartbeat nor the other items. Everything that happens to it arrives
-in one queue, which a signal handler may write to as well.
+event loop stops neither the heartbeat nor the other items. All its events arrive in one queue,
+which a signal handler may write to as well.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..errors import CommitUnknown, HoldfastError
+from ..formatting import plural
 from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row, operation
 from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, lease_milliseconds, uptime_seconds
 from ..store import Store
 from ..work import topic
-from ..work.claims import Claim, look_for_ready, not_ended
+from ..work.claims import Claim, find_ready, not_ended
 from ..work.transitions import turn
 from .attempts import (
     BACKOFF_SECONDS,
@@ -38,14 +39,14 @@ from .attempts import (
 from .pools import GroupCommit, TaskPool, ThreadPool
 from .upkeep import Upkeep
 
-# How long the store may take to release items: normally, and when stopped a second time.
+# How long to wait for the store to release items: normally, and after a second stop.
 RELEASE_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The options of a worker; `boot` names this process, `holder` is the name in its leases."""
+    """The options of a worker. `boot` names this process, `holder` is the name in its leases."""
 
     handlers: Mapping[str, Handler]
     queues: Sequence[str]
@@ -62,8 +63,8 @@ class WorkerOptions:
     tools: Any
 
 
-# An attempt with its outcome has ended; one by itself has a completion to be written.
-Happening: TypeAlias = (
+# A run with an outcome has ended; a run alone has a completion to be written.
+LoopEvent: TypeAlias = (
     HandlerRun | tuple[HandlerRun, AttemptOutcome] | Literal["rung", "renewed", "stop"]
 )
 
@@ -71,7 +72,7 @@ Happening: TypeAlias = (
 class WorkerLoop:
     """Runs items until it is stopped.
 
-    `async_store` and its `loop` are given where handlers may be coroutines of that loop.
+    `async_store` and `loop` are for handlers that are coroutines of that loop.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class WorkerLoop:
         self._store = store
         self._async_store = async_store
         self._loop = loop
-        self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[LoopEvent] = queue.SimpleQueue()
         self._threads: ThreadPool[Callable[[], None]] = ThreadPool(
             options.concurrency, lambda job: job()
         )
         self._tasks: TaskPool[HandlerRun] | None = None
         if async_store is not None and all(map(is_async, options.handlers.values())):
             self._tasks = TaskPool(options.concurrency, self._serve_here, loop)
-        # An item of a session locks its tree, and no tree has to wait for another.
+        # Completing an item of a session locks its tree; no tree has to wait for another.
         self._by_tree = GroupCommit(self._complete)
         self._attempts: dict[Kept, HandlerRun] = {}
         self._returned: list[HandlerRun] = []
@@ -99,22 +100,22 @@ class WorkerLoop:
         self._is_rung = True
         self._has_more = False
         self._pause_seconds = 0.0
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._keeper = Keeper.of(store.runtime)
-        self._ring: Callable[[], None] = partial(self._happened.put, "rung")
+        self._ring: Callable[[], None] = partial(self._events.put, "rung")
         self._upkeep = Upkeep(store, options.sweep_interval_seconds, options.work_days, self._ring)
 
     def stop(self) -> None:
-        """Take nothing more and drain; a second time, stop at once. Safe in a signal handler."""
+        """Claim nothing more and drain; a second time, stop at once. Safe in a signal handler."""
         self.stops += 1
-        self._happened.put("stop")
+        self._events.put("stop")
 
     def run(self, *, until_empty: bool) -> None:
-        """Recover, then work until stopped, or until nothing is ready and nothing runs."""
+        """Recover, then run items until stopped, or until nothing is ready or running."""
         self._until_empty = until_empty
         self._recover()
         self._upkeep.start()
-        forget = self._store.runtime.signals.watch(map(topic, self._options.queues), self._ring)
+        unwatch = self._store.runtime.signals.watch(map(topic, self._options.queues), self._ring)
         try:
             while not self.stops:
                 self._turn()
@@ -123,7 +124,7 @@ class WorkerLoop:
                 self._watch_leases()
                 self._receive(self._timeout())
         finally:
-            forget()
+            unwatch()
             self._drain()
             self._threads.close()
             if self._tasks is not None:
@@ -133,7 +134,7 @@ class WorkerLoop:
                 self._keeper.drop(kept)
 
     def _recover(self) -> None:
-        """Recover what dead owners left; a store that is unavailable now is waited for."""
+        """Recover the effects and leases of dead owners; retry while the store is unavailable."""
         options = self._options
         given: dict[str, Any] = {"instance": options.instance, "tools": options.tools}
         while not self.stops:
@@ -154,7 +155,7 @@ class WorkerLoop:
     # Claiming
 
     def _room(self, leaving: int = 0) -> int:
-        """Return how many items to ask for: none until half of the prefetched ones are used up."""
+        """Return how many items to claim: none until half of the prefetched ones are used up."""
         room = self._options.concurrency + self._options.prefetch + leaving - len(self._attempts)
         return room if room > self._options.prefetch // 2 else 0
 
@@ -162,17 +163,17 @@ class WorkerLoop:
         if self._attempts or self._is_rung or self._has_more or self._pause_seconds:
             return False
         try:
-            # An item whose lease was lost here may still be run, by anybody.
+            # An item whose lease was lost here may be run again by any worker.
             self._lost = self._ask(not_ended, self._lost) if self._lost else set()
         except TRANSIENT as error:
-            self._back_off("a look at lost items", error)
+            self._back_off("reading lost items", error)
         return not self._lost
 
     def _is_pausing(self) -> bool:
-        return self._pause_seconds > 0 and time.monotonic() < self._look_at
+        return self._pause_seconds > 0 and time.monotonic() < self._poll_at
 
     def _turn(self) -> None:
-        """Complete what has returned, and claim more: in one commit where more is known to wait."""
+        """Complete returned items and claim more; in one commit if more are known to be ready."""
         if returned := self._take_returned():
             room = self._room(len(returned)) if self._has_more and not self._is_pausing() else 0
             asked_at = uptime_seconds()
@@ -181,16 +182,16 @@ class WorkerLoop:
             if room and taken is not None:
                 self._accept(taken, room, asked_at)
         room = self._room()
-        is_due = time.monotonic() >= self._look_at
+        is_due = time.monotonic() >= self._poll_at
         if not room or self._is_pausing() or not (self._has_more or self._is_rung or is_due):
             return
         try:
-            if self._has_more or self._look():
+            if self._has_more or self._poll():
                 asked_at = uptime_seconds()
                 _, taken = self._ask(turn, (), self._claim(room))
                 self._accept(taken, room, asked_at)
         except TRANSIENT as error:
-            # Should the claim have been made all the same, its leases expire and are swept.
+            # If the claim was made nevertheless, its leases expire and are swept.
             self._back_off("a claim", error)
         else:
             self._pause_seconds = 0.0
@@ -198,11 +199,13 @@ class WorkerLoop:
     def _ask(self, asked: operation[..., Any], *arguments: Any) -> Any:
         return self._store.runtime.driver.run(Call(asked, None, arguments))
 
-    def _look(self) -> bool:
-        """Whether something is ready; a read costs less than a claim."""
-        self._look_at = time.monotonic() + self._options.poll_seconds * random.uniform(0.5, 1)
+    def _poll(self) -> bool:
+        """Whether an item is ready; a read costs less than a claim."""
+        self._poll_at = time.monotonic() + self._options.poll_seconds * random.uniform(0.5, 1)
         self._is_rung = False
-        is_ready, due_seconds = self._ask(look_for_ready, self._options.queues)
+        runtime = self._store.runtime
+        call = Call(find_ready, runtime, (self._options.queues,))
+        is_ready, due_seconds = runtime.driver.run(call)
         if due_seconds is not None:
             self._upkeep.expect(max(0.0, due_seconds))
         return bool(is_ready)
@@ -213,7 +216,7 @@ class WorkerLoop:
         return Claim(options.holder, room, options.queues, lease_ms)
 
     def _accept(self, taken: Sequence[Row], room: int, asked_at: float) -> None:
-        """Keep the leases of new items, and have them run as soon as threads are free."""
+        """Start renewing the leases of claimed items, and dispatch them."""
         self._has_more = len(taken) == room
         lease_seconds = self._options.lease_seconds
         ready = []
@@ -226,14 +229,14 @@ class WorkerLoop:
             if before is None:
                 ready.append(attempt)
             else:
-                # Its lease was lost and its handler still runs: never two of one item in a process.
+                # Its lease was lost while its handler still runs; one process never runs two.
                 before.successor = attempt
-        self._hand_out(ready)
+        self._dispatch(ready)
 
     # Running
 
-    def _hand_out(self, attempts: Sequence[HandlerRun]) -> None:
-        """Have attempts run as soon as a thread or task is free."""
+    def _dispatch(self, attempts: Sequence[HandlerRun]) -> None:
+        """Run attempts as soon as a thread or task is free."""
         here, in_threads = [], []
         for attempt in attempts:
             if self._tasks is not None and attempt.item.type in self._options.handlers:
@@ -250,7 +253,7 @@ class WorkerLoop:
             self._conclude(attempt, partial(self._run, attempt))
 
     async def _serve_here(self, attempt: HandlerRun) -> None:
-        """Run an attempt in the event loop; a thread writes its outcome, since that may block."""
+        """Run an attempt in the event loop; its outcome is written by a thread, as it may block."""
         if attempt.begin():
             handler = self._options.handlers[attempt.item.type]
             conclude = await attempt.run_here(handler, self._async_store)
@@ -272,23 +275,23 @@ class WorkerLoop:
         except Exception:
             log.exception("work item %s could not be ended", attempt.item.id)
         if outcome is not None:
-            self._tell(attempt, outcome)
+            self._put_outcome(attempt, outcome)
         elif attempt.item.root_id is None:
-            self._happened.put(attempt)
+            self._events.put(attempt)
         else:
             self._by_tree.add(attempt.item.root_id, attempt)
 
     def _complete(
         self, attempts: Sequence[HandlerRun], claim: Claim | None = None
     ) -> Sequence[Row] | None:
-        """Complete attempts in one commit; where that fails, each by itself.
+        """Complete attempts in one commit or, if that fails, one by one.
 
-        With a claim, return what it took, None if it was not made.
+        With a claim, return the claimed rows, or None if it was not made.
         """
         held = []
         for attempt in attempts:
             if attempt.kept.is_lost:
-                self._tell(attempt, attempt.lose())
+                self._put_outcome(attempt, attempt.lose())
             else:
                 held.append(attempt)
         if not held and claim is None:
@@ -296,23 +299,23 @@ class WorkerLoop:
         try:
             found, taken = self._ask(turn, [attempt.completion for attempt in held], claim)
         except Exception as error:
-            # One of them may be the cause; the others shall not wait for it.
-            log.info("%s items are completed one by one: %s", len(held), error)
+            # One of them may be the cause; the others must not wait for it.
+            log.info("%s are completed one by one: %s", plural(len(held), "item"), error)
             for attempt in held:
                 attempt.unknown = error if isinstance(error, CommitUnknown) else None
                 in_thread(partial(self._conclude, attempt, attempt.complete))
             return None
         for attempt, row in zip(held, found, strict=True):
-            self._tell(attempt, attempt.completed(row))
+            self._put_outcome(attempt, attempt.completed(row))
         return list(taken)
 
     def _take_returned(self) -> Sequence[HandlerRun]:
         returned, self._returned = self._returned, []
         return returned
 
-    def _tell(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
+    def _put_outcome(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
         self._keeper.drop(attempt.kept)
-        self._happened.put((attempt, outcome))
+        self._events.put((attempt, outcome))
 
     def _end(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
         if self._attempts.pop(attempt.kept, None) is None:
@@ -322,17 +325,17 @@ class WorkerLoop:
             self._lost.add(attempt.number)
         if outcome == "retried":
             self._upkeep.expect(attempt.delay_seconds)
-        # What it submitted or released may ring late; only a look shows that nothing is left.
+        # Its signals for items it submitted may come late; only a poll shows that none is left.
         self._is_rung |= self._until_empty
         if attempt.successor is not None:
-            self._hand_out([attempt.successor])
+            self._dispatch([attempt.successor])
 
     # Leases and waiting
 
     def _renewed(self, attempt: HandlerRun, row: Row | None) -> None:
         """Handle the answer to a heartbeat."""
         if row is None:
-            self._happened.put("renewed")
+            self._events.put("renewed")
         elif row["cancel_requested"]:
             attempt.cancel()
 
@@ -350,20 +353,20 @@ class WorkerLoop:
             return watch_seconds
         if (self._has_more or self._is_rung) and not self._is_pausing():
             return 0.0
-        return max(0.0, min(self._look_at - time.monotonic(), watch_seconds))
+        return max(0.0, min(self._poll_at - time.monotonic(), watch_seconds))
 
     def _receive(self, seconds: float) -> None:
-        """Wait for something to happen, and take in everything that has."""
+        """Wait for an event, and handle all that have arrived."""
         try:
-            happened = self._happened.get(bool(seconds), seconds or None)
+            event = self._events.get(bool(seconds), seconds or None)
             while True:
-                if isinstance(happened, tuple):
-                    self._end(*happened)
-                elif isinstance(happened, HandlerRun):
-                    self._returned.append(happened)
-                elif happened == "rung":
+                if isinstance(event, tuple):
+                    self._end(*event)
+                elif isinstance(event, HandlerRun):
+                    self._returned.append(event)
+                elif event == "rung":
                     self._is_rung = True
-                happened = self._happened.get_nowait()
+                event = self._events.get_nowait()
         except queue.Empty:
             return
 
@@ -372,13 +375,13 @@ class WorkerLoop:
         self._pause_seconds = min(
             max(BACKOFF_SECONDS, self._pause_seconds * 2), BACKOFF_SECONDS_MAX
         )
-        self._look_at = time.monotonic() + self._pause_seconds * random.uniform(0.5, 1)
-        log.warning("%s failed and will be tried again: %s", what, error)
+        self._poll_at = time.monotonic() + self._pause_seconds * random.uniform(0.5, 1)
+        log.warning("%s failed and will be retried: %s", what, error)
 
     # Stopping
 
     def _drain(self) -> None:
-        """Release what was not started, let the rest finish for a while, then release that."""
+        """Release items that were not started, wait for the others, then release the rest."""
         for attempt in self._attempts.values():
             attempt.is_draining = True
         self._release([attempt for attempt in self._attempts.values() if attempt.begin()])
@@ -387,7 +390,7 @@ class WorkerLoop:
             self._complete(self._take_returned())
             self._watch_leases()
             self._receive(0 if self._returned else min(left, self._options.lease_seconds / 10))
-        # What has returned by now is better completed than run again.
+        # Completing items that have returned by now is better than running them again.
         self._receive(0)
         within(STOP_SECONDS_MAX, partial(self._complete, self._take_returned()))
         self._receive(0)
@@ -412,7 +415,7 @@ class WorkerLoop:
 
 
 def within(seconds: float, function: Callable[[], object]) -> None:
-    """Run a function, and wait for it no longer than this."""
+    """Run a function in a thread, and wait for it at most this long."""
     thread = Thread(function, "holdfast-stopping")
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""Who runs handlers, and who writes what they returned: threads, coroutines, group commits."""
+"""Pools of threads and of coroutines that run handlers, and group commit for their results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ J = TypeVar("J")
 
 
 class ThreadPool(Generic[J]):
-    """Up to `size` threads that take jobs in order, each as soon as a thread is free.
+    """Up to `size` threads that run jobs in order.
 
-    One thread is woken at a time, and wakes the next if jobs are left once it has taken its own:
-    so jobs that take no time are all done by the first, and no thread is woken in vain.
+    One thread is woken at a time, and wakes the next if jobs are left after it has taken its own.
+    So short jobs are all run by the first thread, and no thread is woken without need.
     """
 
     def __init__(self, size: int, work: Callable[[J], None]) -> None:
@@ -31,13 +31,13 @@ class ThreadPool(Generic[J]):
         self._is_closed = False
 
     def put(self, jobs: Iterable[J]) -> None:
-        """Have jobs done."""
+        """Run jobs as soon as threads are free."""
         with self._changed:
             self._jobs.extend(jobs)
             self._wake()
 
     def close(self) -> None:
-        """Begin nothing more; running jobs are not waited for."""
+        """Start no more jobs; do not wait for running ones."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -72,7 +72,7 @@ class ThreadPool(Generic[J]):
 
 
 class TaskPool(Generic[J]):
-    """Up to `size` coroutines at once in an event loop, without a thread for each."""
+    """Up to `size` concurrent coroutines in an event loop."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class TaskPool(Generic[J]):
         self._is_closed = False
 
     def put(self, jobs: Iterable[J]) -> None:
-        """Have jobs done; from any thread."""
+        """Run jobs as soon as tasks are free. Thread-safe."""
         self._loop.call_soon_threadsafe(self._fill, jobs)
 
     def close(self) -> None:
-        """Begin nothing more; running jobs are not waited for."""
+        """Start no more jobs; do not wait for running ones."""
         self._is_closed = True
 
     def _fill(self, jobs: Iterable[J] = ()) -> None:
@@ -108,10 +108,10 @@ class TaskPool(Generic[J]):
 
 
 class GroupCommit(Generic[J]):
-    """Writes results, those under one key together; no key waits for another.
+    """Writes results in groups by key; no key waits for another.
 
-    Whoever brings the first one writes it, and everything that others bring meanwhile: these need
-    not wait.
+    The thread that adds the first result writes it, and then all that other threads have added
+    meanwhile, which need not wait.
     """
 
     def __init__(self, write: Callable[[Sequence[J]], object]) -> None:
@@ -120,7 +120,7 @@ class GroupCommit(Generic[J]):
         self._waiting: dict[str, list[J]] = {}
 
     def add(self, key: str, result: J) -> None:
-        """Write a result, or leave it to whoever is writing another of this key."""
+        """Write a result, or leave it to the thread that is writing another one of this key."""
         with self._lock:
             is_writing = key in self._waiting
             self._waiting.setdefault(key, []).append(result)

@@ -1,4 +1,4 @@
-"""The worker: handlers, a store of either colour, and signals."""
+"""The worker: runs handlers on a sync or async store until it is stopped."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker(Generic[S]):
-    """Runs the handlers of work items until it is stopped; any number may run at once.
+    """Runs the handlers of work items until it is stopped. Any number of workers may run at once.
 
-    `handlers` maps a type to the function that does its items: it is given the item and returns
-    the output. A plain function runs in a thread. An async one runs in the loop of an async
-    store, and in a loop of its own with a sync store. An exception spends a retry, except
-    WorkFailed, whose `retry` and `delay_seconds` decide; Unresolved, which parks the item until
-    the effect is resolved; and SessionBusy, InProgress and StoreBusy, which are waited for.
+    `handlers` maps each type to a function that takes the item and returns the output. A plain
+    function runs in a thread. An async one runs in the loop of an async store, or in a loop of its
+    own with a sync store. An exception uses up a retry, except WorkFailed, whose `retry` and
+    `delay_seconds` decide; Unresolved, which parks the item until the effect is resolved; and
+    SessionBusy, InProgress and StoreBusy, which are retried.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Worker(Generic[S]):
 
     @property
     def holder(self) -> str:
-        """The name that this worker's leases carry."""
+        """The holder name in this worker's leases."""
         return self._options.holder
 
     @property
     def counts(self) -> Counter[AttemptOutcome]:
-        """How its attempts ended: completed, retried, parked, failed, cancelled, released, lost."""
+        """Attempts by outcome: completed, retried, parked, failed, cancelled, released, lost."""
         return Counter() if self._loop is None else self._loop.counts.copy()
 
     @property
@@ -119,22 +119,22 @@ class Worker(Generic[S]):
     @overload
     def run(self: Worker[AsyncStore], *, until_empty: bool = ...) -> Coroutine[Any, Any, None]: ...
     def run(self, *, until_empty: bool = False) -> Any:
-        """Work until stopped, by `stop` or by a signal, or until nothing is ready and nothing runs.
+        """Run items until stopped; with `until_empty`, until nothing is ready or running.
 
-        In the main thread SIGTERM and SIGINT drain it: nothing more is taken, what runs may
-        finish for `drain_seconds`, the rest is given back and no retry is spent. A second signal
-        gives everything back at once. With an async store the call is awaited.
+        In the main thread SIGTERM and SIGINT drain it: no more items are claimed, running ones may
+        finish for `drain_seconds`, the rest is released without using up a retry. A second signal
+        releases everything at once. With an async store, await the call.
         """
         if self._loop is not None:
-            raise InvalidArgument("a worker runs once; make another")
+            raise InvalidArgument("a worker runs only once; make another one")
         if isinstance(self.store, Store):
             return self._run_sync(self.store, until_empty)
         return self._run_async(self.store, until_empty)
 
     def stop(self) -> None:
-        """Drain and return from `run`; called again, give everything back at once.
+        """Drain and return from `run`; called again, release everything at once.
 
-        From any thread and from signal handlers.
+        Safe in any thread and in signal handlers.
         """
         if self._loop is None:
             self._stops_before += 1
@@ -142,7 +142,7 @@ class Worker(Generic[S]):
             self._loop.stop()
 
     def _begin(self, loop: WorkerLoop) -> WorkerLoop:
-        """Remember the loop; what stopped the worker before it ran counts."""
+        """Set the loop, and stop it if `stop` was called before `run`."""
         self._loop = loop
         for _ in range(self._stops_before):
             loop.stop()
@@ -162,7 +162,7 @@ class Worker(Generic[S]):
 
 
 async def _until_ended(loop: WorkerLoop, until_empty: bool) -> None:
-    """Run the loop in a thread; whoever cancels the wait for it stops it, and waits on."""
+    """Run the loop in a thread; on cancellation, stop it and wait until it has ended."""
     ended = asyncio.wrap_future(in_thread(functools.partial(loop.run, until_empty=until_empty)))
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
@@ -172,14 +172,14 @@ async def _until_ended(loop: WorkerLoop, until_empty: bool) -> None:
             cancelled = error
             loop.stop()
     if cancelled is not None:
-        ended.exception()  # Retrieved, so that asyncio does not warn of a lost error.
+        ended.exception()  # Retrieved, so that asyncio does not warn about it.
         raise cancelled
     ended.result()
 
 
 @contextlib.contextmanager
 def _signals(loop: WorkerLoop) -> Iterator[None]:
-    """Stop the loop at a signal; only the main thread may say so."""
+    """Stop the loop on a signal. Only the main thread may install signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -195,7 +195,7 @@ def _signals(loop: WorkerLoop) -> Iterator[None]:
 
 def _require_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:
     if not isinstance(handlers, Mapping) or not handlers:
-        raise InvalidArgument("handlers must be a dict of one type or more: {'mail': send_mail}")
+        raise InvalidArgument("handlers must be a non-empty dict such as {'mail': send_mail}")
     for type_, handler in handlers.items():
         if not callable(handler):
             raise InvalidArgument(

@@ -1,8 +1,8 @@
-"""The connections of one store, at most so many, each lent to one call at a time.
+"""The connection pool of one store; each connection is used by one call at a time.
 
-A connection belongs to whoever refers to it. A call that an interrupt tears away between any two
-instructions loses its reference: the connection closes and its place is free again, because places
-are counted by looking which still exist. No count can go wrong.
+A connection is owned by whatever refers to it. When an interrupt ends a call between any two
+instructions, its reference is dropped, the connection closes and its slot is free again: slots are
+counted by weak references, so the count cannot go wrong.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ OPTIONS: dict[str, Any] = {
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection that closes with its last reference and does not complain of it."""
+    """A connection that closes with its last reference, without a warning."""
 
     def __del__(self, _: Any = None, /) -> None:
-        """Leave the closing to libpq's own object."""
+        """Leave closing to libpq."""
 
 
 class Turn:
-    """A place in the line of those who wait for a connection."""
+    """A position in the queue for a connection."""
 
     def __init__(self) -> None:
         self.link: Link | None = None
         self.has_come = False
-        """Set with a connection, or without one: then there may be a place to make one."""
+        """Set together with `link`, or without one if a slot may be free."""
         self.wake: Callable[[], object] | None = None
 
     def come(self, link: Link | None) -> None:
-        """Wake who waits."""
+        """Wake the waiter."""
         self.link = link
         self.has_come = True
         if self.wake is not None:
@@ -59,7 +59,7 @@ class Turn:
 
 
 def connect(dsn: str, seconds: float, name: str) -> Connection:
-    """Connect within so many seconds, but at least two; psycopg's errors are raised as they are."""
+    """Connect with a timeout of at least two seconds; raises psycopg's errors."""
     connection = Connection.connect(
         dsn,
         **OPTIONS,
@@ -68,13 +68,13 @@ def connect(dsn: str, seconds: float, name: str) -> Connection:
         autocommit=True,
         prepare_threshold=None,
     )
-    # One dumper for all integers: each text then has one prepared form.
+    # With one dumper for all integers, each statement has one prepared form.
     connection.adapters.register_dumper(int, Int8Dumper)
     return connection
 
 
 def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:
-    """Return our error for a first connection that failed."""
+    """Return our error for a failed first connection."""
     reason = " ".join(str(error).split())
     if isinstance(error, psycopg.ProgrammingError):
         reason = without_values(reason, dsn)
@@ -83,22 +83,22 @@ def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:
 
 
 class Connections:
-    """Lends connections; who finds none free waits in line. Its methods never block."""
+    """A pool with a fair queue. Its methods never block, except `connect`."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self.idle: list[Link] = []
         self.retired: list[str] = []
-        """Writers whose connection was closed between two calls: nobody will ask for a commit."""
+        """Writers whose connection was closed while idle: none of their commits is in doubt."""
         self._target = target
         self._places: list[weakref.ref[Slot]] = []
         self._waiting: deque[Turn] = deque()
-        # A signal handler may come here while its own thread is inside.
+        # A signal handler may enter while its thread holds the lock.
         self._lock = threading.RLock()
         self._is_closed = False
 
     @property
     def lent(self) -> int:
-        """How many connections are in use or being made."""
+        """How many connections are in use or being opened."""
         with self._lock:
             self._places = [
                 place for place in self._places if (found := place()) and not found.is_free
@@ -106,13 +106,13 @@ class Connections:
             return len(self._places) - len(self.idle)
 
     def take(self) -> Link | Slot | None:
-        """Return a connection, or a place for a new one, or None if all are in use."""
+        """Return a connection, or a slot for a new one, or None if all are in use."""
         with self._lock:
             if self._is_closed:
                 raise StoreClosed("the PostgreSQL store is closed; open it again")
             while self.idle:
                 link = self.idle.pop()
-                # An idle connection that has something to say was closed by the server.
+                # Input on an idle connection means that the server closed it.
                 if link.is_quiet():
                     return link
                 link.close()
@@ -123,13 +123,13 @@ class Connections:
             return place
 
     def connect(self, place: Slot, seconds: float) -> Link:
-        """Make a connection in a place; blocks. Who asked frees the place if that fails."""
+        """Open a connection in a slot; blocks. The caller frees the slot on failure."""
         connection = connect(self._target.dsn, seconds, "holdfast")
         # Old poolers cannot keep prepared statements from one transaction to the next.
         return Link(connection, place, prepares=self._target.prepares)
 
     def give(self, link: Link) -> None:
-        """Take a connection back; who waits longest gets it."""
+        """Take a connection back, or hand it to the first in the queue."""
         now = time.monotonic()
         with self._lock:
             while self.idle and self.idle[0].used_at < now - IDLE_SECONDS_MAX:
@@ -149,7 +149,7 @@ class Connections:
         self.discard(link)
 
     def discard(self, link: Link, *, is_server_away: bool = False) -> None:
-        """Close a connection that cannot be trusted, and with `is_server_away` all idle ones."""
+        """Close a broken connection, and with `is_server_away` all idle ones too."""
         link.close()
         with self._lock:
             while is_server_away and self.idle:
@@ -158,14 +158,14 @@ class Connections:
                 self._waiting.popleft().come(None)
 
     def join_line(self) -> Turn:
-        """Return what will have a connection when it comes to this caller."""
+        """Join the queue for a connection."""
         turn = Turn()
         with self._lock:
             self._waiting.append(turn)
         return turn
 
     def leave_line(self, turn: Turn) -> None:
-        """Wait no longer; a connection that came meanwhile is for the next."""
+        """Leave the queue; a connection that has just arrived goes to the next."""
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
@@ -173,7 +173,7 @@ class Connections:
                 self.give(turn.link)
 
     def last(self) -> Link | None:
-        """Retire all that is idle but one connection, to say goodbye with, if there is one."""
+        """Retire all idle connections but one, and return that if writers are to be removed."""
         with self._lock:
             while len(self.idle) > 1:
                 self._retire(self.idle.pop())
@@ -181,7 +181,7 @@ class Connections:
             return self.idle[0] if self.retired and self.idle else None
 
     def close(self) -> None:
-        """Close what is idle; what is lent is closed when it comes back."""
+        """Close idle connections; those in use are closed when they are given back."""
         with self._lock:
             self._is_closed = True
             while self.idle:

@@ -1,4 +1,4 @@
-"""All of a store's tables at once: copied from one PostgreSQL snapshot, or vacuumed."""
+"""Copying all tables of a store from one PostgreSQL snapshot, and vacuuming them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS_PER_FETCH = 1_000
 
 
 class Snapshot:
-    """One consistent moment of a schema."""
+    """One snapshot of a schema."""
 
     def __init__(self, dsn: str, schema: str) -> None:
         self._dsn = dsn
@@ -83,7 +83,7 @@ def copy_rows(
     store = open_for_writing(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
     try:
         with Snapshot(target.dsn, target.schema) as snapshot, store.bulk() as connection:
-            # Rows come in no order, a child before its parent too; COMMIT checks the references.
+            # Children may come before their parents; COMMIT checks the references.
             connection.execute("PRAGMA defer_foreign_keys = ON")
             tables = [str(row[0]) for row in connection.execute(LIST_SQLITE_TABLES).fetchall()]
             total, done = sum(map(snapshot.count, tables)), 0
@@ -105,7 +105,7 @@ def copy_rows(
 def _copied(
     connection: apsw.Connection, table: str, there: set[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the columns to copy, and the order to copy in where SQLite numbers the rows itself."""
+    """Return the columns to copy, and the order if SQLite numbers the rows itself."""
     names = [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")')]
     if set(names) <= there:
         return names, []
@@ -119,7 +119,7 @@ def _listed(names: Sequence[str]) -> sql.Composed:
 
 
 def vacuum(dsn: str, schema: str) -> None:
-    """Vacuum and analyse every table of a store, each by itself, on a connection of its own."""
+    """Vacuum and analyse every table of a store, on a separate connection."""
     try:
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
             found = connection.execute(LIST_POSTGRES_TABLES, [schema]).fetchall()

@@ -1,4 +1,4 @@
-"""The PostgreSQL drivers: how each colour performs the steps of a transaction."""
+"""The PostgreSQL drivers, sync and async: how each performs the steps of a transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..url import PostgresTarget
 from .connections import Connections, connect_error
 from .copy import copy_rows, vacuum
 from .notify import Notifier
-from .pipeline import Connect, Queue, Send, Sleep, Slot, Step
+from .pipeline import Connect, DriverStep, Queue, Send, Sleep, Slot
 from .transactions import Transactions, answer_seconds
 
 R = TypeVar("R")
@@ -30,12 +30,12 @@ GOODBYE_SECONDS = 1.0
 
 
 class PostgresDriver(SyncDriver):
-    """One store's connections, and what runs on them."""
+    """The sync driver, with the connections of one store."""
 
     dialect: ClassVar[DialectName] = "postgres"
 
     def __init__(self, target: PostgresTarget, settings: Settings) -> None:
-        """Connect once, so that a wrong address is told at once; raises our own errors."""
+        """Connect once, so that a wrong URL fails here, with one of our own errors."""
         self.connections = Connections(target)
         self._notifier = Notifier(target, answer_seconds(settings))
         self.transactions = Transactions(target.schema, settings, self.connections, self._notifier)
@@ -53,12 +53,12 @@ class PostgresDriver(SyncDriver):
         try:
             return drive(self.transactions.run(call), self._perform)
         except KeyboardInterrupt as interrupt:
-            # Else a connection on its way from one frame to the next lives as long as this error.
+            # Otherwise a connection held by one of the frames lives as long as this error.
             traceback.clear_frames(interrupt.__traceback__)
             raise
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
-        """Copy every table from one snapshot into a new SQLite file."""
+        """Copy every table, in one snapshot, into a new SQLite file."""
         self.require_usable()
         copy_rows(self._target, self.settings, path, progress)
 
@@ -80,19 +80,19 @@ class PostgresDriver(SyncDriver):
         self.connections.close()
 
     def _forget_writers(self) -> None:
-        """Remove the rows of our connections, if the server answers soon; else they go in time."""
+        """Remove our writer rows if the server answers soon; otherwise they expire."""
         if (link := self.connections.last()) is not None:
             with contextlib.suppress(psycopg.Error):
                 link.run(self.transactions.forgetting(), GOODBYE_SECONDS)
 
-    def _perform(self, step: Step) -> Any:
+    def _perform(self, step: DriverStep) -> Any:
         match step:
             case Send(connection, messages):
                 return connection.run(messages, self.transactions.answer_seconds)
             case Connect(slot, seconds):
                 return self.connections.connect(slot, seconds)
             case Queue(turn, seconds):
-                # A lock, because an interrupt can leave the one inside an Event locked for ever.
+                # A lock: an interrupt can leave the one inside an Event locked for ever.
                 asleep = threading.Lock()
                 asleep.acquire()
                 turn.wake = asleep.release
@@ -104,7 +104,7 @@ class PostgresDriver(SyncDriver):
 
 
 class AsyncPostgresDriver(AsyncDriver):
-    """The same in an event loop."""
+    """The async driver."""
 
     dialect: ClassVar[DialectName] = "postgres"
 
@@ -121,16 +121,16 @@ class AsyncPostgresDriver(AsyncDriver):
         return await drive_async(self._transactions.run(call), self._perform)
 
     async def close(self) -> None:
-        """Close the store; what may block runs in a thread."""
+        """Close the store, in a thread because it may block."""
         await finish(asyncio.wrap_future(in_thread(self._twin.close)))
 
-    async def _perform(self, step: Step) -> Any:
+    async def _perform(self, step: DriverStep) -> Any:
         match step:
             case Send(connection, messages, is_commit):
                 limit_seconds = self._transactions.answer_seconds
                 return await connection.run_async(messages, limit_seconds, to_the_end=is_commit)
             case Connect(slot, seconds):
-                # Finding the host's address would block the event loop.
+                # Name resolution would block the event loop.
                 made = in_thread(partial(self._connections.connect, slot, seconds))
                 return await asyncio.wrap_future(made)
             case Queue(turn, seconds):

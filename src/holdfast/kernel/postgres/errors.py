@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean to us, and which of them end a connection."""
+"""Translation of PostgreSQL's errors, and which of them end a connection."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ _BUSY = ("55P03", "57014", "53300")
 
 
 def is_connection_lost(error: Exception) -> bool:
-    """Tell whether the connection is gone, so that what was sent may not have been seen."""
+    """Whether the connection is lost, so that the server may not have seen the last statement."""
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
     if isinstance(error, pg.NotNullViolation) and error.diag.table_name == "hf_writers":
-        # Its writer's row was closed: somebody who took the connection for lost asked what became
-        # of its COMMIT.
+        # The writer's row was closed by `settle`, which takes the connection for lost.
         return True
     return error.sqlstate.startswith(("08", "57P", "25P03"))
 
 
 def is_read_only(error: Exception) -> bool:
-    """Tell whether the server takes no writes; after a failover another connection may find one."""
+    """Whether the server accepts no writes; after a failover another connection may find one."""
     return isinstance(error, pg.ReadOnlySqlTransaction)
 
 
@@ -45,9 +44,9 @@ def translate(error: psycopg.Error) -> HoldfastError:
     if is_read_only(error):
         return StoreUnavailable(f"PostgreSQL is read-only: {reason}; nothing was written")
     if state in _FULL:
-        return StoreFull(f"PostgreSQL has no room left: {reason}; nothing was written")
+        return StoreFull(f"PostgreSQL has no space left: {reason}; nothing was written")
     if state in _BUSY:
-        return StoreBusy(f"PostgreSQL kept the call waiting: {reason}; nothing was written")
+        return StoreBusy(f"PostgreSQL timed out: {reason}; nothing was written")
     if state.startswith("23"):
         return Refused(f"the database refused the change: {reason}")
     return StoreError(f"PostgreSQL reports {state or 'an error'}: {reason}")

@@ -1,4 +1,4 @@
-"""What must hold on a PostgreSQL server."""
+"""Checks of a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...clock import SystemClock
 from ...formatting import plural
 from ...records import Finding
 from ..driver import Runner
-from ..operation import Call, Op, Query, Row, one, query
+from ..operation import Call, Query, Row, read
 
 READ_SERVER = """
 SELECT CAST(current_setting('server_version_num') AS INTEGER) AS version_number,
@@ -24,7 +24,7 @@ SELECT CAST(current_setting('server_version_num') AS INTEGER) AS version_number,
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections
 """
 READ_TIME = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT) AS now_ms"
-# A snapshot this old keeps every later dead row of the whole database from being removed.
+# An old snapshot keeps vacuum from removing any row of the database that died since.
 LIST_OLD_TRANSACTIONS = """
 SELECT pid, coalesce(state, 'unknown') AS state, coalesce(application_name, '') AS application,
     CAST(extract(epoch FROM now() - xact_start) AS BIGINT) AS seconds
@@ -41,7 +41,7 @@ WHERE database = current_database()
     AND prepared < now() - make_interval(secs => CAST(:seconds AS INTEGER))
 ORDER BY prepared
 """
-# A slot that nobody reads holds back the rows its reader has not seen as deleted, for ever.
+# A slot without a reader keeps dead rows for ever.
 LIST_IDLE_SLOTS = """
 SELECT slot_name AS name,
     CASE WHEN age(catalog_xmin) > coalesce(age(xmin), 0) THEN age(catalog_xmin) ELSE age(xmin) END
@@ -61,24 +61,9 @@ SKEW_MS_MAX = 1_000
 SHOWN_MAX = 5
 
 
-class ServerOps:
-    """Reads what the checks compare."""
-
-    @query
-    def first(self, sql: str) -> Op[Row]:
-        """Return the first row of a statement."""
-        return (yield from one(sql)) or {}
-
-    @query
-    def rows(self, asked: Query) -> Op[list[Row]]:
-        """Return the rows of a statement."""
-        found: list[Row] = yield asked
-        return found
-
-
 def server_checks(driver: Runner, schema: str) -> dict[str, Callable[[], list[Finding]]]:
     """Return the checks of the server, by name."""
-    row = driver.run(Call(ServerOps.first, ServerOps(), (READ_SERVER,)))
+    [row] = _rows(driver, READ_SERVER)
     return {
         "server": lambda: setting_findings(row),
         "old transactions": lambda: [transactions_finding(driver)],
@@ -92,7 +77,7 @@ def server_checks(driver: Runner, schema: str) -> dict[str, Callable[[], list[Fi
 
 
 def setting_findings(row: Row) -> list[Finding]:
-    """Look for a server that is too old, or set up so that commits can be lost or refused."""
+    """Check the version, and settings by which commits can be lost or refused."""
     is_old = row["version_number"] < VERSION_NUMBER_MIN
     is_utf8 = row["encoding"] == "UTF8"
     return [
@@ -113,7 +98,7 @@ def setting_findings(row: Row) -> list[Finding]:
 
 
 def durability_findings(row: Row) -> list[Finding]:
-    """Look for settings that let acknowledged commits be lost."""
+    """Check for settings with which acknowledged commits can be lost."""
     found = []
     for name in ("fsync", "full_page_writes"):
         if row[name] == "off":
@@ -130,7 +115,7 @@ def durability_findings(row: Row) -> list[Finding]:
 
 
 def writable_finding(row: Row) -> Finding:
-    """Look whether the server takes writes at all."""
+    """Check whether the server accepts writes."""
     if row["is_standby"]:
         message, advice = (
             "The server is a read-only standby.",
@@ -140,12 +125,12 @@ def writable_finding(row: Row) -> Finding:
         message = "default_transaction_read_only is on: nothing can be written."
         advice = "Turn it off for this role and database."
     else:
-        message, advice = "The server takes writes.", ""
+        message, advice = "The server accepts writes.", ""
     return Finding.of("writable", message, problem=advice)
 
 
 def connections_finding(row: Row) -> Finding:
-    """Look at how many connections are left."""
+    """Check how many connections are left."""
     used, most = row["connections"], row["connections_max"]
     advice = "Raise max_connections, or put a pooler in front (add ?prepare=off if it is old)."
     message = f"{used} of {most} connections are in use."
@@ -153,7 +138,7 @@ def connections_finding(row: Row) -> Finding:
 
 
 def transactions_finding(driver: Runner) -> Finding:
-    """Look for transactions that nobody ends."""
+    """Look for transactions that have been open too long."""
     found = _rows(driver, LIST_OLD_TRANSACTIONS, seconds=TRANSACTION_SECONDS_MAX)
     if not found:
         message = f"No transaction is older than {TRANSACTION_SECONDS_MAX // 60} minutes."
@@ -162,8 +147,8 @@ def transactions_finding(driver: Runner) -> Finding:
         f"process {row['pid']} {row['application']} {row['state']} for {row['seconds']:,} s"
         for row in found[:SHOWN_MAX]
     )
-    message = f"{plural(len(found), 'transaction')} open for long: {shown}."
-    advice = "Dead rows stay while they last: end them, or pg_terminate_backend(process)."
+    message = f"{plural(len(found), 'transaction')} open for too long: {shown}."
+    advice = "Dead rows cannot be removed meanwhile: end them, or pg_terminate_backend(process)."
     return Finding.of("old transactions", message, warning=advice)
 
 
@@ -173,8 +158,8 @@ def prepared_finding(found: Sequence[Row]) -> Finding:
     if not found:
         return Finding.of(name, "None was left prepared.")
     shown = "; ".join(f"{row['name']!r} for {row['seconds']:,} s" for row in found[:SHOWN_MAX])
-    message = f"{plural(len(found), 'transaction')} prepared for long: {shown}."
-    advice = "Dead rows stay while they last: COMMIT PREPARED or ROLLBACK PREPARED each."
+    message = f"{plural(len(found), 'transaction')} prepared too long ago: {shown}."
+    advice = "Dead rows cannot be removed meanwhile: COMMIT PREPARED or ROLLBACK PREPARED each."
     return Finding.of(name, message, warning=advice)
 
 
@@ -186,7 +171,7 @@ def slots_finding(found: Sequence[Row]) -> Finding:
         f"{row['name']!r}, {row['transactions']:,} transactions behind" for row in found[:SHOWN_MAX]
     )
     message = f"{plural(len(found), 'replication slot')} without a reader: {shown}."
-    advice = "Dead rows stay while it lasts: start its reader, or pg_drop_replication_slot(name)."
+    advice = "Dead rows cannot be removed: start its reader, or pg_drop_replication_slot(name)."
     return Finding.of("replication slots", message, warning=advice)
 
 
@@ -203,18 +188,18 @@ def dead_row_findings(driver: Runner, schema: str, server: Row) -> list[Finding]
         if row["dead"] > max(DEAD_ROWS_MIN, row["live"] // 2)
     ]
     if server["autovacuum"] == "off":
-        message = "autovacuum is off: tables only grow."
+        message = "autovacuum is off: dead rows are never removed."
         found.append(Finding.of("dead rows", message, warning="Set autovacuum = on and reload."))
     return found or [Finding.of("dead rows", "Vacuum keeps up with the tables.")]
 
 
 def clock_finding(driver: Runner) -> Finding:
-    """Compare this machine's clock with the server's, which decides about leases and deadlines."""
+    """Compare this machine's clock with the server's, which decides leases and deadlines."""
     clock = SystemClock()
     before = clock.now_ms()
-    there = driver.run(Call(ServerOps.first, ServerOps(), (READ_TIME,)))["now_ms"]
+    [there] = _rows(driver, READ_TIME)
     after = clock.now_ms()
-    skew_ms = there - (before + after) // 2
+    skew_ms = there["now_ms"] - (before + after) // 2
     if abs(skew_ms) > SKEW_MS_MAX + (after - before):
         direction = "ahead of" if skew_ms > 0 else "behind"
         message = f"The server's clock is {abs(skew_ms) / 1000:.1f} s {direction} this machine's."
@@ -224,4 +209,4 @@ def clock_finding(driver: Runner) -> Finding:
 
 
 def _rows(driver: Runner, sql: str, **parameters: object) -> list[Row]:
-    return driver.run(Call(ServerOps.rows, ServerOps(), (Query(sql, parameters),)))
+    return driver.run(Call(read, None, (Query(sql, parameters),)))

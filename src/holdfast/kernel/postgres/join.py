@@ -1,4 +1,4 @@
-"""Running operations on a connection that somebody else owns: no commit, no retry."""
+"""Running operations inside the caller's transaction: no commit, no retry."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..driver import AsyncDriver, DialectName, Progress, Settings, SyncDriver
 from ..flow import drive, drive_async
 from ..operation import Call
 from ..signals import Signals
-from .pipeline import Message, Reply, Send, Step
+from .pipeline import DriverStep, Message, Reply, Send
 from .transactions import Transactions
 
 R = TypeVar("R")
 
 
 class JoinedDriver(SyncDriver):
-    """Runs calls inside the caller's own transaction, each in a savepoint."""
+    """Runs calls inside the caller's transaction, each in a savepoint."""
 
     dialect: ClassVar[DialectName] = "postgres"
     is_joined: ClassVar[bool] = True
@@ -38,17 +38,17 @@ class JoinedDriver(SyncDriver):
     def _execute(self, call: Call[R]) -> R:
         return drive(self.transactions.join(self.connection, call), self._perform)
 
-    def _perform(self, step: Step) -> Any:
+    def _perform(self, step: DriverStep) -> Any:
         assert isinstance(step, Send)
         return send(step.connection, step.messages)
 
     def twin(self) -> SyncDriver:
-        """Refuse: a transaction has no second connection."""
-        raise InvalidArgument("a session cannot be driven inside somebody's own transaction")
+        """Refuse: there is no second connection."""
+        raise InvalidArgument("a session cannot be driven inside a joined transaction")
 
     def require_own(self, what: str) -> None:
         """Refuse."""
-        raise InvalidArgument(f"a store inside somebody's own transaction cannot {what}")
+        raise InvalidArgument(f"a store joined to a transaction by within() cannot {what}")
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Refuse."""
@@ -63,7 +63,7 @@ class JoinedDriver(SyncDriver):
 
 
 class AsyncJoinedDriver(AsyncDriver):
-    """The same on an async connection."""
+    """The same for an async connection."""
 
     dialect: ClassVar[DialectName] = "postgres"
     is_joined: ClassVar[bool] = True
@@ -77,12 +77,12 @@ class AsyncJoinedDriver(AsyncDriver):
         steps = self._twin.transactions.join(self._twin.connection, call)
         return await drive_async(steps, self._perform)
 
-    async def _perform(self, step: Step) -> Any:
+    async def _perform(self, step: DriverStep) -> Any:
         assert isinstance(step, Send)
         return await send_async(step.connection, step.messages)
 
     def twin(self) -> SyncDriver:
-        """Refuse: a transaction has no second connection."""
+        """Refuse: there is no second connection."""
         return self._twin.twin()
 
     def require_own(self, what: str) -> None:
@@ -94,14 +94,14 @@ class AsyncJoinedDriver(AsyncDriver):
 
 
 def require_transaction(connection: Any, wanted: type[Any]) -> None:
-    """Refuse what is not a psycopg connection of this colour inside a transaction."""
+    """Refuse anything but a psycopg connection of this type inside a transaction."""
     if not isinstance(connection, wanted):
         raise InvalidArgument(
             f"within() takes a psycopg.{wanted.__name__}, not {type(connection).__name__}; "
             "SQLAlchemy has it as connection.connection.driver_connection"
         )
     if connection.closed:
-        raise InvalidArgument("within() needs an open connection, this one is closed")
+        raise InvalidArgument("within() needs an open connection; this one is closed")
     status = connection.info.transaction_status
     if status == TransactionStatus.INERROR:
         raise InvalidArgument("within() cannot join a transaction that has failed; roll it back")

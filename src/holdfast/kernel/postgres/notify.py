@@ -1,16 +1,15 @@
-"""Wake-ups between processes on PostgreSQL: LISTEN and NOTIFY on a connection of their own.
+"""Wake-ups between processes on PostgreSQL: LISTEN and NOTIFY on a dedicated connection.
 
 One connection serves all stores of a process that listen at the same address; those of one schema
-share their signals. A ring is sent at once, those that follow shortly after it together, outside
-every transaction: NOTIFY inside each commit made writers queue behind one another. That a tree has
-changed is sent only where somebody is known to listen for it. A lost ring costs latency only.
+share their signals. A ring is sent at once, and rings that follow it shortly are coalesced. They
+are sent outside every transaction: NOTIFY inside each commit made writers queue behind one another.
+Changes of trees are sent only if a listener is known. A lost ring only costs latency.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import threading
 import time
@@ -22,8 +21,9 @@ from operator import itemgetter
 import psycopg
 from psycopg import sql
 
+from ..backoff import Backoff
 from ..signals import EVERY_TREE, Signals, is_of_trees
-from ..threads import Flag, Thread
+from ..threads import Latch, Thread
 from ..url import PostgresTarget
 from .connections import connect
 from .followers import Followers
@@ -33,105 +33,105 @@ COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 5.0
 TOPIC_BYTES_MAX = 4_000
-# When more trees than this have changed, they are not told one by one.
-TREES_TOLD_MAX = 8
+# When more trees than this have changed, one ring of EVERY_TREE is sent instead.
+TREES_NAMED_MAX = 8
 PIPE_BYTES = 65_536
 LISTEN, UNLISTEN = sql.SQL("LISTEN {}"), sql.SQL("UNLISTEN {}")
 
 
 class Wakeups:
-    """What the stores of one schema in this process wait for and ring."""
+    """The signals that the stores of one schema in this process share."""
 
-    def __init__(self, schema: str, bell: Doorbell | None) -> None:
-        """Without a doorbell there is nothing to hear of others: then we poll."""
+    def __init__(self, schema: str, listener: Listener | None) -> None:
+        """Without a listener, waiters poll."""
         self.channel = f"holdfast_{schema}"
         self.tree_channel = f"holdfast_trees_{schema}"
-        self.followers = Followers(schema, is_awaited=bell is not None)
+        self.followers = Followers(schema, is_awaited=listener is not None)
         self.follows = False
-        """Whether changes of trees are waited for here."""
-        self._bell = bell
-        is_alone = bell is None
+        """Whether this process waits for changes of trees."""
+        self._listener = listener
+        is_alone = listener is None
         forward, listen = (None, None) if is_alone else (self._forward, self._listen)
         self.signals = Signals(forward=forward, listen=listen)
 
     @property
     def channels(self) -> set[str]:
-        """What to listen to."""
+        """The channels to listen to."""
         return {self.channel, self.tree_channel} if self.follows else {self.channel}
 
     def _listen(self, topic: str) -> None:
-        assert self._bell is not None
+        assert self._listener is not None
         self.follows |= is_of_trees(topic)
-        self._bell.start(self.channels)
+        self._listener.start(self.channels)
 
     def _forward(self, topic: str) -> None:
-        assert self._bell is not None
+        assert self._listener is not None
         if not is_of_trees(topic):
-            self._bell.ring(self.channel, topic)
+            self._listener.ring(self.channel, topic)
         elif self.followers.are_there:
-            self._bell.ring(self.tree_channel, topic)
+            self._listener.ring(self.tree_channel, topic)
 
 
 class Notifier:
-    """One store's part in the wake-ups of its process."""
+    """One store's share in the wake-ups of its process."""
 
     def __init__(self, target: PostgresTarget, limit_seconds: float) -> None:
         self.schema = target.schema
         self.limit_seconds = limit_seconds
-        self._bell = None
+        self._listener = None
         if target.listen_dsn is None:
             self._wakeups = Wakeups(self.schema, None)
         else:
-            self._bell, self._wakeups = _bells.join(self, target.listen_dsn)
+            self._listener, self._wakeups = _listeners.join(self, target.listen_dsn)
 
     @property
     def signals(self) -> Signals:
-        """What is rung and waited for."""
+        """The store's signals."""
         return self._wakeups.signals
 
     @property
     def followers(self) -> Followers:
-        """Those in other processes who listen for changes of trees."""
+        """What is known about other processes that listen for changes of trees."""
         return self._wakeups.followers
 
     def close(self) -> None:
-        """Send what is waiting, and with the last store stop listening; within a limit."""
-        if self._bell is not None:
-            _bells.leave(self, self._bell)
+        """Send pending rings and, with the last store, stop listening; within a time limit."""
+        if self._listener is not None:
+            _listeners.leave(self, self._listener)
 
 
-class Doorbell:
-    """A thread that forwards rings to other processes and theirs to us; started when needed."""
+class Listener:
+    """A thread that sends rings to other processes and receives theirs; started when needed."""
 
     def __init__(self, dsn: str, limit_seconds: float) -> None:
         self._dsn = dsn
         self._limit_seconds = limit_seconds
         self._users: weakref.WeakSet[Notifier] = weakref.WeakSet()
         self._wakeups: dict[str, Wakeups] = {}
-        # A signal handler may ring while its thread is in here.
+        # A signal handler may ring while its thread holds the lock.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._stopping = Flag()
+        self._stopping = Latch()
         self._heard: set[str] = set()
-        """The channels that are listened to."""
+        """The channels it listens to now."""
         self._topics: set[tuple[str, str]] = set()
         self._topics_lock = threading.RLock()
         self._read_end, self._write_end = -1, -1
 
     def join(self, user: Notifier) -> Wakeups:
-        """Serve one store more."""
+        """Add a store."""
         with self._starting:
             self._users.add(user)
             return self._wakeups.setdefault(user.schema, Wakeups(user.schema, self))
 
     def leave(self, user: Notifier) -> bool:
-        """Serve a store no more; return whether it was the last."""
+        """Remove a store; return whether it was the last."""
         with self._starting:
             self._users.discard(user)
             return not self._users
 
     def start(self, channels: set[str]) -> None:
-        """Begin to listen to channels; where that has been done, this does nothing."""
+        """Start to listen to channels, unless it does already."""
         if channels <= self._heard:
             return
         with self._starting:
@@ -139,23 +139,23 @@ class Doorbell:
                 return
             if self._thread is None:
                 self._read_end, self._write_end = os.pipe()
-                # A full pipe wakes the thread as well as one more byte would.
+                # The pipe only wakes the thread; if it is full, the thread wakes anyway.
                 os.set_blocking(self._write_end, False)
-                self._thread = Thread(self._serve, "holdfast-doorbell")
-            # An interrupt may have come between the two.
+                self._thread = Thread(self._serve, "holdfast-listener")
+            # An earlier call may have been interrupted before it started the thread.
             if self._thread.ident is None:
                 self._thread.start()
         self._nudge()
 
     def ring(self, channel: str, topic: str) -> None:
-        """Tell the other processes: at once, or together with others while rings come fast."""
+        """Notify other processes: at once, or coalesced while rings come fast."""
         with self._topics_lock:
             self._topics.add((channel, topic[:TOPIC_BYTES_MAX]))
         self.start({channel})
         self._nudge()
 
     def close(self, limit_seconds: float) -> None:
-        """Send what is waiting and stop, within a limit."""
+        """Send pending rings and stop, within a time limit."""
         self._stopping.set()
         with self._starting:
             thread = self._thread
@@ -173,24 +173,22 @@ class Doorbell:
             os.write(self._write_end, b"!")
 
     def _serve(self) -> None:
-        pause = RECONNECT_SECONDS_MIN
+        backoff = Backoff(RECONNECT_SECONDS_MIN, RECONNECT_SECONDS_MAX)
         while not self._stopping.is_set:
             began = time.monotonic()
             try:
                 with contextlib.closing(self._connect()) as link:
                     self._forward(link)
             except psycopg.Error:
-                if time.monotonic() - began > RECONNECT_SECONDS_MAX:
-                    pause = RECONNECT_SECONDS_MIN
-                self._stopping.wait(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, RECONNECT_SECONDS_MAX)
+                backoff.forget(time.monotonic() - began)
+                self._stopping.wait(backoff.pause_seconds())
 
     def _connect(self) -> Link:
         self._heard = set()
-        connection = connect(self._dsn, self._limit_seconds, "holdfast-doorbell")
+        connection = connect(self._dsn, self._limit_seconds, "holdfast-listener")
         link = Link(connection, Slot(), prepares=False)
         link.listen(self._hear)
-        # A NOTIFY is a transaction; nothing is lost with one that a crash undoes.
+        # Each NOTIFY is a transaction; one that is lost in a crash does no harm.
         link.run([Message("SET synchronous_commit = off")], self._limit_seconds)
         return link
 
@@ -204,12 +202,12 @@ class Doorbell:
             return [self._wakeups[schema] for schema in {user.schema for user in self._users}]
 
     def _listen(self, link: Link) -> None:
-        """Listen to what stores wait for now, and no more to the rest."""
+        """LISTEN to the channels that stores wait for now, and UNLISTEN the rest."""
         served = self._served()
         wanted = {channel: each for each in served for channel in each.channels}
         new = wanted.keys() - self._heard
         messages = [_naming(LISTEN, channel) for channel in sorted(new)]
-        # Those who make changes of trees look for who has said that it listens.
+        # Writers look for these announcements before they send rings of trees.
         announced = {wanted[channel] for channel in new if channel == wanted[channel].tree_channel}
         messages += [Message(each.followers.announcement) for each in announced]
         gone = self._heard - wanted.keys()
@@ -220,7 +218,7 @@ class Doorbell:
             link.run(messages, self._limit_seconds)
         self._heard = set(wanted)
         for each in {wanted[channel] for channel in new}:
-            # Rings may have been missed while nobody listened.
+            # Rings may have been missed before this.
             each.signals.ring_here(None)
 
     def _forward(self, link: Link) -> None:
@@ -246,7 +244,7 @@ class Doorbell:
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
-        notify = [Message("SELECT pg_notify($1, $2)", each) for each in _told(topics)]
+        notify = [Message("SELECT pg_notify($1, $2)", each) for each in _condensed(topics)]
         try:
             if notify:
                 link.run(notify, self._limit_seconds)
@@ -261,41 +259,43 @@ def _naming(statement: sql.SQL, channel: str) -> Message:
     return Message(statement.format(sql.Identifier(channel)).as_string())
 
 
-def _told(topics: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield what is sent of rings, given with their channels in order."""
+def _condensed(topics: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the rings to send, sorted by channel; many trees become one ring of EVERY_TREE."""
     for channel, group in groupby(topics, key=itemgetter(0)):
         rung = [topic for _, topic in group]
-        if len(rung) > TREES_TOLD_MAX and all(map(is_of_trees, rung)):
+        if len(rung) > TREES_NAMED_MAX and all(map(is_of_trees, rung)):
             rung = [EVERY_TREE]
         yield from ((channel, topic) for topic in rung)
 
 
-class Doorbells:
-    """Those of this process, by the address that they listen at."""
+class Listeners:
+    """The listeners of this process, by address."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as a forked child does: threads and connections are its parent's."""
+        """Start afresh in a forked child: threads and connections are its parent's."""
         self._lock = threading.RLock()
-        self._found: dict[str, Doorbell] = {}
+        self._by_dsn: dict[str, Listener] = {}
 
-    def join(self, user: Notifier, dsn: str) -> tuple[Doorbell, Wakeups]:
-        """Serve one store more."""
+    def join(self, user: Notifier, dsn: str) -> tuple[Listener, Wakeups]:
+        """Add a store to the listener of its address."""
         with self._lock:
-            bell = self._found.setdefault(dsn, Doorbell(dsn, user.limit_seconds))
-            return bell, bell.join(user)
+            listener = self._by_dsn.setdefault(dsn, Listener(dsn, user.limit_seconds))
+            return listener, listener.join(user)
 
-    def leave(self, user: Notifier, bell: Doorbell) -> None:
-        """Serve a store no more; with the last one, its doorbell is closed."""
+    def leave(self, user: Notifier, listener: Listener) -> None:
+        """Remove a store; with the last one, its listener is closed."""
         with self._lock:
-            is_last = bell.leave(user)
+            is_last = listener.leave(user)
             if is_last:
-                self._found = {dsn: each for dsn, each in self._found.items() if each is not bell}
+                self._by_dsn = {
+                    dsn: each for dsn, each in self._by_dsn.items() if each is not listener
+                }
         if is_last:
-            bell.close(user.limit_seconds)
+            listener.close(user.limit_seconds)
 
 
-_bells = Doorbells()
-os.register_at_fork(after_in_child=_bells.forget)
+_listeners = Listeners()
+os.register_at_fork(after_in_child=_listeners.forget)

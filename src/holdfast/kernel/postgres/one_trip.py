@@ -1,8 +1,8 @@
 """Writes in one round trip: a `deciding` operation that begins with its `Decide`.
 
-BEGIN, the statements, the events, the mark and COMMIT travel together. The events and the mark are
-part of the statement that decides, and are written if it has a row. So the mark says of a COMMIT
-without an answer that there was one.
+BEGIN, the statements, the events, the mark and COMMIT are sent together. The events and the mark
+are CTEs of the deciding statement, written only if it returns a row: after a COMMIT without an
+answer, the mark also says that there was a row.
 """
 
 from __future__ import annotations
@@ -15,20 +15,10 @@ from psycopg import errors as pg
 from ...errors import CommitUnknown, HoldfastError, NotFound
 from ..commit_settlement import MARK_BATCH_IF_DONE
 from ..driver import Execution, Services
-from ..operation import Op, Query, Row, query
+from ..operation import Query, Row
 
-# What a statement that must find a row, and does not, ends the transaction with.
+# The error by which a `must_find` statement without a row aborts the transaction.
 NothingFound = pg.DivisionByZero
-
-
-class RowsOps:
-    """Re-reads rows lost with the connection."""
-
-    @query
-    def read(self, asked: Query) -> Op[list[Row]]:
-        """Return the rows of a query."""
-        found: list[Row] = yield asked
-        return found
 
 
 def is_possible(execution: Execution[Any]) -> bool:
@@ -42,7 +32,7 @@ def is_possible(execution: Execution[Any]) -> bool:
 def statements(
     execution: Execution[Any], services: Services, writer_id: str, batch: int
 ) -> list[Query]:
-    """Return all that the call asks, the last with the events and the mark it decides about."""
+    """Return all queries of the call, the last one with the events and the mark."""
     assert execution.decide is not None
     *before, last = execution.whole()
     emits = execution.decide.emits
@@ -53,17 +43,17 @@ def statements(
 
 
 def conclude(execution: Execution[Any], answers: list[list[Row]]) -> None:
-    """Give a call that has decided its answers; it must not ask for more."""
+    """Answer a call that has decided; it must not ask for more."""
     execution.advance(answers)
     if execution.queries:
-        raise HoldfastError(f"{execution.call.name} asks for more than it has decided about")
+        raise HoldfastError(f"{execution.call.name} runs statements after its Decide")
 
 
 def conclude_again(execution: Execution[Any], found: list[Row] | None) -> None:
-    """Give a call whose COMMIT was settled its answers, the last one read again if it matters."""
+    """Answer a call whose COMMIT was settled; `found` are the re-read rows, if it needs them."""
     if found is not None and not found:
         raise NotFound(
-            f"{execution.call.name} was committed, but its answer was lost with the connection, "
+            f"{execution.call.name} was committed, but its result was lost with the connection, "
             "and what it wrote has been removed since"
         )
     answers: list[list[Row]] = [[{}] for _ in execution.queries]
@@ -71,10 +61,10 @@ def conclude_again(execution: Execution[Any], found: list[Row] | None) -> None:
 
 
 def answer_lost(execution: Execution[Any], commit_id: str) -> CommitUnknown:
-    """Return the error for a committed call whose answer cannot be read again."""
+    """Return the error for a committed call whose result cannot be read again."""
     return CommitUnknown(
-        f"{execution.call.name} was committed, but its answer was lost with the "
-        "connection and the server cannot be asked for it",
+        f"{execution.call.name} was committed, but its result was lost with the connection, and "
+        "the server cannot be reached to read it again",
         id=commit_id,
     )
 
@@ -86,6 +76,6 @@ def _with_done(sql: str, events: str) -> str:
 
 
 def _found_or_failed(query: Query) -> Query:
-    """Return a query as one that ends the transaction if it finds nothing."""
+    """Return a query that aborts the transaction if the given one returns no row."""
     sql = f"SELECT 1 / count(*) FROM ({query.sql}) AS found"  # noqa: S608 - our own statement
     return Query(sql, query.parameters)

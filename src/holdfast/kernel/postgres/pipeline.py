@@ -1,10 +1,10 @@
-"""One round trip: a batch of statements goes out as a whole, then its answers are read.
+"""One round trip: a batch of statements is sent as a whole, then its answers are read.
 
-psycopg's own pipeline waits for the socket at every statement and makes a cursor for each, which
-costs more than the statements themselves. Here libpq gets the whole batch at once and is waited
-for once. Who runs the generator has the connection for itself.
+psycopg's own pipeline waits for the socket at every statement and creates a cursor for each, which
+costs more than the statements themselves. Here libpq gets the whole batch at once, with one wait.
+The caller has exclusive use of the connection.
 
-Every wait has a limit: a server that accepts what it is sent and answers nothing is taken for lost.
+Every wait has a timeout: a server that accepts input and never answers is taken for lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FAILED = {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}
 
 
 class _Dumped(NamedTuple):
-    """A message as bytes; its text and the types of its values tell its prepared form."""
+    """An encoded message; `key`, its text and value types, identifies its prepared statement."""
 
     key: _Key
     values: Any
@@ -56,7 +56,7 @@ class Silent(psycopg.OperationalError):
 
 
 class Slot:
-    """The right to have one connection, until it is freed or nobody refers to it any more."""
+    """The right to one connection, until it is freed or unreferenced."""
 
     __slots__ = ("__weakref__", "is_free")
 
@@ -65,7 +65,7 @@ class Slot:
 
 
 class Link:
-    """A connection as batches use it: its writer, its adapters and what is prepared on it.
+    """A connection with its writer id, its adapters and its prepared statements.
 
     The connection must not refer to its link: the last reference to a link closes it.
     """
@@ -88,11 +88,11 @@ class Link:
         self._numbers = count()
 
     def is_quiet(self) -> bool:
-        """Tell whether the server has sent nothing unasked; it does so when it closes."""
+        """Whether the server has sent nothing; it sends something when it closes the connection."""
         return not self._readable.poll(0)
 
     def close(self) -> None:
-        """Close, without waiting; what the server still does for it is cancelled."""
+        """Close without waiting; a running statement is cancelled on the server."""
         self._slot.is_free = True
         if self._pgconn.transaction_status == TransactionStatus.ACTIVE:
             in_thread(self._cancel_and_close)
@@ -100,7 +100,7 @@ class Link:
             self._connection.close()
 
     def cancel(self) -> None:
-        """Ask the server to stop what it does for this connection; blocks for a while at most."""
+        """Ask the server to cancel the running statement; blocks for CANCEL_SECONDS_MAX at most."""
         with suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
 
@@ -109,7 +109,7 @@ class Link:
         self._connection.close()
 
     def listen(self, hear: Callable[[str, str], object]) -> None:
-        """From now on hand what other sessions send, and on which channel, to a function."""
+        """Call `hear` with the channel and payload of notifications from other connections."""
         own = self.backend_pid
 
         def pass_on(notification: PGnotify) -> None:
@@ -119,7 +119,7 @@ class Link:
         self._pgconn.notify_handler = pass_on
 
     def read_notifications(self) -> None:
-        """Hand on what has arrived; an exchange does so too."""
+        """Process notifications that have arrived; an exchange does so too."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
             if self._pgconn.notify_handler is not None:
@@ -146,7 +146,7 @@ class Link:
         found = ready.poll(limit_seconds * 1000)
         if not found:
             raise Silent(limit_seconds)
-        # An error on the socket shows itself to whoever reads or writes.
+        # An error on the socket is reported by the next read or write.
         is_writable = found[0][1] & select.POLLOUT
         return wanted & (_READ | (_WRITE if is_writable else 0)) or wanted
 
@@ -154,9 +154,9 @@ class Link:
         self, messages: Sequence[Message], limit_seconds: float, *, to_the_end: bool
     ) -> list[Reply]:
         """Make one round trip in the event loop; with `to_the_end`, a cancellation is raised only
-        after it, unless that takes too long.
+        after it, unless it takes too long.
 
-        psycopg's own waiting needs a task of its own to go on when it is cancelled.
+        psycopg's own wait would need an extra task to continue after a cancellation.
         """
         loop = asyncio.get_running_loop()
         cancelled: asyncio.CancelledError | None = None
@@ -173,7 +173,7 @@ class Link:
                     if not to_the_end:
                         raise
                     if cancelled is None:
-                        # The server would go on, and wait for locks, until it notices.
+                        # Otherwise the server would continue, and wait for locks.
                         in_thread(self.cancel)
                         limit_seconds = min(limit_seconds, CANCEL_SECONDS_MAX)
                     cancelled = error
@@ -189,11 +189,11 @@ class Link:
             raise
 
     def exchange(self, messages: Sequence[Message]) -> PQGen[list[Reply]]:
-        """Send a batch and return its replies; of several errors the first is raised."""
+        """Send a batch and return its replies; raises the first error."""
         pgconn = self._pgconn
         dumped = [self._dump(message) for message in messages]
         if len(dumped) == 1 and dumped[0].key in self._prepared:
-            # One statement needs no pipeline around it, which would cost as much again.
+            # A pipeline would double the cost of a single statement.
             self._enqueue(dumped[0])
             result = (yield from generators.execute(pgconn))[-1]
             if result.status in _FAILED:
@@ -219,7 +219,7 @@ class Link:
         return _Dumped(key, values, self._transformer.formats, message.may_prepare)
 
     def _enqueue(self, message: _Dumped) -> _Key | None:
-        """Hand one message to libpq; return what it prepares besides, if anything."""
+        """Pass one message to libpq; return the key of what it also prepares, if anything."""
         key, values, formats, may_prepare = message
         text, types = key
         name, made = self._prepared.get(key), None
@@ -236,7 +236,7 @@ class Link:
     def _fetch(
         self, prepared: Sequence[_Key | None]
     ) -> PQGen[tuple[list[PGresult], psycopg.Error | None]]:
-        """Read the answers to their end, so that the connection can be used again."""
+        """Read all answers, so that the connection can be used again."""
         found: list[PGresult] = []
         error: psycopg.Error | None = None
         try:
@@ -252,7 +252,7 @@ class Link:
                 found.append(results[-1])
             yield from generators.fetch_many(self._pgconn)
         except psycopg.OperationalError:
-            # A server that ends the connection has said why in the answer before.
+            # A server that closes the connection has given the reason in the answer before.
             if error is None:
                 raise
         return found, error
@@ -278,7 +278,7 @@ class Link:
 async def _ready(
     loop: asyncio.AbstractEventLoop, descriptor: int, wanted: int, limit_seconds: float
 ) -> int:
-    """Wait until a socket can be read or written, as wanted; return which, or 0 if it took long."""
+    """Wait until a socket can be read or written, as wanted; return which, or 0 on timeout."""
     ready: asyncio.Future[int] = loop.create_future()
     timer = loop.call_later(limit_seconds, _settle, ready, 0)
     if wanted & _READ:
@@ -302,20 +302,20 @@ def _settle(ready: asyncio.Future[int], state: int) -> None:
 
 @dataclass(slots=True)
 class Message:
-    """One statement on its way: its text in the server's dialect and its values in order."""
+    """One statement to send: its text in the server's dialect and its values in order."""
 
     text: str
     values: Sequence[object] = ()
     boundary: Boundary = "statement"
     is_unread: bool = False
-    """Set where nobody looks at the rows that come back."""
+    """Whether the returned rows are ignored."""
     may_prepare: bool = True
-    """Not set where a plan for any values is not good enough."""
+    """False if a generic plan is not good enough."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What the server answered to one message."""
+    """The server's answer to one message."""
 
     rows: list[Row]
     row_count: int
@@ -323,15 +323,15 @@ class Reply:
 
 @dataclass(slots=True)
 class Connect:
-    """Make a connection in a place that was taken for it."""
+    """Open a connection in a slot."""
 
-    place: Any
+    slot: Any
     timeout_seconds: float
 
 
 @dataclass(slots=True)
 class Queue:
-    """Wait until one's turn comes, or the seconds have passed."""
+    """Wait in the queue for a connection, or until the timeout."""
 
     turn: Any
     seconds: float
@@ -344,14 +344,14 @@ class Send:
     connection: Any
     messages: Sequence[Message]
     is_commit: bool = False
-    """Whether the outcome must be known: it is waited for, also by a caller that was cancelled."""
+    """Whether the outcome must be known: even a cancelled caller waits for it."""
 
 
 @dataclass(slots=True)
 class Sleep:
-    """Wait before the next try."""
+    """Wait before a retry."""
 
     seconds: float
 
 
-Step: TypeAlias = Connect | Queue | Send | Sleep
+DriverStep: TypeAlias = Connect | Queue | Send | Sleep

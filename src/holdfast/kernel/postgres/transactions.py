@@ -1,8 +1,8 @@
-"""What the PostgreSQL driver says to the server, in which order; written once for both colours.
+"""The protocol of calls on PostgreSQL, written once for sync and async.
 
-A run is a generator of steps (connect, wait for a connection, send a batch, sleep). The two drivers
-only know how to perform these four. A batch is one round trip: BEGIN travels with the first
-statement, the events with COMMIT.
+A run is a generator of four kinds of steps (connect, queue for a connection, send a batch, sleep),
+which the two drivers perform. A batch is one round trip: BEGIN is sent with the first statement,
+the events with COMMIT.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from ..commit_settlement import (
     forget_oldest,
 )
 from ..driver import Execution, Point, Settings
-from ..operation import Call, Query
+from ..operation import Call, Query, read
 from ..sql import Dialect
 from . import one_trip
 from .connections import CONNECTIONS_MAX, Connections
 from .errors import is_connection_lost, is_read_only, translate
 from .notify import Notifier
-from .one_trip import RowsOps
-from .pipeline import Connect, Link, Message, Queue, Reply, Send, Sleep, Slot, Step
+from .pipeline import Connect, DriverStep, Link, Message, Queue, Reply, Send, Sleep, Slot
+from .tree_queues import ENTER_QUEUE, queue_of
 
 R = TypeVar("R")
-Run: TypeAlias = Generator[Step, Any, R]
+Steps: TypeAlias = Generator[DriverStep, Any, R]
 
 BACKOFF_SECONDS = 0.005
 BACKOFF_SECONDS_MAX = 0.5
 SERIALIZATION_RETRIES_MAX = 50
-# A server that waits for a lock says so itself when the time is over; then we are still there.
+# The server itself reports a lock timeout, for which we wait a little longer.
 ANSWER_GRACE_SECONDS = 2.0
 SETTLE_SECONDS_MIN = 2.0
 QUEUE_LOOK_SECONDS = 0.2
 
 
 def answer_seconds(settings: Settings) -> float:
-    """Return how long the server may be silent before it is taken for lost."""
+    """Return how long the server may not answer before it is taken for lost."""
     return settings.busy_timeout_seconds + ANSWER_GRACE_SECONDS
 
 
 class CommitLost(Exception):
-    """The connection broke while COMMIT was under way."""
+    """The connection was lost during COMMIT."""
 
     def __init__(self, writer_id: str, batch: int, error: psycopg.Error) -> None:
         super().__init__(writer_id, batch)
@@ -78,6 +78,7 @@ class Transactions:
     ) -> None:
         """Without connections and a notifier, calls can only join other transactions."""
         self.dialect = Dialect(schema)
+        self._schema = schema
         self.settings = settings
         self._lending = connections
         self._notifier = notifier
@@ -88,7 +89,7 @@ class Transactions:
             "idle_in_transaction_session_timeout": timeout,
             "synchronous_commit": "on" if settings.durability == "full" else "off",
         }
-        # One statement less in every transaction: the mark also makes the settings.
+        # The mark also makes the settings, which saves a statement in every transaction.
         made = ", ".join(
             f"set_config('{name}', '{value}', true)" for name, value in self._write_settings.items()
         )
@@ -96,10 +97,10 @@ class Transactions:
         self._settling = f"SELECT {made}"
         self._takes_several: set[str] = set()
 
-    def run(self, call: Call[R], *, repeats: bool = False, until: float = 0.0) -> Run[R]:
-        """Run a call in one transaction; re-run it while the server asks for that.
+    def run(self, call: Call[R], *, repeats: bool = False, until: float = 0.0) -> Steps[R]:
+        """Run a call in one transaction; re-run it after transient errors.
 
-        One that `repeats` may be committed twice: a lost COMMIT of it is not asked for.
+        One that `repeats` is idempotent: a lost COMMIT of it is not settled but repeated.
         """
         self._require_allowed(call)
         deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
@@ -114,7 +115,7 @@ class Transactions:
             try:
                 if (yield from self._once(execution, runs, deadline)):
                     break
-                # Nothing was written. What the call does instead is for itself to say.
+                # Nothing was written; the call continues without its Decide.
                 is_refused = True
                 continue
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
@@ -131,16 +132,16 @@ class Transactions:
                 else:
                     yield from self._reconnect(error, deadline, execution, tries)
             except BaseException as error:
-                self.settings.hooks.tell(execution, tries, error)
+                self.settings.hooks.report(execution, tries, error)
                 raise
             tries += 1
-        self.settings.hooks.tell(execution, tries, None)
+        self.settings.hooks.report(execution, tries, None)
         if self._notifier is not None:
             execution.finish(self._notifier.signals)
         return execution.result
 
-    def join(self, connection: Any, call: Call[R]) -> Run[R]:
-        """Run a call inside somebody else's transaction, in a savepoint; hooks are not run."""
+    def join(self, connection: Any, call: Call[R]) -> Steps[R]:
+        """Run a call inside the caller's transaction, in a savepoint; hooks are not run."""
         self._require_allowed(call)
         execution = Execution(call, self.settings.services)
         execution.advance()
@@ -148,7 +149,9 @@ class Transactions:
         shown = yield Send(connection, [Message("SHOW transaction_isolation")])
         isolation = shown[0].rows[0]["transaction_isolation"]
         if isolation != "read committed":
-            raise InvalidArgument(f"within() needs READ COMMITTED, this is {isolation.upper()}")
+            raise InvalidArgument(
+                f"within() needs a READ COMMITTED transaction, this one is {isolation.upper()}"
+            )
         yield Send(connection, [*self._local({}), Message("SAVEPOINT holdfast")])
         try:
             while execution.queries:
@@ -172,10 +175,10 @@ class Transactions:
     def _once(
         self,
         execution: Execution[R],
-        runs: Callable[[Link, Execution[R]], Run[bool]],
+        runs: Callable[[Link, Execution[R]], Steps[bool]],
         deadline: float,
-    ) -> Run[bool]:
-        """Run a call on one connection, which is given back whatever happens."""
+    ) -> Steps[bool]:
+        """Run a call on one connection, which is given back in any case."""
         assert self._lending is not None
         taken = self._lending.take() or (yield from self._queue(self._lending, deadline))
         if isinstance(taken, Link):
@@ -192,18 +195,18 @@ class Transactions:
             yield from self._abandon(connection, error)
             raise
         except BaseException:
-            # The caller was interrupted or cancelled at an unknown place of the exchange.
+            # Interrupted or cancelled at an unknown point of the exchange.
             self._lending.discard(connection)
             raise
         self._lending.give(connection)
         return is_done
 
-    def _queue(self, lending: Connections, deadline: float) -> Run[Link | Slot]:
-        """Wait in line for a connection, or for a place to make one."""
+    def _queue(self, lending: Connections, deadline: float) -> Steps[Link | Slot]:
+        """Queue for a connection, or for a free slot."""
         turn = lending.join_line()
         try:
             while (seconds := deadline - time.monotonic()) > 0:
-                # A place that an interrupt has freed tells nobody: look for it now and then.
+                # A slot freed by an interrupt wakes nobody, so check for one now and then.
                 yield Queue(turn, min(seconds, QUEUE_LOOK_SECONDS))
                 if turn.link is not None:
                     link, turn.link = turn.link, None
@@ -219,8 +222,8 @@ class Transactions:
             f"{self.settings.busy_timeout_seconds:g} seconds; nothing was written"
         )
 
-    def _abandon(self, connection: Link, error: Exception) -> Run[None]:
-        """Roll back what an error left open; a connection that cannot do that is closed."""
+    def _abandon(self, connection: Link, error: Exception) -> Steps[None]:
+        """Roll back after an error; close the connection if that fails."""
         assert self._lending is not None
         is_lost = isinstance(error, CommitLost) or is_connection_lost(error)
         if not is_lost and not is_read_only(error):
@@ -236,8 +239,8 @@ class Transactions:
                 return
         self._lending.discard(connection, is_server_away=is_lost)
 
-    def _write(self, connection: Link, execution: Execution[R]) -> Run[bool]:
-        """BEGIN … COMMIT; what changed nothing is rolled back and costs no sync."""
+    def _write(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
+        """BEGIN … COMMIT; a transaction that changed nothing is rolled back, without an fsync."""
         if not execution.queries and not execution.emits:
             return True
         if execution.call.operation.is_marked and not connection.writer_id:
@@ -245,7 +248,7 @@ class Transactions:
         if one_trip.is_possible(execution):
             return (yield from self._write_at_once(connection, execution))
         has_changed = False
-        opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution.call)]
+        opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution)]
         while queries := execution.queries:
             replies = yield from self._ask(connection, opening, execution)
             opening = []
@@ -259,13 +262,13 @@ class Transactions:
             yield from self._send(connection, [Message("ROLLBACK")], execution)
         return True
 
-    def _write_at_once(self, connection: Link, execution: Execution[R]) -> Run[bool]:
-        """Run a call that begins with a `Decide` in one round trip; False: nothing was written."""
+    def _write_at_once(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
+        """Run a call that begins with a `Decide` in one round trip; False if it wrote nothing."""
         connection.batch += 1
         mark = (connection.writer_id, connection.batch)
         queries = one_trip.statements(execution, self.settings.services, *mark)
         begin = Message("BEGIN", boundary="begin")
-        opening = [begin, *self._local({}), self._looking(Message(self._settling))]
+        opening = [begin, *self._local({}), self._first(Query(self._settling, {}), execution)]
         commit = Message("COMMIT", boundary="commit")
         messages = [*opening, *map(self.message, queries), commit]
         try:
@@ -280,20 +283,20 @@ class Transactions:
         one_trip.conclude(execution, answers)
         return True
 
-    def _conclude_again(self, execution: Execution[R], lost: CommitLost) -> Run[None]:
-        """Give a call whose COMMIT was settled the answers that were lost with it."""
+    def _conclude_again(self, execution: Execution[R], lost: CommitLost) -> Steps[None]:
+        """Answer a call whose COMMIT was settled, re-reading what was lost."""
         assert execution.decide is not None
         again, found = execution.decide.again, None
         if again is not None:
             try:
-                found = yield from self.run(Call(RowsOps.read, RowsOps(), (again,)))
+                found = yield from self.run(Call(read, None, (again,)))
             except StoreError as error:
                 id = commit_id(lost.writer_id, lost.batch)
                 raise one_trip.answer_lost(execution, id) from error
         one_trip.conclude_again(execution, found)
 
-    def _name(self, connection: Link) -> Run[None]:
-        """Give a connection its writer's row, before its first transaction that writes."""
+    def _name(self, connection: Link) -> Steps[None]:
+        """Create a connection's writer row, before its first write transaction."""
         writer_id = self.settings.services.new_id()
         mark = Query(MARK_BATCH, {"writer_id": writer_id, "batch": 0})
         yield Send(connection, [self.message(mark)])
@@ -301,7 +304,7 @@ class Transactions:
         connection.writer_id = writer_id
 
     def forgetting(self) -> list[Message]:
-        """Return what removes the rows of connections that were closed in good order."""
+        """Return the statements that remove the writer rows of cleanly closed connections."""
         assert self._lending is not None
         gone, self._lending.retired = self._lending.retired, []
         queries = (Query(FORGET_WRITER, {"writer_id": writer_id}) for writer_id in gone)
@@ -309,17 +312,17 @@ class Transactions:
 
     def _commit(
         self, connection: Link, messages: Sequence[Message], execution: Execution[R]
-    ) -> Run[list[Reply]]:
+    ) -> Steps[list[Reply]]:
         try:
             return (yield from self._send(connection, messages, execution, is_commit=True))
         except psycopg.Error as error:
-            # Without a mark it cannot be settled: a migration, which may be run again.
+            # Without a mark it cannot be settled, but it is idempotent (a migration).
             if not is_connection_lost(error) or not execution.call.operation.is_marked:
                 raise
             raise CommitLost(connection.writer_id, connection.batch, error) from error
 
-    def _read(self, connection: Link, execution: Execution[R]) -> Run[bool]:
-        """One snapshot. A single SELECT is one by itself and needs no transaction around it."""
+    def _read(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
+        """Read in one snapshot. A single SELECT has one by itself, without a transaction."""
         if not execution.queries:
             return True
         call = execution.call
@@ -328,7 +331,7 @@ class Transactions:
             replies = yield from self._ask(connection, [], execution)
             execution.advance([reply.rows for reply in replies])
             if execution.queries:
-                # It takes more than one statement: start again, this time inside a transaction.
+                # It takes more than one statement: run it again inside a transaction.
                 self._takes_several.add(call.name)
             return not execution.queries
         opening = [
@@ -344,8 +347,8 @@ class Transactions:
 
     def _ask(
         self, connection: Link, opening: Sequence[Message], execution: Execution[Any]
-    ) -> Run[list[Reply]]:
-        """Send what the execution asks, behind what opens the transaction; return its answers."""
+    ) -> Steps[list[Reply]]:
+        """Send the current queries, after `opening`; return their replies."""
         messages = [self.message(query) for query in execution.queries]
         replies = yield from self._send(connection, [*opening, *messages], execution)
         if opening:
@@ -359,7 +362,7 @@ class Transactions:
         execution: Execution[Any],
         *,
         is_commit: bool = False,
-    ) -> Run[list[Reply]]:
+    ) -> Steps[list[Reply]]:
         probe = self.settings.hooks.probe
         if probe is not None:
             # Each statement travels alone, so that every boundary can be probed.
@@ -373,8 +376,8 @@ class Transactions:
         answered: list[Reply] = yield Send(connection, messages, is_commit)
         return answered
 
-    def _settle(self, lost: CommitLost, deadline: float) -> Run[bool]:
-        """Ask on a new connection whether the lost COMMIT happened."""
+    def _settle(self, lost: CommitLost, deadline: float) -> Steps[bool]:
+        """Determine on another connection whether a lost COMMIT took effect."""
         least = min(SETTLE_SECONDS_MIN, self.settings.busy_timeout_seconds)
         until = max(deadline, time.monotonic() + least)
         call = Call(MarkOps.is_committed, MarkOps(), (lost.writer_id, lost.batch))
@@ -382,13 +385,13 @@ class Transactions:
             return (yield from self.run(call, repeats=True, until=until))
         except StoreError as error:
             raise CommitUnknown(
-                "the connection broke during COMMIT and the server cannot be asked whether the "
-                "change was committed; ask store.settle(id)",
+                "the connection was lost during COMMIT, and the server cannot be reached to "
+                "determine whether the change was committed; call store.settle(id) later",
                 id=commit_id(lost.writer_id, lost.batch),
             ) from error
 
     def message(self, query: Query) -> Message:
-        """Return a query as the server takes it."""
+        """Return a query compiled for the server."""
         statement = self.dialect.statement(query.sql)
         values = statement.values(query.parameters)
         return Message(statement.text, values, may_prepare=not query.is_listing)
@@ -397,17 +400,24 @@ class Transactions:
         statement = self.dialect.statement(query.sql)
         return statement.may_change and not (statement.counts_changes and reply.row_count == 0)
 
-    def _open(self, connection: Link, call: Call[Any]) -> list[Message]:
-        """Return what stands first in a transaction that writes: its mark and its settings."""
-        if not call.operation.is_marked:
+    def _open(self, connection: Link, execution: Execution[Any]) -> list[Message]:
+        """Return the first statements of a write transaction: its mark and its settings."""
+        if not execution.call.operation.is_marked:
             return self._local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
-        mark = self.message(Query(self._opening, parameters))
-        return [*self._local({}), self._looking(mark)]
+        return [*self._local({}), self._first(Query(self._opening, parameters), execution)]
 
-    def _looking(self, message: Message) -> Message:
-        """Let what returns the settings also return whether anybody follows, now and then."""
+    def _first(self, settings: Query, execution: Execution[Any]) -> Message:
+        """Return the statement that makes the settings and waits in the queue of the tree.
+
+        Now and then it also returns whether there are followers.
+        """
+        queue = queue_of(self._schema, execution.locked)
+        if queue is not None:
+            queued = f"{settings.sql}, {ENTER_QUEUE}"
+            settings = Query(queued, {**settings.parameters, "queue": queue})
+        message = self.message(settings)
         followers = None if self._notifier is None else self._notifier.followers
         message.is_unread = followers is None or not followers.is_look_due()
         if followers is not None and not message.is_unread:
@@ -419,7 +429,7 @@ class Transactions:
             self._notifier.followers.note(reply.rows)
 
     def _local(self, settings: Mapping[str, str]) -> list[Message]:
-        """Return the statement that makes settings for this transaction; a pooler allows it."""
+        """Return the statement that makes transaction-local settings, which poolers allow."""
         if self.settings.is_clock_virtual:
             settings = {**settings, "holdfast.now_ms": str(self.settings.clock.now_ms())}
         if not settings:
@@ -429,17 +439,19 @@ class Transactions:
 
     def _reconnect(
         self, error: psycopg.Error, deadline: float, execution: Execution[Any], tries: int
-    ) -> Run[None]:
-        """Wait before the next try; raise what another connection would not help against."""
+    ) -> Steps[None]:
+        """Back off before a retry; raise an error that another connection would not help."""
         left_seconds = deadline - time.monotonic()
         if not is_connection_lost(error) or left_seconds < 0:
-            self.settings.hooks.tell(execution, tries, error)
+            self.settings.hooks.report(execution, tries, error)
             raise translate(error) from error
         yield Sleep(min(_pause(tries), left_seconds))
 
-    def _back_off(self, error: psycopg.Error, tries: int, call: Call[Any]) -> Run[None]:
+    def _back_off(self, error: psycopg.Error, tries: int, call: Call[Any]) -> Steps[None]:
         if tries > SERIALIZATION_RETRIES_MAX:
-            raise StoreBusy(f"{call.name} met other writers {tries} times: {error}") from error
+            raise StoreBusy(
+                f"{call.name} conflicted with other writers {tries} times: {error}"
+            ) from error
         yield Sleep(_pause(tries))
 
 

@@ -30,7 +30,7 @@ class AsyncSqliteDriver(AsyncDriver):
         super().__init__(twin)
         self._loop = asyncio.get_running_loop()
         self._readers = ThreadPoolExecutor(IDLE_READERS_MAX, "holdfast-reader")
-        # In the order of their deadlines, so that one timer serves them all.
+        # Ordered by deadline, so that one timer serves them all.
         self._waiting: deque[_AsyncJob] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -65,8 +65,8 @@ class AsyncSqliteDriver(AsyncDriver):
         await finish(asyncio.to_thread(self._readers.shutdown))
 
     def _wake(self, jobs: Sequence[Job]) -> None:
-        """Tell the loop that a batch is done; called by the writer, once for all of it."""
-        # The loop may be gone when the program ends while a job is under way.
+        """Notify the loop that a batch is done; called by the writer once per batch."""
+        # The loop may be closed if the program ends while a job is in progress.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._hand_out, jobs)
 
@@ -78,7 +78,7 @@ class AsyncSqliteDriver(AsyncDriver):
             self._waiting.popleft()
 
     def _give_up(self) -> None:
-        """Withdraw the jobs that have waited too long."""
+        """Withdraw the jobs whose deadline has passed."""
         now, waiting = self._loop.time(), self._waiting
         while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
             job = waiting.popleft()
@@ -102,7 +102,7 @@ class _AsyncJob(Job):
     _done: asyncio.Future[None] = field(default_factory=_future)
 
     async def wait(self) -> None:
-        """Wait for the outcome. A cancelled caller leaves a job that never ran, or a whole one."""
+        """Wait for the outcome. After a cancellation the job has run completely or not at all."""
         cancelled: asyncio.CancelledError | None = None
         while not self.is_done:
             try:
@@ -117,7 +117,7 @@ class _AsyncJob(Job):
             raise cancelled
 
     def set_done(self) -> None:
-        """Let the caller go on; called in its loop."""
+        """Wake the caller; called in its loop."""
         self.is_done = True
         if not self._done.done():
             self._done.set_result(None)

@@ -1,8 +1,8 @@
-"""The time of an SQLite store: wall time when the machine booted, and the uptime since.
+"""The time of an SQLite store: the wall time of the machine's boot plus the uptime since.
 
-Processes of one boot share what the first of them wrote down, so that leases and deadlines stand
-still when the wall clock is stepped. The next boot begins with the wall time, but never before the
-last write: what had expired stays expired.
+All processes of one boot use the boot time that the first of them recorded, so that a step of the
+wall clock moves no lease or deadline. The next boot begins with the wall time, but never before the
+last write: an expired lease stays expired.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 
 class TimeOps:
-    """Reads and writes when the machine booted, as the store knows it."""
+    """Reads and records the boot time."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
 
     @query
     def booted_at(self) -> Op[int | None]:
-        """Return what a process of this boot wrote down, or None."""
+        """Return the recorded time of this boot, or None."""
         return (yield from self._booted_at())
 
     @unmarked
     def begin(self, wall: int, uptime: int) -> Op[int]:
-        """Write it down, unless another process was first."""
+        """Record the time of this boot, unless another process was first; return it."""
         known = yield from self._booted_at()
         if known is not None:
             return known
@@ -44,7 +44,7 @@ class TimeOps:
 
     @query
     def seen(self, wall: int, uptime: int) -> Op[int]:
-        """Return what is written down, or what would be; nothing is written."""
+        """Return the recorded time of this boot, or the one that would be; writes nothing."""
         known = yield from self._booted_at()
         return (yield from self._first(wall, uptime)) if known is None else known
 
@@ -60,7 +60,7 @@ class TimeOps:
 
 
 def seen_clock(run: Callable[[Call[int]], int]) -> clock.UptimeClock | None:
-    """Return that clock for somebody who only looks at the store."""
+    """Return the clock of a store that is opened for reading."""
     boot = clock.boot_id()
     if boot is None:
         return None
@@ -69,7 +69,7 @@ def seen_clock(run: Callable[[Call[int]], int]) -> clock.UptimeClock | None:
 
 
 def store_clock(run: Callable[[Call[Any]], Any]) -> clock.UptimeClock | None:
-    """Return the clock that all processes of this boot share; None where there is no such thing."""
+    """Return the clock that all processes of this boot share; None if boots have no id."""
     boot = clock.boot_id()
     if boot is None:
         return None

@@ -1,4 +1,4 @@
-"""Opening one SQLite connection safely, and naming what SQLite reports."""
+"""Opening SQLite connections safely, and translating SQLite's errors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ...errors import (
 from ..driver import Durability, Progress
 from ..schema import APPLICATION_ID
 
-# The writer's side lock makes SQLite's own waiting rare: programs that do not know the side lock.
+# SQLite itself waits rarely: only for programs that do not take the writer's side lock.
 BUSY_MS = 5_000
 STATEMENTS_CACHED = 256
 IDLE_READERS_MAX = 8
 PAGES_PER_STEP = 1_000
-# SQLite locks a shared or remote file by rules that these file systems do not keep.
+# SQLite's locks are not reliable on these file systems.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
 
 BESIDE = ("", "-wal", "-shm", "-journal", "-lock")
@@ -42,7 +42,7 @@ _creating = threading.Lock()
 
 
 def is_safe_version(version: str) -> bool:
-    """Tell whether a SQLite release is free of the bug that loses commits when a WAL restarts."""
+    """Whether an SQLite release is free of the bug that loses commits when a WAL restarts."""
     major, minor, patch = (int(part) for part in f"{version}.0".split(".")[:3])
     major_minor = (major, minor)
     fixed_in = {(3, 44): 6, (3, 50): 7, (3, 51): 3}
@@ -52,7 +52,7 @@ def is_safe_version(version: str) -> bool:
 
 
 def require_safe_library() -> None:
-    """Refuse a SQLite library that can corrupt a file written by several connections."""
+    """Refuse an SQLite library that can corrupt a file written by several connections."""
     version = apsw.sqlite_lib_version()
     if not is_safe_version(version):
         raise StoreError(
@@ -63,19 +63,19 @@ def require_safe_library() -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the database file and the names of those that lie beside it."""
+    """Return the paths of the database and its companion files."""
     return [path.with_name(path.name + suffix) for suffix in BESIDE]
 
 
 def require_place(path: Path, vfs: str | None) -> None:
-    """Refuse a place where no database file can safely be."""
+    """Refuse a path where a database file would not be safe."""
     if vfs is not None and vfs not in apsw.vfs_names():
         raise InvalidArgument(f"SQLite has no file system layer {shown(vfs)}; leave ?vfs= out")
     for file in files_of(path):
         if os.path.islink(file):
             raise StoreError(
-                f"{file} is a symbolic link, put there perhaps to have another file "
-                "written; name the file itself. Nothing was opened"
+                f"{file} is a symbolic link, perhaps planted to redirect writes to another file; "
+                "name the file itself. Nothing was opened"
             )
     if os.path.isdir(path):
         raise InvalidArgument(f"{path} is a directory; name a database file in it")
@@ -84,14 +84,14 @@ def require_place(path: Path, vfs: str | None) -> None:
     require_one_name(path)
     if (kind := file_system(path.parent)) in NETWORK_FILE_SYSTEMS:
         raise StoreError(
-            f"{path} lies on a {kind} file system, where SQLite cannot lock safely; "
+            f"{path} is on a {kind} file system, where SQLite cannot lock safely; "
             "use a local disk, or PostgreSQL for several machines",
             file_system=kind,
         )
 
 
 def require_one_name(path: Path) -> None:
-    """Refuse what is no plain file, and one with several names: each would have its own WAL."""
+    """Refuse anything but a regular file, and hard links: each name would have its own WAL."""
     try:
         found = os.stat(path)
     except OSError:
@@ -100,20 +100,20 @@ def require_one_name(path: Path) -> None:
         raise InvalidArgument(f"{path} is not a regular file; name a database file")
     if found.st_nlink > 1:
         raise StoreError(
-            f"{path} has {found.st_nlink} names (hard links); whoever opens it by another one "
-            "loses commits; remove the other names, or make a copy with `holdfast backup`",
+            f"{path} has {found.st_nlink} names (hard links), and commits made under another name "
+            "would be lost; remove the other names, or make a copy with `holdfast backup`",
             links=found.st_nlink,
         )
 
 
 def prepare_file(path: Path, vfs: str | None) -> None:
-    """Create the database file, for its owner alone; an existing one is left as it is.
+    """Create the database file with mode 600 unless it exists.
 
-    A file that another user owns is refused, one that other users can open is warned of.
+    Refuses a file of another user, and logs a warning about one that other users can open.
     """
     require_place(path, vfs)
-    # The file must never be opened and closed while SQLite has it open in this process, because
-    # that would drop SQLite's locks: O_EXCL and the lock make sure that nobody has.
+    # Opening and closing a file that SQLite has open in this process would drop SQLite's locks:
+    # O_EXCL and the lock make sure that it has not.
     with _creating:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -127,7 +127,7 @@ def prepare_file(path: Path, vfs: str | None) -> None:
 
 
 def require_private(path: Path) -> None:
-    """Refuse a file of another user; warn of one that other users can open."""
+    """Refuse a file of another user; log a warning about one that other users can open."""
     found = os.lstat(path)
     if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
         raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
@@ -137,7 +137,7 @@ def require_private(path: Path) -> None:
 
 
 def file_system(directory: Path) -> str:
-    """Return the type of the file system a directory lies on, or '' where that is not known."""
+    """Return the type of a directory's file system, or '' if unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -156,7 +156,7 @@ def file_system(directory: Path) -> str:
 def connect(
     path: Path, *, durability: Durability, vfs: str | None, read_only: bool = False
 ) -> apsw.Connection:
-    """Open a connection with every setting made and read back."""
+    """Open a connection with every setting made and verified."""
     try:
         connection = apsw.Connection(
             str(path),
@@ -175,7 +175,7 @@ def connect(
 
 
 def configure(connection: apsw.Connection, *, durability: Durability, read_only: bool) -> None:
-    """Make the settings that keep the promises, and make sure that SQLite took them."""
+    """Make the settings that our guarantees need, and check that SQLite accepted them."""
     connection.set_busy_timeout(BUSY_MS)
     require_store(connection)
     wanted = {
@@ -184,7 +184,7 @@ def configure(connection: apsw.Connection, *, durability: Durability, read_only:
         "fullfsync": 1,
         "foreign_keys": 1,
         "trusted_schema": 0,
-        # What REPLACE removes is a deletion to the triggers that forbid it.
+        # Makes REPLACE fire the delete triggers of append-only tables.
         "recursive_triggers": 1,
         "cell_size_check": 1,
         "mmap_size": 0,
@@ -195,17 +195,17 @@ def configure(connection: apsw.Connection, *, durability: Durability, read_only:
         connection.pragma(name, value)
         found = connection.pragma(name)
         if found not in {value, None}:
-            raise StoreError(f"SQLite did not take {name}={value}, it has {found}")
+            raise StoreError(f"SQLite did not accept {name}={value}; it is {found}")
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-    # Without it SQLite plans a statement anew whenever a parameter that it looked at is bound
-    # again: ten times the cost of a point read.
+    # Without it SQLite replans a statement whenever a parameter that it peeked at is rebound,
+    # at ten times the cost of a point read.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
 
 
 def require_store(connection: apsw.Connection) -> None:
-    """Refuse a database that some other program made, before anything is written to it."""
-    # One snapshot: another process may be making the store between the two questions.
+    """Refuse another program's database before anything is written to it."""
+    # In one snapshot: another process may be creating the store right now.
     connection.execute("BEGIN")
     try:
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0]
@@ -221,11 +221,10 @@ def require_store(connection: apsw.Connection) -> None:
 
 
 def copy_pages(source: apsw.Connection, target: Path, progress: Progress | None) -> None:
-    """Copy a database through SQLite's backup interface."""
+    """Copy a database through SQLite's backup API."""
     copy = apsw.Connection(str(target))
     try:
-        # Inside a read transaction the source does not move: other writers cannot make the
-        # backup start again and again.
+        # A read transaction fixes the source: writers cannot make the backup restart.
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_master").fetchall()
         with copy.backup("main", source, "main") as backup:
@@ -243,7 +242,7 @@ def vacuum(path: Path, durability: Durability, vfs: str | None) -> None:
     """Rewrite a database without its free pages; the caller holds the side lock."""
     connection = connect(path, durability=durability, vfs=vfs)
     try:
-        # VACUUM builds the new database in a second one, which belongs on disk: it may be large.
+        # VACUUM builds the new database in an attached temporary one, which may be large.
         connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 1)
         connection.pragma("temp_store", 1)
         connection.execute("VACUUM").fetchall()
@@ -269,9 +268,9 @@ _UNREACHABLE = (
 def translate(error: apsw.Error, path: Path) -> HoldfastError:
     """Return our error for one of SQLite's."""
     if isinstance(error, apsw.FullError) or _lacks_shared_memory(error):
-        # A backup's error is that of the copy, which SQLite does not tell: "not an error".
+        # For a failed backup SQLite's message is "not an error".
         reason = "" if str(error).endswith("not an error") else f": {error}"
-        return StoreFull(f"{path} has no room left{reason}; nothing was written")
+        return StoreFull(f"no space left for {path}{reason}; nothing was written")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(f"{path} is locked by another program: {error}; nothing was written")
     if isinstance(error, apsw.NotADBError):
@@ -286,7 +285,7 @@ def translate(error: apsw.Error, path: Path) -> HoldfastError:
 
 
 def _lacks_shared_memory(error: apsw.Error) -> bool:
-    """Tell whether the file that SQLite's connections share could not grow: the disk is full."""
+    """Whether the shared-memory file could not grow because the disk is full."""
     return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
 
 
@@ -294,6 +293,5 @@ def lock_error(path: Path, error: OSError) -> StoreError:
     """Return our error for a side lock that cannot be opened."""
     reason = "the directory is read-only" if error.errno == errno.EROFS else error.strerror
     return StoreUnavailable(
-        f"cannot open the lock file {path}: {reason}; to look at the store, open it with "
-        'mode="read"'
+        f'cannot open the lock file {path}: {reason}; to only read the store, use mode="read"'
     )

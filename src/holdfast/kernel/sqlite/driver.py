@@ -1,4 +1,4 @@
-"""The SQLite driver: a write runs inline when the writer is free, otherwise many share a commit."""
+"""The SQLite driver: a write runs inline if the writer is free, else it joins a group commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _writing: weakref.WeakSet[SqliteDriver] = weakref.WeakSet()
 
 
 class SqliteDriver(open_file.OpenFile):
-    """One open file: its writer with the queue before it, and its readers."""
+    """One open file: its writer and the writer's queue, and its readers."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SqliteDriver(open_file.OpenFile):
         open_file.register(self)
 
     def _execute(self, call: Call[R]) -> R:
-        """Run a call on this thread if the writer is free at once, else through the queue."""
+        """Run a call on this thread if the writer is free, else through the queue."""
         if self.writer.files.is_moved:
             self.require_usable()
         if call.operation.mode != "write":
@@ -72,7 +72,7 @@ class SqliteDriver(open_file.OpenFile):
         return result
 
     def _run_inline(self, job: Job) -> bool:
-        """Run a job on this thread; False if it would have to wait for another writer."""
+        """Run a job on this thread; return False if another writer is active."""
         writer = self.writer
         if not self._queue.empty() or not writer.mutex.acquire(blocking=False):
             return False
@@ -91,7 +91,7 @@ class SqliteDriver(open_file.OpenFile):
         return True
 
     def _let_go(self) -> None:
-        """Free what an interrupt has left taken, between taking a lock and the block around it."""
+        """Release locks that an interrupt left held, between acquiring one and its `try`."""
         if self.writer.mutex._is_owned():  # type: ignore[attr-defined]
             try:
                 if not self.is_closed:
@@ -100,31 +100,31 @@ class SqliteDriver(open_file.OpenFile):
                 self.writer.mutex.release()
 
     def _finish(self, job: Job) -> None:
-        """Run what follows a durable commit, before its result is delivered."""
+        """Run hooks after a durable commit, before the result is delivered."""
         if job.error is None and (job.execution.hooks or job.execution.emits):
             job.execution.finish(self.signals)
         if self.settings.hooks.trace is not None:
             try:
-                self.settings.hooks.tell(job.execution, job.attempts, job.error)
+                self.settings.hooks.report(job.execution, job.attempts, job.error)
             except BaseException as error:
-                # It is its caller's; the thread that delivers it serves others too.
+                # It goes to the caller: this thread may be the writer thread, which must go on.
                 job.error = error
 
     def require_usable(self) -> None:
-        """Refuse a closed store, one that a forked child inherited, and one that was moved."""
+        """Refuse a closed store, one inherited by a forked child, and one that was moved."""
         if self.writer.files.is_moved and not self.is_inherited:
             self.writer.files.require_in_place()
         super().require_usable()
 
     def keep_time(self) -> None:
-        """Go by the clock that all processes of this boot share, unless a clock was given."""
+        """Use the clock that all processes of this boot share, unless a clock was given."""
         if not self.settings.is_clock_virtual:
             self.writer.clock = store_clock(self.run) or self.settings.clock
 
     # Reading
 
     def _read(self, call: Call[R]) -> R:
-        """Run a query on a connection of its own, in one snapshot."""
+        """Run a query on a separate connection, in one snapshot."""
         tries = 0
         while True:
             tries += 1
@@ -133,12 +133,12 @@ class SqliteDriver(open_file.OpenFile):
             try:
                 self._read_once(execution)
             except Exception as error:
-                # A passing I/O error is given one more chance, on a new connection.
+                # A transient I/O error is retried once, on a new connection.
                 if isinstance(error, StoreUnavailable) and tries < READ_TRIES_MAX:
                     continue
-                self.settings.hooks.tell(execution, tries, error)
+                self.settings.hooks.report(execution, tries, error)
                 raise
-            self.settings.hooks.tell(execution, tries, None)
+            self.settings.hooks.report(execution, tries, None)
             return execution.result
 
     def _read_once(self, execution: Execution[Any]) -> None:
@@ -159,7 +159,7 @@ class SqliteDriver(open_file.OpenFile):
         return lent.pragma("data_version")
 
     def take_reader(self) -> apsw.Connection:
-        """Return an idle connection that reads, or a new one."""
+        """Return an idle read connection, or a new one."""
         try:
             return self._idle_readers.pop()
         except IndexError:
@@ -170,7 +170,7 @@ class SqliteDriver(open_file.OpenFile):
             return connection
 
     def give_reader_back(self, connection: apsw.Connection, *, is_sound: bool) -> None:
-        """Keep a connection for the next read; close one that may not have recovered."""
+        """Keep a connection for the next read; close one that is not sound."""
         if is_sound and connection.in_transaction:
             connection.execute("ROLLBACK")
         if is_sound and len(self._idle_readers) < IDLE_READERS_MAX and not self.is_closed:
@@ -181,7 +181,7 @@ class SqliteDriver(open_file.OpenFile):
     # Outside the transactions of calls
 
     def vacuum(self) -> None:
-        """Rewrite the file without its free pages; writers wait meanwhile, readers do not."""
+        """Rewrite the file without its free pages; blocks writers, not readers."""
         self.require_usable()
         self.run(self.path, self._vacuum)
 
@@ -212,8 +212,8 @@ class SqliteDriver(open_file.OpenFile):
     # The writer thread
 
     def enqueue(self, job: Job) -> None:
-        """Hand a job to the writer thread; `job.deliver` is called there when it is durable."""
-        # Under this lock nothing can be put behind the end of the queue that closing puts there.
+        """Pass a job to the writer thread, which calls `job.deliver` when it is durable."""
+        # Under this lock, no job can be queued behind the end mark of `close`.
         with self._starting:
             super().require_usable()
             self._queue.put(job)
@@ -238,14 +238,14 @@ class SqliteDriver(open_file.OpenFile):
             done.acquire()
 
     def _running_thread(self) -> threading.Thread | None:
-        """Return the writer thread; None if there is none, or an interrupt kept it from running."""
+        """Return the writer thread; None if there is none, or its start was interrupted."""
         thread = self._thread
         return thread if thread is not None and thread.ident is not None else None
 
     def _run_writer(self) -> None:
-        """Gather what waits, commit it together, deliver; at the end, shut."""
+        """Gather waiting jobs, commit them together, deliver; at the end, shut down."""
         with self._starting:
-            # An interrupt may have hit who started it: then another has taken its place.
+            # If its start was interrupted, another thread has replaced it.
             is_stopping = self._thread is not threading.current_thread()
         if is_stopping:
             return
@@ -254,7 +254,7 @@ class SqliteDriver(open_file.OpenFile):
         self._shut()
 
     def _write_batch(self, first: Job) -> bool:
-        """Commit a job and those that wait behind it; say whether the end of the queue came."""
+        """Commit a job and those queued behind it; return whether the queue has ended."""
         with self._locked():
             jobs, is_stopping = self._gather(first)
             if jobs:
@@ -269,7 +269,7 @@ class SqliteDriver(open_file.OpenFile):
         return is_stopping
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
-        """Take the jobs that wait, now that the locks are held and the batch is about to start."""
+        """Claim the queued jobs, now that the locks are held and the batch is about to start."""
         jobs = [first] if first.claim() else []
         while len(jobs) < BATCH_JOBS_MAX:
             try:
@@ -296,9 +296,9 @@ class SqliteDriver(open_file.OpenFile):
             raise
 
     def close(self) -> None:
-        """Finish what was handed over, then close; in a forked child this does nothing.
+        """Finish the queued jobs, then close; does nothing in a forked child.
 
-        Behind a stopped process that holds the lock, what is under way is left to end by itself.
+        If a stopped process holds the lock, jobs are left to finish in the background.
         """
         if self.is_inherited:
             return
@@ -331,11 +331,11 @@ class SqliteDriver(open_file.OpenFile):
             shutil.rmtree(self._removed_on_close, ignore_errors=True)
 
     def resting_locks(self) -> list[Any]:
-        """Return the locks under which no connection but a reader's is in use."""
+        """Return the locks that keep all connections but those of readers at rest."""
         return [self.writer.mutex, *super().resting_locks()]
 
     def connections_at_rest(self) -> list[apsw.Connection]:
-        """In a forked child: let go of the side lock too, so that it cannot hold the parent's."""
+        """In a forked child: close the side lock too, so that it cannot hold the parent's."""
         with contextlib.suppress(OSError):
             self.writer.side_lock.close()
         at_rest = [*self._idle_readers, *self._lent_at_rest()]
@@ -346,7 +346,7 @@ class SqliteDriver(open_file.OpenFile):
 
 
 class Reader:
-    """Lends a connection that reads; a class, because a generator would cost a tenth of a read."""
+    """Lends a read connection; a class, because a generator would cost a tenth of a read."""
 
     __slots__ = ("_connection", "_driver")
 
@@ -364,6 +364,6 @@ class Reader:
 
 @atexit.register
 def _close_at_exit() -> None:
-    # A daemon thread would die in the middle of a commit when the process exits.
+    # At exit a daemon thread would be killed in the middle of a commit.
     for driver in list(_writing):
         driver.close()

@@ -1,4 +1,4 @@
-"""What must hold around and inside an SQLite file."""
+"""Checks of an SQLite file: its surroundings and its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USERS_SHOWN_MAX = 10
 
 
 def file_findings(path: Path) -> list[Finding]:
-    """Look at the library, and at the file from outside: who may read it, and what it is on."""
+    """Check the library and, from outside, the file: permissions, log, file system, space."""
     return [
         library_finding(),
         *mode_findings(path),
@@ -34,7 +34,7 @@ def file_findings(path: Path) -> list[Finding]:
 
 
 def library_finding() -> Finding:
-    """Refuse a library that can lose commits."""
+    """Check for a library version that can lose commits."""
     version = apsw.sqlite_lib_version()
     if is_safe_version(version):
         return Finding.of("sqlite library", f"SQLite {version}.")
@@ -53,21 +53,21 @@ def mode_findings(path: Path) -> list[Finding]:
 
 
 def wal_finding(path: Path) -> Finding:
-    """Look at how much is not yet checkpointed into the database."""
+    """Check the size of the write-ahead log."""
     wal = path.with_name(f"{path.name}-wal")
     count = wal.stat().st_size if wal.exists() else 0
-    message = f"The write-ahead log has {size(count)}, the database {size(path.stat().st_size)}."
+    message = f"The write-ahead log is {size(count)}, the database {size(path.stat().st_size)}."
     if count <= WAL_BYTES_MAX:
         return Finding.of("wal size", message)
-    advice = "The next write shrinks it, unless a reader that never ends keeps it."
+    advice = "The next write shrinks it, unless a long-running reader prevents that."
     if users := users_of(path):
         shown = ", ".join(map(str, users[:USERS_SHOWN_MAX]))
-        advice = f"{advice} The database is open in process {shown}: end what is not needed."
+        advice = f"{advice} The database is open in process {shown}: end those not needed."
     return Finding.of("wal size", message, warning=advice)
 
 
 def users_of(path: Path) -> list[int]:
-    """Return the other processes that have a file open, as far as the system tells us."""
+    """Return the other processes that have a file open, as far as /proc shows."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -77,19 +77,19 @@ def users_of(path: Path) -> list[int]:
 
 
 def file_system_finding(path: Path) -> Finding:
-    """Look at the file system that the file is on."""
+    """Check the file system of the file."""
     kind = file_system(path.parent)
     if kind in NETWORK_FILE_SYSTEMS:
         message = f"SQLite cannot lock safely on a {kind} file system."
         return Finding.of("file system", message, problem="Use a local disk, or PostgreSQL.")
     if kind in {"tmpfs", "ramfs"}:
-        message = f"A {kind} file system is memory: the store is gone after a restart."
+        message = f"A {kind} file system is in memory: the store is lost at a restart."
         return Finding.of("file system", message, warning="Move the store to a disk.")
-    return Finding.of("file system", f"The file lies on {kind or 'an unknown file system'}.")
+    return Finding.of("file system", f"The file is on {kind or 'an unknown file system'}.")
 
 
 def room_finding(path: Path) -> Finding:
-    """Look at how much space is left."""
+    """Check the free space."""
     free = shutil.disk_usage(path.parent).free
     advice = "Free some space before writes fail."
     return Finding.of(
@@ -101,7 +101,7 @@ def room_finding(path: Path) -> Finding:
 
 
 def page_checks(file: SqliteReader, *, full: bool) -> dict[str, Callable[[], list[Finding]]]:
-    """Return the checks of what is inside the file, by name."""
+    """Return the checks of the file's content, by name."""
     return {
         "journal mode": lambda: [journal_finding(file)],
         "synchronous": lambda: [synchronous_finding(file)],
@@ -111,7 +111,7 @@ def page_checks(file: SqliteReader, *, full: bool) -> dict[str, Callable[[], lis
 
 
 def journal_finding(file: SqliteReader) -> Finding:
-    """Look at how commits are made; a backup has no log of its own until it is opened."""
+    """Check the journal mode; a backup has no write-ahead log until it is opened."""
     mode = file.pragma("journal_mode")[0][0]
     message = f"The journal mode is {mode}, as in a new backup; opening the store sets it to wal."
     if mode == "wal":
@@ -120,16 +120,16 @@ def journal_finding(file: SqliteReader) -> Finding:
 
 
 def synchronous_finding(file: SqliteReader) -> Finding:
-    """Make sure that the library accepts the setting that a durable commit needs."""
+    """Check that the library accepts the setting that durable commits need."""
     file.pragma("synchronous", 2)
     if (found := file.pragma("synchronous")[0][0]) != 2:
-        message = f"SQLite does not take synchronous=FULL, it has {found}."
+        message = f"SQLite does not accept synchronous=FULL; it is {found}."
         return Finding.of("synchronous", message, problem="Install apsw from its wheels.")
     return Finding.of("synchronous", "Every commit is synced to the disk (FULL) by default.")
 
 
 def integrity_findings(file: SqliteReader, *, full: bool) -> list[Finding]:
-    """Let SQLite check the pages, with `full` also every index against its table."""
+    """Run SQLite's page check, with `full` also of every index against its table."""
     name = "integrity_check" if full else "quick_check"
     messages = [str(row[0]) for row in file.pragma(name, MESSAGES_MAX)]
     if messages == ["ok"]:
@@ -143,7 +143,7 @@ def integrity_findings(file: SqliteReader, *, full: bool) -> list[Finding]:
 
 
 def foreign_key_finding(file: SqliteReader) -> Finding:
-    """Look for rows that refer to rows which do not exist."""
+    """Look for references to rows that do not exist."""
     broken = file.pragma("foreign_key_check")
     if not broken:
         return Finding.of("foreign keys", "Every reference has its row.")

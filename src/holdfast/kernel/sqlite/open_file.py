@@ -1,9 +1,9 @@
-"""A file that this process has open, and what becomes of its connections when the process forks.
+"""An open SQLite file, and what happens to its connections when the process forks.
 
-SQLite keeps one record of locks for each file in a process. A child inherits the record, but not
-the locks: a connection of its own would rely on locks that nobody holds, or wait for a write that
-nobody is making. So a fork waits for the write that is under way, and the child closes what was at
-rest before it opens a database itself.
+SQLite keeps one record of locks per file and process. A child inherits the record but not the
+locks: its own connections would rely on locks that nobody holds, or wait for a write that nobody
+makes. So a fork waits for the current write, and the child closes the connections that were at rest
+before it opens a database itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _forking = threading.local()
 
 
 class OpenFile(SyncDriver):
-    """What a driver that writes and one that only reads have in common."""
+    """The common part of the driver that writes and the one that only reads."""
 
     dialect: ClassVar[DialectName] = "sqlite"
 
@@ -47,7 +47,7 @@ class OpenFile(SyncDriver):
         self._starting = threading.Lock()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
-        """Copy the live database into a new file, one snapshot of it, while others write."""
+        """Copy one snapshot of the live database into a new file, while others write."""
         self.require_usable()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
@@ -59,15 +59,15 @@ class OpenFile(SyncDriver):
         raise NotImplementedError
 
     def _lend(self) -> AbstractContextManager[Any]:
-        """Lend what reads, to the thread that looks for commits of others."""
+        """Lend a reader to the thread that watches for commits of others."""
         raise NotImplementedError
 
     def _version(self, lent: Any) -> object:
-        """Return what changes when another connection commits."""
+        """Return a value that changes when another connection commits."""
         raise NotImplementedError
 
     def _start_watch(self, _topic: str) -> None:
-        """Ring all topics when another connection has committed, from the first wait on."""
+        """From the first wait on, ring all topics when another connection commits."""
         if self._watch is None:
             self.run(lambda: self.signals.ring_here(None), self._watch_with)
 
@@ -77,43 +77,43 @@ class OpenFile(SyncDriver):
                 self._watch = Watch(self.path, self._lend, self._version, ring)
 
     def resting_locks(self) -> list[Any]:
-        """Return the locks under which no connection but a reader's is in use."""
+        """Return the locks that keep all connections but those of readers at rest."""
         return [] if self._watch is None else [self._watch.looking]
 
     def _lent_at_rest(self) -> list[Any]:
-        """Return what the thread that looks for commits has, unless it was using it."""
+        """Return what the watching thread has borrowed, unless it was using it."""
         watch = self._watch
         if watch is None or watch.lent is None or not is_held(watch.looking):
             return []
         return [watch.lent]
 
     def connections_at_rest(self) -> list[apsw.Connection]:
-        """Return the connections that no thread can have been using when the process forked."""
+        """Return the connections that no thread was using when the process forked."""
         raise NotImplementedError
 
 
 def register(file: OpenFile) -> None:
-    """Have a file's connections taken care of in forked children."""
+    """Protect a file's connections across forks."""
     _open_files.add(file)
 
 
 def forget(file: OpenFile) -> None:
-    """The file has no connections any more."""
+    """Note that a file has no connections any more."""
     _open_files.discard(file)
 
 
 def is_held(lock: Any) -> bool:
-    """Tell whether a lock was taken for the fork."""
+    """Whether a lock was taken for the fork."""
     return lock in getattr(_forking, "held", ()) and lock._is_owned()
 
 
 def _before_fork() -> None:
-    """Wait until all connections are at rest, but not for ever."""
+    """Wait until all connections are at rest, with a timeout."""
     held = _forking.held = []
     for lock in [lock for file in list(_open_files) for lock in file.resting_locks()]:
-        # Its owner is this thread: it forks in the middle of a write.
+        # If this thread owns it, it forks in the middle of a write.
         if not lock._is_owned():
-            # Noted first: an interrupt may come between.
+            # Noted first, in case of an interrupt in between.
             held.append(lock)
             lock.acquire(timeout=FORK_SECONDS)
 
@@ -126,7 +126,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Keep what a finalizer would close, also what may be in the middle of a write.
+    """Keep all connections from finalizers, those in the middle of a write included.
 
     Nothing is closed yet: a child that opens no database must not wait for SQLite's mutexes.
     """
@@ -137,7 +137,7 @@ def _after_fork_in_child() -> None:
 
 
 def close_inherited() -> None:
-    """Close the connections that were at rest at the fork, and leave their files as they are."""
+    """Close the connections that were at rest at the fork, without changing their files."""
     for _, connections in _inherited:
         for connection in connections:
             with contextlib.suppress(apsw.Error):

@@ -1,8 +1,8 @@
-"""Reading an SQLite file: nothing is written or created beside it, no writer is waited for.
+"""Reading an SQLite file without writing to it, creating files or waiting for writers.
 
-Beside a live writer a read-only connection takes part in the write-ahead log. Where there is no
-log, or no way to share it, the file is read as it lies: nothing is locked, so what was read counts
-only if the files are afterwards what they were before.
+With a live writer, a read-only connection shares the write-ahead log. If there is no log, or it
+cannot be shared, the file is read without locks; a result is then used only if the files did not
+change meanwhile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .transactions import file_status, read_all
 R = TypeVar("R")
 
 TRIES_MAX = 20
-# Of two changes within one tick of a file system's clock, a look between them misses the second.
+# Of two changes within one tick of the file system's clock, only the first may be noticed.
 TICK_SECONDS = 0.02
 
-Status = tuple[int, ...] | None
+FileStatus = tuple[int, ...] | None
 
 
 class View:
-    """A connection that reads, and what the files were before it was opened."""
+    """A read connection, and the state of the files when it was opened."""
 
     connection: apsw.Connection
 
@@ -55,20 +55,20 @@ class View:
         self._seen = [file_status(name) for name in self._names]
         _, self._wal, shm, journal = self._seen
         self.is_shared = journal is not None
-        """Whether it takes part in the locking; otherwise the files must not change meanwhile."""
+        """Whether it uses SQLite's locks; otherwise the files must not change meanwhile."""
         if self._wal is not None:
-            # Nobody can be writing where the shared memory of a log is missing and cannot be made.
+            # Without a shared-memory file that exists or can be created, nobody is writing.
             can_share = shm is not None or os.access(path.parent, os.W_OK)
             self.is_shared = can_share or vfs is not None
 
     def outlast_tick(self) -> None:
-        """Wait until a further change of the files would show."""
+        """Wait until another change of the files would be noticed."""
         changed_ns = max((status[-1] for status in self._seen if status is not None), default=0)
         if not self.is_shared and abs(wall_ms() - changed_ns / 1e6) < TICK_SECONDS * 1e3:
             time.sleep(TICK_SECONDS)
 
     def open(self) -> None:
-        """Connect; nothing is created but the shared memory of a log that a crash left behind."""
+        """Connect; creates nothing but the shared memory of a log that a crash left behind."""
         name, flags, vfs = str(self._path), apsw.SQLITE_OPEN_READONLY, self._vfs
         is_alone = not self.is_shared and self._wal is not None
         if is_alone:
@@ -93,7 +93,7 @@ class View:
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
         if is_alone:
-            # Without shared memory the index of the log is built in memory of our own.
+            # The index of the log is then built on the heap, without shared memory.
             connection.pragma("locking_mode", "exclusive")
         for name, value in {"query_only": 1, "trusted_schema": 0, "temp_store": 2}.items():
             connection.pragma(name, value)
@@ -101,39 +101,39 @@ class View:
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are still what they were."""
+        """Whether the files are unchanged."""
         return self._look() == self._seen
 
     @property
     def is_sound(self) -> bool:
-        """Whether what was read is one state of the store."""
+        """Whether everything read is from one state of the store."""
         return self.is_shared or self.is_current
 
     @property
-    def file(self) -> Status:
-        """Which file was opened."""
+    def file(self) -> FileStatus:
+        """Device and inode of the opened file."""
         return self._seen[0] and self._seen[0][:2]
 
     def version(self) -> object:
-        """Return what changes when another connection commits; raise if this one is outdated."""
+        """Return a value that changes when another connection commits; raise if outdated."""
         if not self.is_current:
-            raise StoreUnavailable(f"{self._path} must be opened again")
+            raise StoreUnavailable(f"{self._path} was replaced; it must be opened again")
         return self.connection.pragma("data_version")
 
-    def _look(self) -> list[Status]:
-        """Return which files there are; of those that must not change, also their last change."""
+    def _look(self) -> list[FileStatus]:
+        """Return which files exist and, if they must not change, also their last change."""
         found = [file_status(name) for name in self._names]
         return [each and each[:2] for each in found[:3]] if self.is_shared else found
 
 
 class SqliteReader(open_file.OpenFile):
-    """One file that is only read; of any format, damaged perhaps, or not ours."""
+    """One file opened for reading; of any format, possibly damaged or not a store."""
 
     def __init__(self, path: Path, settings: Settings, vfs: str | None = None) -> None:
         super().__init__(path, settings, vfs)
         self._clock: Clock = settings.clock
         self._idle: list[View] = []
-        self._file: Status = None
+        self._file: FileStatus = None
         require_place(path, vfs)
         self._verified(lambda connection: None)
         open_file.register(self)
@@ -157,22 +157,22 @@ class SqliteReader(open_file.OpenFile):
         try:
             self._verified(read)
         except Exception as error:
-            self.settings.hooks.tell(execution, tries, error)
+            self.settings.hooks.report(execution, tries, error)
             raise
-        self.settings.hooks.tell(execution, tries, None)
+        self.settings.hooks.report(execution, tries, None)
         return execution.result
 
     def pragma(self, name: str, value: int | None = None) -> list[tuple[object, ...]]:
-        """Set or ask a pragma and return its rows."""
+        """Set or read a pragma and return its rows."""
         text = f"PRAGMA {name}" if value is None else f"PRAGMA {name}({value})"
         return self._verified(lambda connection: list(connection.execute(text)))
 
     def vacuum(self) -> None:
-        """Refuse: that rewrites the file."""
+        """Refuse: it rewrites the file."""
         raise StoreReadOnly(operation="vacuum")
 
     def close(self) -> None:
-        """Let go of the file; in a forked child this does nothing."""
+        """Close the file; does nothing in a forked child."""
         if self.is_inherited:
             return
         self.require_outside()
@@ -185,7 +185,7 @@ class SqliteReader(open_file.OpenFile):
         open_file.forget(self)
 
     def connections_at_rest(self) -> list[apsw.Connection]:
-        """Return the connections that no thread can have been using when the process forked."""
+        """Return the connections that no thread was using when the process forked."""
         return [view.connection for view in [*self._idle, *self._lent_at_rest()]]
 
     def _with_reader(self, read: Callable[[apsw.Connection], None]) -> None:
@@ -195,7 +195,7 @@ class SqliteReader(open_file.OpenFile):
         return lent.version()
 
     def _verified(self, read: Callable[[apsw.Connection], R]) -> R:
-        """Read, and again if the files changed while nothing kept them from changing."""
+        """Read without locks, and retry if the files changed meanwhile."""
         for _ in range(TRIES_MAX):
             with suppress(_Torn), self._lend() as view:
                 return _whole(view, read)
@@ -235,7 +235,7 @@ class SqliteReader(open_file.OpenFile):
     def _open(self) -> View:
         view = View(self.path, self._vfs)
         try:
-            # Who is about to write looks at the format alone.
+            # Before opening for writing, only the format is read.
             if self.settings.mode == "read":
                 view.outlast_tick()
             view.open()
@@ -245,14 +245,14 @@ class SqliteReader(open_file.OpenFile):
             if not isinstance(error, apsw.ReadOnlyError):
                 raise translate(error, self.path) from error
             raise StoreUnavailable(
-                f"{self.path} has a transaction that was cut short, and only a program that writes "
-                "can undo it; open the store for writing once"
+                f"{self.path} has an interrupted transaction, which must be rolled back first; "
+                "open the store for writing once"
             ) from error
         if self._file not in {None, view.file}:
             view.connection.close()
             raise StoreMoved(f"{self.path} was replaced while the store was open; open it again")
         self._file = view.file
-        # A file that is damaged or of another format may not tell its time.
+        # The clock cannot be read from a damaged file or another format.
         with suppress(HoldfastError, apsw.Error):
             if self.settings.mode == "read" and not self.settings.is_clock_virtual:
                 self._clock = seen_clock(partial(self._ask, view.connection)) or self._clock
@@ -276,7 +276,7 @@ class _Torn(StoreUnavailable):
 
 
 def _whole(view: View, read: Callable[[apsw.Connection], R]) -> R:
-    """Return what was read, or raise the error; neither counts if the files changed meanwhile."""
+    """Return the result or raise the error of `read`; raise _Torn if the files changed."""
     try:
         result = read(view.connection)
     except Exception as error:

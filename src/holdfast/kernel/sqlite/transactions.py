@@ -1,8 +1,8 @@
 """Transactions of an SQLite file: queries in one snapshot, and the one writer of this process.
 
-Who holds the writer's mutex and the file's side lock may write. A batch is one transaction with
-a savepoint per call, so many calls share one sync of the disk and fail alone. Nothing, neither
-result nor error, is delivered before the batch is durable.
+Writing requires the writer's mutex and the file's side lock. A batch is one transaction with a
+savepoint per call: many calls share one fsync, and each can fail alone. No result or error is
+delivered before the batch is durable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,10 +44,10 @@ from .connection import BUSY_MS, connect, lock_error, prepare_file, translate
 
 R = TypeVar("R")
 
-# File systems tell time in ticks of up to two seconds: of two changes within one tick, a look
-# between them sees nothing of the second. A directory that changed longer ago tells of the next.
+# File systems keep time in ticks of up to two seconds, and a second change within one tick does
+# not show. The next change of a directory that changed longer ago does.
 SETTLED_MS = 3_000
-# A WAL that has grown beyond this is shrunk, looked at so often, and readers waited for so long.
+# A WAL larger than this is truncated; checked this often, waiting this long for readers.
 WAL_BYTES_KEPT = 16 * 2**20
 WAL_LOOK_SECONDS = 1.0
 WAL_WAIT_MS = 50
@@ -56,30 +56,43 @@ WAL_WAIT_MS = 50
 def fetch(
     connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
 ) -> list[Row]:
-    """Run one statement and fetch its rows to the end: only then does RETURNING take effect."""
-    cursor = connection.execute(statement.text, {**query.parameters, "now": now_ms})
-    columns = statement.columns
+    """Run one statement and fetch all its rows: only then does RETURNING take effect."""
+    parameters, columns = query.parameters, statement.columns
+    if statement.asks_time:
+        parameters = {**parameters, "now": now_ms}
+    if query.each:
+        cursor = connection.executemany(statement.text, _timed(statement, query.each, now_ms))
+    else:
+        cursor = connection.execute(statement.text, parameters)
     try:
-        if columns:
-            found = cursor.fetchall()
-        else:
-            # They can be asked for only while there is a row.
-            first = next(cursor, None)
-            if first is None:
-                return []
-            columns[:] = [column[0] for column in cursor.get_description()]
-            found = [first, *cursor]
-        return [dict(zip(columns, row, strict=True)) for row in found]
+        first = next(cursor, None)
+        if first is None:
+            return []
+        if not columns:
+            # The description is available only while there is a row.
+            columns += [column[0] for column in cursor.get_description()]
+        found = [dict(zip(columns, first, strict=True))]
+        for row in cursor:
+            found.append(dict(zip(columns, row, strict=True)))
+        return found
     except BaseException:
-        # A traceback would keep the statement open, and an open statement lets nobody commit.
+        # A traceback would keep the statement open, and an open statement blocks COMMIT.
         cursor.close(True)
         raise
+
+
+def _timed(
+    statement: Statement, each: Sequence[Mapping[str, object]], now_ms: int
+) -> Iterable[Mapping[str, object]]:
+    if not statement.asks_time:
+        return each
+    return ({**parameters, "now": now_ms} for parameters in each)
 
 
 def read_all(
     connection: apsw.Connection, execution: Execution[R], texts: Dialect, now_ms: int
 ) -> R:
-    """Run a query to its end in one snapshot; the caller ends the transaction."""
+    """Run a query in one snapshot; the caller ends the transaction."""
     if execution.queries:
         connection.execute("BEGIN")
     while queries := execution.queries:
@@ -90,24 +103,24 @@ def read_all(
 
 
 class SideLock:
-    """A lock file beside the database: writers of all processes queue here, in the kernel."""
+    """A lock file beside the database, where the OS queues the writers of all processes."""
 
     def __init__(self, path: Path) -> None:
         try:
-            # A file object closes itself should an interrupt hit who opened it.
+            # A file object is closed by its finalizer if the caller is interrupted.
             self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
         except OSError as error:
             raise lock_error(path, error) from error
         self._descriptor = self._file.fileno()
-        # One call into C: an interrupt comes before or after it.
+        # One C call, so an interrupt comes before or after it.
         self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
 
     def acquire(self) -> None:
-        """Wait for the lock; it is never polled, so nobody starves."""
+        """Wait for the lock, without polling, so that nobody starves."""
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def try_acquire(self) -> bool:
-        """Take the lock if it is free at once."""
+        """Take the lock if it is free."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -115,7 +128,7 @@ class SideLock:
         return True
 
     def acquire_within(self, seconds: float) -> bool:
-        """Wait for the lock, but not for ever: a stopped process may hold it."""
+        """Wait for the lock with a timeout: a stopped process may hold it."""
         if self.try_acquire():
             return True
         decision, acquired = threading.Lock(), threading.Event()
@@ -142,7 +155,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def file_status(name: str) -> tuple[int, ...] | None:
-    """Return device, inode, size and times of what a name stands for; the last change is last."""
+    """Return a file's device, inode, size, mtime and ctime; None if there is none."""
     try:
         found = os.stat(name)
     except OSError:
@@ -158,25 +171,25 @@ class Files:
         self._directory = str(path.parent)
         self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm")]
         self.known: list[tuple[int, ...] | None] = [None, None, None]
-        """Device and inode of the files that are open; None for what a new database lacks."""
+        """Device and inode of the open files; None for those a new database lacks."""
         self._settled: tuple[int, ...] | None = None
         self.is_moved = False
 
     def note(self) -> None:
-        """Take the files that the names stand for now as those that are open."""
+        """Record the current files as the open ones."""
         self.known = self._found()
         self._settled = None
 
     def forget_beside(self) -> None:
-        """Expect that SQLite has removed the files beside the database."""
+        """Note that SQLite has removed the `-wal` and `-shm` files."""
         self.known[1:] = [None, None]
 
     def require_in_place(self) -> None:
-        """Make sure that the names of the database's files still stand for those that are open.
+        """Raise StoreMoved if a database file was deleted, renamed or replaced.
 
-        What is written to others is lost with them, or destroys what has taken their place.
+        Writes to the open files would be lost, or would destroy the files in their place.
         """
-        # One look at the directory costs less than three at the files.
+        # One stat of the directory costs less than three of the files.
         directory = file_status(self._directory)
         if directory is not None and directory == self._settled and not self.is_moved:
             return
@@ -195,33 +208,33 @@ class Files:
         self._settled = directory if abs(age_ms) > SETTLED_MS else None
 
     def are_replaced_beside(self) -> bool:
-        """Tell whether `-wal` or `-shm` is not the one that is open."""
+        """Whether `-wal` or `-shm` is not the open one."""
         return self._found()[1:] != self.known[1:]
 
     def is_database_gone(self) -> bool:
-        """Tell whether nothing has the database's name."""
+        """Whether no file has the database's name."""
         return self._found()[0] is None
 
     def _found(self) -> list[tuple[int, ...] | None]:
-        """Return device and inode of the file behind each name, None where there is none."""
+        """Return device and inode of each file, None where there is none."""
         return [status and status[:2] for status in map(file_status, self._names)]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One call on its way through the writer, with its outcome."""
+    """One call queued for the writer, with its outcome."""
 
     execution: Execution[Any]
     error: BaseException | None = None
     attempts: int = 1
     deliver: Callable[[], None] | None = None
-    """Called when the outcome is there."""
+    """Called when the outcome is set."""
     wake: Callable[[Sequence[Job]], None] | None = None
-    """Called with the whole batch, once for all jobs that have the same one."""
+    """Called with the whole batch, once for all jobs that share it."""
     _gate: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self) -> bool:
-        """Decide, once, who has the job: the writer that starts it or the caller that gave up."""
+        """Claim the job, once: for the writer that starts it or the caller that gives up."""
         return self._gate.acquire(blocking=False)
 
 
@@ -230,7 +243,7 @@ class TransactionEnded(Exception):
 
 
 class Writer:
-    """Owns the connection that writes. Its caller holds `mutex` and `side_lock`."""
+    """Owns the write connection. Its caller holds `mutex` and `side_lock`."""
 
     def __init__(self, path: Path, settings: Settings, dialect: Dialect, vfs: str | None) -> None:
         self.path = path
@@ -245,14 +258,14 @@ class Writer:
         self._batch = 0
         self._now_ms = 0
         self._is_wal_moved = False
-        self._wal_looked_at = 0.0
+        self._wal_look_at = 0.0
         self._runs_uncounted = False
         self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path.with_name(path.name + "-lock"))
 
     def open(self) -> apsw.Connection:
-        """Return the connection; the first to a new file also turns it into a WAL database."""
+        """Return the connection, opened if needed; the first one enables WAL mode."""
         if self.connection is None:
             self.connection = connect(
                 self.path, durability=self._settings.durability, vfs=self._vfs
@@ -263,17 +276,14 @@ class Writer:
         return self.connection
 
     def close(self) -> None:
-        """Close the connection; what SQLite cannot move into the database stays in the WAL.
-
-        So is one that met an error it may not have recovered from.
-        """
+        """Close the connection, also a broken one; what cannot be checkpointed stays in the WAL."""
         connection, self.connection = self.connection, None
         if connection is not None:
             self.part_with(connection)
             self.files.forget_beside()
 
     def part_with(self, connection: apsw.Connection) -> None:
-        """Close a connection. Files that have taken the place of its own stay as they are."""
+        """Close a connection, without touching files that have replaced its own."""
         with contextlib.suppress(apsw.Error):
             try:
                 self.files.require_in_place()
@@ -283,16 +293,16 @@ class Writer:
 
     def _part_with_moved(self, connection: apsw.Connection) -> None:
         if self.files.are_replaced_beside():
-            # The last connection would remove them by name.
+            # The last connection would delete them by name.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         elif self.files.is_database_gone():
-            # A renamed file gets what was acknowledged: its new name has no WAL.
+            # The renamed file has no WAL: checkpoint acknowledged commits into it.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def commit(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs in one transaction and leave each with its outcome, durable.
+        """Run the jobs in one transaction and set the durable outcome of each.
 
-        If SQLite ends the transaction as a whole, each job is run again in one of its own.
+        If SQLite ends the whole transaction, each job is run again in its own.
         """
         try:
             self._transact(jobs)
@@ -304,36 +314,37 @@ class Writer:
                     self._run_alone(job)
         except CommitUnknown as unknown:
             for job in jobs:
-                # A call that failed by itself wrote nothing, whatever became of its neighbours.
+                # A call that failed alone wrote nothing, whatever the outcome of the batch.
                 job.error = unknown if job.error is None else self._failed_beside(unknown)
         except BaseException as error:
             for job in jobs:
                 job.error = error
-            # An interrupt may have hit the first try.
+            # The rollback in `_transact` may have been interrupted.
             self._rollback()
 
-    def execute(self, query: Query, call: str) -> list[Row]:
-        """Run one statement of the open transaction and return all its rows."""
-        statement = self._dialect.statement(query.sql)
-        if not statement.counts_changes and statement.may_change:
-            self._runs_uncounted = True
-        connection, probe = self.connection, self._probe
-        if connection is None or not connection.in_transaction:
-            # By itself it would be committed at once, without what came before it.
-            raise TransactionEnded from StoreUnavailable(
-                f"{self.path}: the transaction of {call} ended before all of it was done; "
-                "nothing was written"
-            )
-        if probe is None:
-            return fetch(connection, statement, query, self._now_ms)
-        probe(Point("statement", "before", call, statement.text))
-        found = fetch(connection, statement, query, self._now_ms)
-        probe(Point("statement", "after", call, statement.text))
+    def execute(self, queries: Sequence[Query], call: str) -> list[list[Row]]:
+        """Run statements of the open transaction in order; return the rows of each."""
+        connection, probe, found = self.connection, self._probe, []
+        for query in queries:
+            statement = self._dialect.statement(query.sql)
+            if not statement.counts_changes and statement.may_change:
+                self._runs_uncounted = True
+            if connection is None or not connection.in_transaction:
+                # Outside a transaction it would be committed at once, without the earlier
+                # statements.
+                raise TransactionEnded from StoreUnavailable(
+                    f"{self.path}: the transaction of {call} ended early; nothing was written"
+                )
+            if probe is not None:
+                probe(Point("statement", "before", call, statement.text))
+            found.append(fetch(connection, statement, query, self._now_ms))
+            if probe is not None:
+                probe(Point("statement", "after", call, statement.text))
         return found
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[apsw.Connection]:
-        """Lend the connection for one transaction of many rows."""
+        """Lend the connection for one bulk transaction."""
         connection = self.open()
         try:
             with connection:
@@ -347,11 +358,12 @@ class Writer:
             changes_before = self._begin(connection, jobs[0])
             for job in jobs:
                 self._run(job, is_alone=len(jobs) == 1)
-            # A batch that only looked costs no sync.
+            # A batch that changed nothing costs no fsync.
             has_changed = self._runs_uncounted or connection.total_changes() != changes_before
             if has_changed and any(job.error is None for job in jobs):
                 self._commit(jobs[0])
-                self._shrink_wal()
+                if time.monotonic() >= self._wal_look_at:
+                    self._shrink_wal()
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
@@ -360,7 +372,7 @@ class Writer:
                 self._rollback()
 
     def _begin(self, connection: apsw.Connection, first: Job) -> int:
-        """Begin a transaction and return how many rows the connection has changed before it."""
+        """Begin a transaction; return how many rows the connection had changed before."""
         self.files.require_in_place()
         if not self._is_wal_moved:
             self._move_wal()
@@ -371,20 +383,20 @@ class Writer:
         if None in self.files.known:
             self.files.note()
         self._runs_uncounted = False
-        # The clock is read once the lock is held, and never goes back within a store.
+        # Read while the lock is held; it never goes back within a store.
         self._now_ms = max(self._now_ms, self.clock.now_ms())
         return connection.total_changes()
 
     def _run(self, job: Job, *, is_alone: bool) -> None:
-        """Run one job, in a savepoint unless it has the transaction for itself."""
+        """Run one job, in a savepoint unless it is alone in the transaction."""
         execution, call = job.execution, job.execution.call.operation.__qualname__
         if not is_alone:
             self._control("SAVEPOINT job", job)
         try:
             while execution.queries:
-                execution.advance([self.execute(query, call) for query in execution.queries])
-            for query in execution.closing():
-                self.execute(query, call)
+                execution.advance(self.execute(execution.queries, call))
+            if execution.emits:
+                self.execute(execution.closing(), call)
         except BaseException as error:
             if self.connection is None or not self.connection.in_transaction:
                 raise
@@ -410,21 +422,21 @@ class Writer:
             self.commit([job])
 
     def _commit(self, first: Job) -> None:
-        """Mark the batch and commit it; a COMMIT that fails is settled, never guessed."""
+        """Mark the batch and commit it; if COMMIT fails, find out whether it took effect."""
         is_marked = not first.execution.call.operation.is_marked
         while not is_marked:
             is_new = self._writer_id is None
             if is_new:
                 self._batch = 0
                 self._writer_id = self._settings.services.new_id()
-                self.execute(forget_oldest(), "kernel")
+                self.execute([forget_oldest()], "kernel")
             self._batch += 1
             mark = {"writer_id": self._writer_id, "batch": self._batch}
             try:
-                self.execute(Query(MARK_BATCH, mark), "kernel")
+                self.execute([Query(MARK_BATCH, mark)], "kernel")
                 is_marked = True
             except apsw.ConstraintError:
-                # Its row was closed: somebody asked for a batch that was never made.
+                # The row was closed by a `settle` of a batch that was never committed.
                 if is_new:
                     raise
                 self._writer_id = None
@@ -434,12 +446,11 @@ class Writer:
             self._settle_commit(error)
 
     def _settle_commit(self, error: apsw.Error) -> None:
-        """Find out whether the batch is there. The side lock is held, so nobody wrote since.
+        """Determine whether the batch was committed. The side lock is held: nobody wrote since.
 
-        Frames that reached the WAL without their sync could come back after a crash. The answer
-        is therefore committed itself, in their place. A batch that is visible after all is moved
-        into the database, because the disk has failed to sync the WAL that holds it, and a second
-        commit makes the emptied WAL durable.
+        Frames that reached the WAL without a sync could reappear after a crash, so the answer is
+        committed in their place. A batch that is visible is checkpointed into the database, because
+        the WAL that holds it was not synced, and a second commit makes the emptied WAL durable.
         """
         writer_id, batch = self._writer_id, self._batch
         self.close()
@@ -456,12 +467,12 @@ class Writer:
                 self._commit_answer(writer_id, batch)
         except (apsw.Error, HoldfastError) as again:
             self.close()
-            # SQLite writes a transaction's end last: where there was no room for it, it is not.
+            # SQLite writes the commit frame last: without space for it, there is none.
             lacks_room = isinstance(error, apsw.FullError) and isinstance(again, apsw.FullError)
             if is_committed is not False or not lacks_room:
                 raise CommitUnknown(
-                    f"{self.path}: {error}, and the file cannot be used to see whether the change "
-                    "was committed; ask store.settle(id)",
+                    f"{self.path}: {error}, and the file cannot be read to determine whether the "
+                    "change was committed; call store.settle(id) later",
                     id=commit_id(writer_id, batch),
                 ) from again
         if not is_committed:
@@ -485,24 +496,21 @@ class Writer:
             fetch(self.open(), self._dialect.statement(query.sql), query, self._now_ms)
 
     def _move_wal(self) -> None:
-        """Move what this connection found in the WAL into the database before building on it.
+        """Checkpoint what this connection found in the WAL before writing behind it.
 
-        It may hold what the disk has failed to sync: lost later, it would take along all that
-        was committed behind it. A database that has no room to grow must do without.
+        The WAL may hold frames that were never synced; if they are lost later, all commits behind
+        them are lost too. Skipped if the database has no space to grow.
         """
         with contextlib.suppress(apsw.FullError):
             self.open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             self._is_wal_moved = True
 
     def _shrink_wal(self) -> None:
-        """Give back what the WAL took while a long reader kept it, now and then.
+        """Now and then, truncate a WAL that grew while a long reader kept it.
 
-        SQLite itself only writes it anew from its start. Readers are not waited for long.
+        SQLite itself only overwrites it from the start. Readers are waited for only briefly.
         """
-        now = time.monotonic()
-        if now < self._wal_looked_at + WAL_LOOK_SECONDS:
-            return
-        self._wal_looked_at = now
+        self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
         wal = file_status(f"{self.path}-wal")
         if wal is None or wal[2] <= WAL_BYTES_KEPT:
             return
@@ -511,7 +519,7 @@ class Writer:
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except apsw.Error:
-            # What was committed is in the WAL still; the next transaction finds what is wrong.
+            # The commits are still in the WAL; the next transaction will report the error.
             self.close()
         else:
             connection.set_busy_timeout(BUSY_MS)
@@ -519,7 +527,7 @@ class Writer:
     def _checkpoint(self) -> None:
         (outcome,) = self.open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if outcome[0]:
-            raise StoreBusy(f"{self.path}: readers keep the WAL from being moved")
+            raise StoreBusy(f"{self.path}: readers prevent the checkpoint of the WAL")
 
     def _control(self, sql: str, job: Job, boundary: Boundary = "statement") -> None:
         connection, call = self.connection, job.execution.call

@@ -1,4 +1,4 @@
-"""Noticing that other connections, of whichever process, have committed to a file."""
+"""Noticing commits to a file by other connections, of any process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Generic, TypeVar
 import apsw
 
 from ...errors import StoreError
-from ..threads import Flag, Thread
+from ..threads import Latch, Thread
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.05
-# Where the system tells of writes, looking without being told is for the unforeseen only.
-POLL_TOLD_SECONDS = 0.25
-# Who is told of a write looks until its commit, which comes after the write, can be seen.
-LOOK_SECONDS = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
-# While commits come fast, who waits is woken no more often than this.
+# With inotify, polling is only a fallback.
+POLL_NOTIFIED_SECONDS = 0.25
+# A write is notified before its commit becomes visible: check with these pauses.
+RETRY_SECONDS = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
+# While commits come fast, waiters are woken no more often than this.
 QUIET_SECONDS = 0.02
 _IN_MODIFY = 0x2
 
@@ -42,10 +42,10 @@ class Watch(Generic[T]):
         self._reader = reader
         self._version_of = version
         self._ring = ring
-        self._stopping = Flag()
+        self._stopping = Latch()
         self.lent: T | None = None
         self.looking = threading.RLock()
-        """Whoever holds it keeps the connection at rest."""
+        """Holding it keeps the connection at rest."""
         self._stop_read, self._stop_write = os.pipe()
         name = f"holdfast-poller-{path.name}"
         self._thread = Thread(self._run, name)
@@ -61,24 +61,24 @@ class Watch(Generic[T]):
 
     def _run(self) -> None:
         while not self._stopping.is_set:
-            told = -1
+            writes = -1
             try:
                 with self._reader() as self.lent:
                     seen = self._version(self.lent)
-                    told = _told_of_writes(self._wal)
-                    # A commit between somebody's look and ours may have been missed.
+                    writes = _watch_writes(self._wal)
+                    # A commit between a waiter's read and ours may have been missed.
                     self._ring()
-                    self._watch(self.lent, seen, told)
+                    self._watch(self.lent, seen, writes)
             except (apsw.Error, StoreError):
                 self._stopping.wait(POLL_SECONDS)
             finally:
                 self.lent = None
-                if told >= 0:
-                    os.close(told)
+                if writes >= 0:
+                    os.close(writes)
 
-    def _watch(self, lent: T, seen: object, told: int) -> None:
+    def _watch(self, lent: T, seen: object, writes: int) -> None:
         while not self._stopping.is_set:
-            for pause in LOOK_SECONDS if self._wait(told) else (0.0,):
+            for pause in RETRY_SECONDS if self._wait(writes) else (0.0,):
                 self._stopping.wait(pause)
                 if (version := self._version(lent)) != seen:
                     seen = version
@@ -90,21 +90,21 @@ class Watch(Generic[T]):
         with self.looking:
             return self._version_of(lent)
 
-    def _wait(self, told: int) -> bool:
-        """Wait until the file is written to, or for a while; say whether it was."""
+    def _wait(self, writes: int) -> bool:
+        """Wait for a write to the file or until the next poll; return whether there was one."""
         poll = select.poll()
         poll.register(self._stop_read, select.POLLIN)
-        if told >= 0:
-            poll.register(told, select.POLLIN)
-        seconds = POLL_SECONDS if told < 0 else POLL_TOLD_SECONDS
-        is_told = told in dict(poll.poll(seconds * 1000))
-        if is_told:
-            os.read(told, 4096)
-        return is_told
+        if writes >= 0:
+            poll.register(writes, select.POLLIN)
+        seconds = POLL_SECONDS if writes < 0 else POLL_NOTIFIED_SECONDS
+        is_written = writes in dict(poll.poll(seconds * 1000))
+        if is_written:
+            os.read(writes, 4096)
+        return is_written
 
 
-def _told_of_writes(path: str) -> int:
-    """Return a descriptor that is readable after writes to a file; -1 where nobody tells us."""
+def _watch_writes(path: str) -> int:
+    """Return an inotify descriptor that is readable after writes to a file; -1 without inotify."""
     try:
         libc = ctypes.CDLL(None)
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

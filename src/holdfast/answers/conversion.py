@@ -1,0 +1,29 @@
+"""Plain data as the types that an interface takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from .problems import Refusal
+
+_PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
+
+
+def converted(value: Any, wanted: Any, *, strict: bool = True, whole: str = "the body") -> Any:
+    """Return plain data as the type that a route takes; the pointer names what does not fit."""
+    try:
+        return msgspec.convert(value, wanted, strict=strict)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        pointer = "" if found is None else _pointer(found["path"])
+        detail = text if found is None else text[: found.start()]
+        raise Refusal("invalid_request", f"{pointer or whole}: {detail}", pointer=pointer) from None
+
+
+def _pointer(path: str) -> str:
+    """Return a JSON pointer for a path like `$.operations[0].key`."""
+    return re.sub(r"\.|\[", "/", path.removeprefix("$")).replace("]", "")

@@ -1,0 +1,127 @@
+"""`holdfast approvals`: what sessions wait for people to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from ..errors import InvalidArgument
+from ..peers import Pause
+from ..store import Store
+from . import output
+from .command import OFFERED_MAX, Answer, Commands, Limit, argument, flag, numbered, option, page
+
+app = Commands("Look at what sessions wait for people to decide, and decide it.")
+
+Approval = Annotated[
+    str,
+    argument(
+        "APPROVAL",
+        "Its id, its number in the list, or the beginning of its id.",
+        numbered(
+            lambda store: (
+                (each.number, each.id, f"{each.agent}, {each.session_id}")
+                for each in store.pauses(reason="approval", state="waiting", limit=OFFERED_MAX)
+            )
+        ),
+    ),
+]
+By = Annotated[str | None, option("NAME", "Who decides; it is recorded.")]
+Note = Annotated[str | None, option("TEXT", "Why; it is recorded too.")]
+
+
+@app.command("list", mode="read")
+def list_approvals(
+    store: Store,
+    decided: Annotated[bool, flag("--all", "Also those that were decided.")] = False,
+    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    limit: Limit = 100,
+) -> Answer:
+    """List what waits for a decision, oldest first."""
+    state = None if decided else "waiting"
+    found = store.pauses(reason="approval", state=state, after=after, limit=limit)  # type: ignore[arg-type]
+    columns: output.Columns = {
+        "number": "number",
+        "id": "id",
+        "agent": "agent",
+        "session": "session_id",
+        "decision": _decided,
+        "asked": "created_at",
+        "question": "question",
+    }
+    dropped = ("id", "agent", "session")
+    empty = "Nothing waits for a decision."
+    return page("approvals", found, _data, columns, limit=limit, drop=dropped, empty=empty)
+
+
+@app.command(mode="read")
+def show(store: Store, approval: Approval) -> Answer:
+    """Show the question, the session that waits, and the decision if there is one."""
+    found = _found(store, approval)
+
+    def shown() -> Iterator[Any]:
+        known = {
+            "approval": f"{found.id} (number {found.number})",
+            "session": found.session_id,
+            "agent": found.agent,
+            "asked_at": output.when(found.created_at),
+            "decision": _decided(found),
+        }
+        if (decision := found.decision) is not None:
+            known |= {"by": decision.by, "note": decision.note or "-"}
+        yield output.fields(known)
+        yield output.heading("Question")
+        yield output.json_lines(found.question)
+        if found.context is not None:
+            yield output.heading("Context")
+            yield output.json_lines(found.context)
+        if found.state == "waiting":
+            yield (
+                f"\nDecide with `holdfast approvals approve {found.number} --by NAME` or "
+                f"`holdfast approvals reject {found.number} --by NAME`; the session goes on by "
+                "itself."
+            )
+
+    return Answer(_data(found), shown)
+
+
+@app.command(mode="write")
+def approve(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
+    """Approve; the session goes on by itself."""
+    return _decide(store, approval, by, note, is_approved=True)
+
+
+@app.command(mode="write")
+def reject(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
+    """Reject; the session goes on by itself, and is told."""
+    return _decide(store, approval, by, note, is_approved=False)
+
+
+def _decide(
+    store: Store, approval: str, by: str | None, note: str | None, *, is_approved: bool
+) -> Answer:
+    if by is None:
+        raise InvalidArgument("say who decides: --by NAME")
+    found = _found(store, approval)
+    decide = store.approve if is_approved else store.reject
+    decide(found.id, by=by, note=note)
+    decided = _found(store, found.id)
+    return Answer(_data(decided), f"{_decided(decided)}; session {found.session_id} goes on.")
+
+
+def _found(store: Store, approval: str) -> Pause:
+    found = store.find_pause(approval)
+    if found.reason != "approval":
+        raise InvalidArgument(f"pause {found.id} waits for {found.reason}, not for an approval")
+    return found
+
+
+def _decided(pause: Pause) -> str:
+    if pause.decision is not None:
+        return "approved" if pause.decision.is_approved else "rejected"
+    return "waits" if pause.state == "waiting" else pause.state
+
+
+def _data(pause: Pause) -> dict[str, Any]:
+    decision = None if pause.decision is None else output.data(pause.decision)
+    return {**output.data(pause), "decision": decision}

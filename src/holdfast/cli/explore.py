@@ -1,0 +1,123 @@
+"""`holdfast explore`: try every action of a module in every state of its world."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from ..arguments import shown
+from ..errors import HoldfastError, InvalidArgument
+from .command import Answer, argument, cause, flag, imported, option
+from .output import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..worlds import Action, Exploration, Invariant, World
+
+FOUND = 1
+
+
+def explore(
+    world: Annotated[
+        str,
+        argument("MODULE:WORLD", "A function that makes the world, with what is in its module."),
+    ],
+    strategy: Annotated[
+        str, option("NAME", "bfs, dfs, random, coverage, weighted or novelty.")
+    ] = "bfs",
+    seed: Annotated[int, option("N", "Of the random choices.")] = 0,
+    max_steps: Annotated[int, option("N", "Try at most so many actions.")] = 10_000,
+    max_states: Annotated[int | None, option("N", "See at most so many states.")] = None,
+    max_depth: Annotated[int | None, option("N", "Leave no state at this depth.")] = None,
+    max_seconds: Annotated[float | None, option("SECONDS", "Stop after this time.")] = None,
+    stop: Annotated[bool, flag("--stop", "Stop at the first violation.")] = False,
+    report: Annotated[
+        list[str] | None,
+        option("FILE", "Write a report: .json, .xml (JUnit), .html, .mmd (Mermaid) or .dot."),
+    ] = None,
+    tests: Annotated[
+        str | None, option("DIRECTORY", "Write a pytest file for each kind of violation.")
+    ] = None,
+) -> Answer:
+    """Explore a world: every action in every state, with invariants checked after each.
+
+    The actions and invariants are those in the module of the world. Exit code 1 says that
+    something was wrong.
+    """
+    from ..worlds import explore as run
+    from ..worlds.reports import report_file, to_data, write_report
+
+    files = [report_file(file) for file in report or ()]
+    if tests is not None and not Path(tests).is_dir():
+        raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is none")
+    make_world, actions, invariants = _loaded(world)
+    with progress("exploring") as move:
+        result = run(
+            make_world,
+            actions,
+            invariants,
+            strategy=strategy,
+            seed=seed,
+            max_steps=max_steps,
+            max_states=max_states,
+            max_depth=max_depth,
+            max_seconds=max_seconds,
+            stop_on_violation=stop,
+            on_progress=lambda now: move(now.steps, now.steps + now.waiting),
+        )
+    written = [str(write_report(result, file)) for file in files]
+    refused: list[str] = []
+    if tests is not None:
+        written += _tests(result, make_world, tests, refused)
+    lines = [result.summary(), *(f"wrote {file}" for file in written), *refused]
+    data = {**to_data(result), "written": written, "refused": refused}
+    return Answer(data, "\n".join(lines), 0 if result.has_passed else FOUND)
+
+
+def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invariant]]:
+    """Return the function that makes the world, and the actions and invariants beside it."""
+    from ..worlds import Action, Invariant
+
+    module = name.partition(":")[0]
+    if ":" not in name:
+        raise InvalidArgument(f"{shown(name)} must be MODULE:WORLD, like shop.world:make_world")
+    try:
+        make_world = imported(name)
+    except Exception as error:
+        raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
+    if not callable(make_world):
+        raise InvalidArgument(f"{shown(name)} must be a function that makes a world")
+    beside = list(dict.fromkeys(_marked(sys.modules[module])))
+    actions = [found for found in beside if isinstance(found, Action)]
+    if not actions:
+        raise InvalidArgument(f"{module} has no action; @holdfast.worlds.action makes one")
+    make = cast("Callable[[], World]", make_world)
+    return make, actions, [found for found in beside if isinstance(found, Invariant)]
+
+
+def _marked(module: Any) -> list[Any]:
+    from ..worlds import Action, Invariant
+
+    return [found for found in vars(module).values() if isinstance(found, Action | Invariant)]
+
+
+def _tests(
+    result: Exploration, make_world: Callable[[], World], directory: str, refused: list[str]
+) -> list[str]:
+    """Write a test for the nearest violation of each invariant; say which cannot be written."""
+    from ..worlds import write_reproducer
+
+    first: dict[str, Any] = {}
+    for violation in sorted(result.violations, key=lambda found: len(found.path)):
+        first.setdefault(violation.invariant, violation)
+    written = []
+    for name, violation in first.items():
+        file = Path(directory) / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_').lower()}.py"
+        try:
+            written.append(str(write_reproducer(violation, result.graph, make_world, file)))
+        except HoldfastError as error:
+            refused.append(f"no test for {name}: {error}")
+    return written

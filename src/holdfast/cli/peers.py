@@ -1,0 +1,133 @@
+"""`holdfast peers`: look at calls to other agents, answer them by hand, or cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, cast
+
+from ..codec import from_json
+from ..errors import InvalidArgument
+from ..peers import Answer as PeerAnswer
+from ..peers import PeerCall
+from ..peers.records import ASK_STATES, AskState
+from ..store import Store
+from . import output
+from .command import OFFERED_MAX, Answer, Commands, Limit, argument, numbered, option, page
+
+RECEIPTS = {
+    "counted": "The answer was stored and counted.",
+    "duplicate": "The call had its answer already; nothing was changed.",
+    "late": "The call is over; the answer was kept beside it and changes nothing.",
+}
+app = Commands("Look at calls to other agents, answer them by hand, or cancel them.")
+
+Ask = Annotated[
+    str,
+    argument(
+        "ASK",
+        "The call's id, its number in the list, or the beginning of its id.",
+        numbered(
+            lambda store: (
+                (each.number, each.id, f"{each.agent}, {each.state}")
+                for each in store.asks(limit=OFFERED_MAX)
+            )
+        ),
+    ),
+]
+
+
+@app.command("list", mode="read")
+def list_calls(
+    store: Store,
+    agent: Annotated[str | None, option("NAME", "Only calls to this agent.")] = None,
+    state: Annotated[
+        str | None,
+        option("STATE", "open, ok, error, timeout or cancelled.", offers=ASK_STATES),
+    ] = None,
+    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    limit: Limit = 100,
+) -> Answer:
+    """List calls in the order in which they were made."""
+    wanted = cast("AskState | None", state)
+    found = store.asks(agent=agent, state=wanted, after=after, limit=limit)
+    columns: output.Columns = {
+        "number": "number",
+        "id": "id",
+        "agent": "agent",
+        "asked by": lambda each: each.session_id or "a caller",
+        "state": "state",
+        "asked": "created_at",
+        "deadline": "deadline_at",
+        "progress": "progress",
+    }
+    dropped = ("progress", "id", "asked by")
+    return page("calls", found, _data, columns, limit=limit, drop=dropped, empty="No calls.")
+
+
+@app.command(mode="read")
+def show(store: Store, ask: Ask) -> Answer:
+    """Show a call: what was asked, how far the peer is, and its answer."""
+    call = store.find_ask(ask)
+
+    def shown() -> Iterator[Any]:
+        known = {
+            "call": f"{call.id} (number {call.number})",
+            "agent": call.agent,
+            "asked_by": call.session_id or "a caller that is no session",
+            "root": call.root_id,
+            "state": call.state,
+            "asked_at": output.when(call.created_at),
+            "deadline": output.when(call.deadline_at),
+        }
+        yield output.fields({name: each for name, each in known.items() if each is not None})
+        parts = {"Asked for": call.input, "Correlation": call.correlation}
+        parts |= {"Progress": call.progress}
+        for title, value in parts.items():
+            if value is not None or title == "Asked for":
+                yield output.heading(title)
+                yield output.json_lines(value)
+        for title, answer in (("Answer", call.answer), ("Came too late", call.late)):
+            if answer is not None:
+                yield output.heading(f"{title}: {answer.status}, {output.when(answer.answered_at)}")
+                yield output.json_lines(answer.result)
+
+    return Answer(_data(call), shown)
+
+
+@app.command(mode="write")
+def answer(
+    store: Store,
+    ask: Ask,
+    result: Annotated[str | None, option("JSON", "The answer; null if left out.")] = None,
+    error: Annotated[str | None, option("TEXT", "Answer with this error instead.")] = None,
+) -> Answer:
+    """Answer a call in the peer's place; a session that waited for it goes on."""
+    if result is not None and error is not None:
+        raise InvalidArgument("an answer is a --result or an --error, not both")
+    call = store.find_ask(ask)
+    if error is not None:
+        receipt = store.answer(call.id, error, status="error")
+    else:
+        value = None if result is None else from_json(result, name="--result")
+        receipt = store.answer(call.id, value)
+    return Answer({"id": call.id, "receipt": receipt}, RECEIPTS[receipt])
+
+
+@app.command(mode="write")
+def cancel(store: Store, ask: Ask) -> Answer:
+    """Cancel a call with its peer; a session that waited for it goes on."""
+    call = store.find_ask(ask)
+    is_cancelled = store.cancel_ask(call.id)
+    told = "was cancelled" if is_cancelled else "had its answer already; nothing was changed"
+    return Answer({"id": call.id, "is_cancelled": is_cancelled}, f"Call {call.id} {told}.")
+
+
+def _data(call: PeerCall) -> dict[str, Any]:
+    answers = {"answer": call.answer, "late": call.late}
+    return {**output.data(call), **{name: _plain(each) for name, each in answers.items()}}
+
+
+def _plain(answer: PeerAnswer | None) -> dict[str, Any] | None:
+    if answer is None:
+        return None
+    return {**output.data(answer), "artifacts": list(map(output.data, answer.artifacts))}

@@ -1,0 +1,75 @@
+"""`holdfast serve`: a server over a store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from ..errors import InvalidArgument
+from .command import Answer, Namespace, Url, flag, option
+from .output import json_line
+
+PORT = 8317
+
+
+def serve(
+    url: Url = None,
+    namespace: Namespace = None,
+    host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, option("PORT", "0 takes a free one.")] = PORT,
+    uds: Annotated[str | None, option("PATH", "Listen at a Unix socket instead.")] = None,
+    base_path: Annotated[str, option("/PATH", "What every address begins with.")] = "",
+    certfile: Annotated[str | None, option("FILE", "Certificate for TLS.")] = None,
+    keyfile: Annotated[str | None, option("FILE", "Its private key.")] = None,
+    allow_host: Annotated[
+        list[str] | None, option("NAME", "A name that clients address the server by.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, option("ORIGIN", "An origin whose pages may use the server.")
+    ] = None,
+    insecure: Annotated[
+        bool, flag("--insecure", "Allow other machines to connect without TLS.")
+    ] = False,
+    read_only: Annotated[bool, flag("--read-only", "Refuse every change.")] = False,
+    work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    as_json: Annotated[bool, flag("--json", "Tell the address as one line of JSON.")] = False,
+) -> Answer:
+    """Serve a store over HTTP until a signal comes: REST, WebSockets and the dashboard.
+
+    A token is needed for everything. The first start makes one and writes it to a file that only
+    you can read; `holdfast tokens` makes more.
+    """
+    try:
+        from ..server.serve import Address, Serving
+    except ImportError as error:
+        raise InvalidArgument(
+            f"the server needs {error.name}: pip install 'holdfast-agents[server]'"
+        ) from None
+    from ..server.options import Options
+    from ..server.sign_in import SignIn
+    from ..server.start import start_token, told
+
+    address = Address(
+        host=host, port=port, uds=uds, certfile=certfile, keyfile=keyfile, is_insecure=insecure
+    )
+    if base_path and not (base_path.startswith("/") and not base_path.endswith("/")):
+        raise InvalidArgument("--base-path begins with a slash and does not end with one")
+    options = Options(
+        hosts=frozenset(allow_host or ()),
+        origins=frozenset(allow_origin or ()),
+        base_path=base_path,
+        is_read_only=read_only,
+        work_days=work_days,
+    )
+    place: dict[str, Any] = {"url": url, "namespace": namespace}
+    token = start_token(place, is_read_only=read_only)
+    if token.secret is not None:
+        options = replace(options, sign_in=SignIn.with_secret(token.secret))
+    serving = Serving(place, address, options)
+
+    def ready() -> None:
+        data, text = told(serving, token)
+        print(json_line(data) if as_json else text, flush=True)
+
+    serving.run(ready)
+    return Answer({"stopped": True}, "Stopped.")

@@ -1,0 +1,96 @@
+"""The rows of many owners (trees, sessions, lines), read by few statements in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Literal
+
+from .operation import Op, Row, rows
+
+OWNERS_PER_PAGE = 256
+ROWS_PER_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRows:
+    """Which rows of a table belong to an owner, and in which order they are read.
+
+    `where` is the condition for the rows of an `{owner}`; an index must cover it and the columns of
+    `after`, which give the order. Their values are lower than those of all rows.
+    """
+
+    columns: str
+    source: str
+    where: str
+    after: Mapping[str, int | str]
+    owner: Literal["INTEGER", "TEXT"] = "INTEGER"
+    of_many: str = field(init=False)
+    """Returns rows of all given owners, unordered."""
+    of_one: str = field(init=False)
+    """Returns a page of one owner's rows, after the last of the previous page."""
+
+    def __post_init__(self) -> None:
+        given = (
+            f"(SELECT CAST(key AS {self.owner}) AS owner"  # noqa: S608 - texts of our own
+            " FROM json_each(CAST(:owners AS TEXT) /*pg ::json */)) AS given"
+        )
+        of_many = (
+            f"SELECT given.owner, {self.columns} FROM {given} CROSS JOIN {self.source}"  # noqa: S608
+            f" WHERE {self.where.format(owner='given.owner')} LIMIT :limit"
+        )
+        order, after = ", ".join(self.after), ", ".join(f":{name}" for name in self.names)
+        of_one = (
+            f"SELECT {self.columns} FROM {self.source}"  # noqa: S608
+            f" WHERE {self.where.format(owner=f'CAST(:owner AS {self.owner})')}"
+            f" AND ({order}) > ({after}) ORDER BY {order} LIMIT :limit"
+        )
+        object.__setattr__(self, "of_many", of_many)
+        object.__setattr__(self, "of_one", of_one)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that rows are ordered by, without their tables."""
+        return [column.rpartition(".")[2] for column in self.after]
+
+
+def read_each(
+    owned: OwnedRows, owners: Iterable[int | str], take: Callable[[Row], object]
+) -> Op[None]:
+    """Pass the rows of each owner to `take`, in order.
+
+    One statement reads the rows of as many owners as fit in a page; those of an owner with more
+    than a page are read page by page.
+    """
+    waiting, size = iter(owners), OWNERS_PER_PAGE
+    while some := list(islice(waiting, size)):
+        if size == 1:
+            yield from _read_pages(owned, some[0], take)
+            size = 2
+            continue
+        found = yield from rows(
+            owned.of_many, owners=json.dumps(dict.fromkeys(some)), limit=ROWS_PER_PAGE + 1
+        )
+        if len(found) > ROWS_PER_PAGE:
+            waiting, size = chain(some, waiting), max(1, len(some) // 4)
+            continue
+        if len(found) < ROWS_PER_PAGE // 4:
+            size = min(OWNERS_PER_PAGE, size * 2)
+        places, order = {owner: place for place, owner in enumerate(some)}, owned.names
+        found.sort(key=lambda row: (places[row["owner"]], *(row[name] for name in order)))
+        for row in found:
+            take(row)
+
+
+def _read_pages(owned: OwnedRows, owner: int | str, take: Callable[[Row], object]) -> Op[None]:
+    names = owned.names
+    behind = dict(zip(names, owned.after.values(), strict=True))
+    while True:
+        page = yield from rows(owned.of_one, owner=owner, **behind, limit=ROWS_PER_PAGE)
+        for row in page:
+            take(row)
+        if len(page) < ROWS_PER_PAGE:
+            return
+        behind = {name: page[-1][name] for name in names}

@@ -1,0 +1,73 @@
+"""Subscriptions of a client that speaks the protocol as it was before 2026-07-28."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import ResourceUpdated, ServerEvent
+
+from ..answers.problems import Refusal
+from ..kernel.operation import Async
+from ..session import Session
+from .changes import Changes
+
+SUBSCRIPTIONS_MAX = 1_024
+
+
+class Subscriptions:
+    """What the one client of a connection has subscribed to, all of it in one tree."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._uris: set[str] = set()
+        self._changed: set[str] = set()
+        self._wake = asyncio.Event()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def add(self, uri: str, session: Session[Async], client: ServerSession) -> None:
+        """Tell the client from now on when a resource changes."""
+        if len(self._uris | {uri}) > SUBSCRIPTIONS_MAX:
+            raise Refusal("too_large", "too many subscriptions", limit=SUBSCRIPTIONS_MAX)
+        self._uris.add(uri)
+        if self._telling is None or self._telling.done():
+            following = asyncio.Event()
+            self._telling = asyncio.create_task(self._tell(session, client, following))
+            waiting = asyncio.create_task(following.wait())
+            await asyncio.wait({waiting, self._telling}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+
+    def remove(self, uri: str) -> None:
+        """Tell the client no more of a resource."""
+        self._uris.discard(uri)
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._telling is not None:
+            self._telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._telling
+
+    async def _tell(
+        self, session: Session[Async], client: ServerSession, following: asyncio.Event
+    ) -> None:
+        async with self._changes.following(session) as reader:
+            reader.add_done_callback(lambda _: self._wake.set())
+            unsubscribe = self._changes.subscribe(self._note)
+            following.set()
+            try:
+                while not reader.done():
+                    await self._wake.wait()
+                    self._wake.clear()
+                    changed, self._changed = self._changed, set()
+                    for uri in sorted(changed):
+                        await client.send_resource_updated(uri)
+            finally:
+                unsubscribe()
+
+    def _note(self, event: ServerEvent) -> None:
+        """Remember a change; several of one resource are told once."""
+        if isinstance(event, ResourceUpdated) and event.uri in self._uris:
+            self._changed.add(event.uri)
+            self._wake.set()

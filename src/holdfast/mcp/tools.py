@@ -1,0 +1,390 @@
+"""What the tools do: shared state, and the session's own effects and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..answers.problems import Refusal
+from ..answers.reads import events_page
+from ..answers.records import struct
+from ..answers.shapes import CHECKPOINT, EFFECT, LOADED, KeyInState, key_in_state
+from ..clock import iso
+from ..codec import from_json
+from ..errors import InvalidValue, KeyNotFound, VersionConflict
+from ..records import EffectStatus, Kind
+from ..state.records import Entry
+from .caller import Caller
+from .table import Arguments, Tools, WriteArguments
+
+tools = Tools()
+
+PAGE, PAGE_MAX = 100, 1_000
+Json = Any
+Key = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=256, description="The name of a key; dots are part.")
+]
+JsonText = Annotated[str, msgspec.Meta(description="A JSON text; a string is given with quotes.")]
+JsonList = Annotated[str, msgspec.Meta(description="A JSON text of an array of items.")]
+JsonObject = Annotated[str, msgspec.Meta(description="A JSON text of an object.")]
+Version = Annotated[int, msgspec.Meta(ge=1, le=2**53, description="The version you have seen.")]
+Expected = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0,
+        le=2**53,
+        description="Write only if the key is at this version; 0: only if it does not exist.",
+    ),
+]
+StateVersion = Annotated[
+    int, msgspec.Meta(ge=0, le=2**53, description="Only if `global_version` is still this.")
+]
+Items = Annotated[
+    int, msgspec.Meta(ge=1, le=2**31 - 1, description="Only so many items at the end of each list.")
+]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="At most this many.")]
+Position = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class GetArguments(Arguments, kw_only=True):
+    """Which key."""
+
+    key: Key | None = None
+
+
+class SetArguments(WriteArguments, kw_only=True):
+    """A key and its new value."""
+
+    key: Key
+    value: JsonText
+    version: Expected | None = None
+
+
+class DeleteArguments(WriteArguments, kw_only=True):
+    """A key."""
+
+    key: Key
+    version: Version | None = None
+
+
+class IncrementArguments(WriteArguments, kw_only=True):
+    """A key and what to add."""
+
+    key: Key
+    delta: int | float = 1
+
+
+class AppendArguments(WriteArguments, kw_only=True):
+    """A key and the items."""
+
+    key: Key
+    items: JsonList
+
+
+class PatchArguments(WriteArguments, kw_only=True):
+    """What to merge."""
+
+    patch: JsonObject
+    version: StateVersion | None = None
+
+
+class ChangesArguments(Arguments, kw_only=True):
+    """Where to go on."""
+
+    since_sequence: Position = 0
+    limit: Limit = PAGE
+
+
+class EffectsArguments(Arguments, kw_only=True):
+    """Which effects."""
+
+    status: EffectStatus | None = None
+    after: Position = 0
+    limit: Limit = PAGE
+
+
+class CheckpointsArguments(Arguments, kw_only=True):
+    """Which versions."""
+
+    kind: Kind | None = None
+    before: Version | None = None
+    limit: Limit = PAGE
+
+
+class CheckpointArguments(Arguments, kw_only=True):
+    """Which version, and how much of it."""
+
+    version: Version | None = None
+    last: Items | None = None
+
+
+class OneKey(KeyInState):
+    """One key."""
+
+    key: str
+
+
+class AllKeys(msgspec.Struct):
+    """All keys at one moment."""
+
+    root_session_id: str
+    keys: dict[str, KeyInState]
+    global_version: int
+
+
+class SetResult(msgspec.Struct):
+    """The new version of a key."""
+
+    key: str
+    version: int
+    sequence: int
+    conditional: bool
+    """Whether a version was given; if not, what was there is overwritten."""
+
+
+class DeleteResult(msgspec.Struct):
+    """Whether there was such a key."""
+
+    key: str
+    deleted: bool
+    version: int | None = None
+
+
+class IncrementResult(msgspec.Struct):
+    """The new value of a number."""
+
+    key: str
+    value: int | float
+    version: int
+    sequence: int
+
+
+class AppendResult(msgspec.Struct):
+    """The new length of an array."""
+
+    key: str
+    length: int
+    version: int
+    sequence: int
+
+
+class PatchResult(msgspec.Struct):
+    """What became of the keys that the patch names."""
+
+    root_session_id: str
+    global_version: int
+    versions: dict[str, int]
+    deleted: list[str]
+
+
+class ChangesResult(msgspec.Struct):
+    """Changes, oldest first; `last_sequence` is what to ask for next."""
+
+    events: list[dict[str, Json]]
+    has_more: bool
+    last_sequence: int
+
+
+EffectsResult = struct(
+    "EffectsResult",
+    "Effects, oldest first; `next_after` is what to ask for next.",
+    effects=EFFECT.many,
+    next_after=int | None,
+)
+CheckpointsResult = struct(
+    "CheckpointsResult",
+    "Versions, the newest first; `next_before` is what to ask for next.",
+    checkpoints=CHECKPOINT.many,
+    next_before=int | None,
+)
+
+
+@tools.add("Read shared state", "read", takes=GetArguments, gives=OneKey | AllKeys)
+async def state_get(caller: Caller, given: GetArguments) -> OneKey | AllKeys:
+    """Read the state that all agents of this session's tree share: one key with its version, or
+    without `key` all of them. State is durable and lives until the session tree is deleted.
+    """
+    return await read_state(caller, given.key)
+
+
+@tools.add(
+    "Set a key of shared state",
+    "write",
+    takes=SetArguments,
+    gives=SetResult,
+    is_destructive=True,
+)
+async def state_set(caller: Caller, given: SetArguments) -> SetResult:
+    """Set a key of the shared state to a JSON value. Give the `version` that you have read, so that
+    nobody's change is lost: if another agent was first, the error has the current version and
+    value, and you decide again. Without `version` whatever is there is overwritten.
+    """
+    value = _parsed(caller, "value", given.value)
+    entry: Entry = await caller.session.state.set(
+        given.key, value, if_version=given.version, idempotency_key=_idempotency_key(caller, given)
+    )
+    return SetResult(entry.key, entry.version, entry.sequence, given.version is not None)
+
+
+@tools.add(
+    "Delete a key of shared state",
+    "write",
+    takes=DeleteArguments,
+    gives=DeleteResult,
+    is_destructive=True,
+)
+async def state_delete(caller: Caller, given: DeleteArguments) -> DeleteResult:
+    """Delete a key of the shared state; with `version`, only if it is still at that version.
+    `deleted` is false if there is no such key.
+    """
+    try:
+        entry: Entry = await caller.session.state.delete(
+            given.key,
+            if_version=given.version,
+            idempotency_key=_idempotency_key(caller, given),
+        )
+    except KeyNotFound:
+        return DeleteResult(given.key, deleted=False)
+    except VersionConflict as conflict:
+        # What is not there is told as such, whatever version was expected.
+        if conflict.current_version == 0:
+            return DeleteResult(given.key, deleted=False)
+        raise
+    return DeleteResult(entry.key, deleted=True, version=entry.version)
+
+
+@tools.add(
+    "Add to a number in shared state",
+    "write",
+    takes=IncrementArguments,
+    gives=IncrementResult,
+    is_idempotent=False,
+)
+async def state_increment(caller: Caller, given: IncrementArguments) -> IncrementResult:
+    """Add to a number in the shared state; a missing key starts at 0. Counts of several agents are
+    never lost. Give an `idempotency_key` if you may have to repeat the call.
+    """
+    entry: Entry = await caller.session.state.increment(
+        given.key, given.delta, idempotency_key=_idempotency_key(caller, given)
+    )
+    return IncrementResult(entry.key, entry.value, entry.version, entry.sequence)
+
+
+@tools.add(
+    "Append to an array in shared state",
+    "write",
+    takes=AppendArguments,
+    gives=AppendResult,
+    is_idempotent=False,
+)
+async def state_append(caller: Caller, given: AppendArguments) -> AppendResult:
+    """Append items to an array in the shared state; a missing key starts empty. Items of several
+    agents are never lost. Give an `idempotency_key` if you may have to repeat the call.
+    """
+    items = _parsed(caller, "items", given.items)
+    entry: Entry = await caller.session.state.append(
+        given.key, items, idempotency_key=_idempotency_key(caller, given)
+    )
+    return AppendResult(entry.key, len(entry.value), entry.version, entry.sequence)
+
+
+@tools.add(
+    "Merge into shared state",
+    "write",
+    takes=PatchArguments,
+    gives=PatchResult,
+    is_destructive=True,
+    is_idempotent=False,
+)
+async def state_patch(caller: Caller, given: PatchArguments) -> PatchResult:
+    """Merge an object into the whole shared state in one step (RFC 7396): null deletes a key,
+    objects are merged, other values are set. As the whole value of a key, {"$append": [...]},
+    {"$increment": n}, {"$set": value} and {"$delete": true} operate on it.
+    """
+    patch = _parsed(caller, "patch", given.patch)
+    after = await caller.session.state.patch(
+        patch,
+        if_version=given.version,
+        operators=True,
+        idempotency_key=_idempotency_key(caller, given),
+    )
+    versions = {key: after.versions[key] for key in patch if key in after.versions}
+    deleted = [key for key in patch if key not in after.versions]
+    return PatchResult(after.root_id, after.version, versions, deleted)
+
+
+@tools.add("Read changes of shared state", "read", takes=ChangesArguments, gives=ChangesResult)
+async def state_changes(caller: Caller, given: ChangesArguments) -> ChangesResult:
+    """Read what was changed in the shared state after a sequence, by whom, oldest first. Nothing is
+    left out and nothing comes twice if you go on with `last_sequence`.
+    """
+    page = await events_page(caller.session.state, given.since_sequence, given.limit)
+    last = page.events[-1]["seq"] if page.events else given.since_sequence
+    return ChangesResult(page.events, page.has_more, last)
+
+
+@tools.add("List this session's effects", "read", takes=EffectsArguments, gives=EffectsResult)
+async def effects_list(caller: Caller, given: EffectsArguments) -> Any:
+    """List the side effects (tool calls) of your own session from its ledger, oldest first: what
+    was called, with which outcome. `unknown` means that it may have happened or not.
+    """
+    found = await caller.store.effects(
+        session=caller.session, status=given.status, after=given.after, limit=given.limit
+    )
+    following = found[-1].number if len(found) == given.limit else None
+    return EffectsResult(list(map(EFFECT, found)), following)
+
+
+@tools.add(
+    "List this session's checkpoints",
+    "read",
+    takes=CheckpointsArguments,
+    gives=CheckpointsResult,
+)
+async def checkpoints_list(caller: Caller, given: CheckpointsArguments) -> Any:
+    """List the saved versions of your own session without their content, the newest first."""
+    found = await caller.session.history(kind=given.kind, before=given.before, limit=given.limit)
+    following = found[-1].version if len(found) == given.limit else None
+    return CheckpointsResult(list(map(CHECKPOINT, found)), following)
+
+
+@tools.add("Read a checkpoint", "read", takes=CheckpointArguments, gives=LOADED.type)
+async def checkpoint_get(caller: Caller, given: CheckpointArguments) -> Any:
+    """Read one saved version of your own session with its channels, the newest by default."""
+    if given.version is not None:
+        return LOADED(await caller.session.at(given.version, last=given.last))
+    loaded = await caller.session.latest(last=given.last)
+    if loaded is None:
+        raise Refusal("checkpoint_not_found", "the session has no versions yet")
+    return LOADED(loaded)
+
+
+async def read_state(caller: Caller, key: str | None) -> OneKey | AllKeys:
+    """Return one key, or all at one moment."""
+    state = caller.session.state
+    if key is None:
+        snapshot = await state.snapshot()
+        keys = {each: key_in_state(snapshot, each) for each in snapshot.document}
+        return AllKeys(snapshot.root_id, keys, snapshot.version)
+    entry: Entry | None = await state.entry(key)
+    if entry is None:
+        raise KeyNotFound(f"there is no key {key!r}", key=key)
+    return OneKey(entry.value, entry.version, iso(entry.updated_at), entry.updated_by, entry.key)
+
+
+def _parsed(caller: Caller, name: Literal["value", "items", "patch"], text: str) -> Json:
+    try:
+        return from_json(text, caller.store.runtime.codec.limits, name=name)
+    except InvalidValue as error:
+        hint = ' A string is given with its quotes, as "\\"done\\"".'
+        raise Refusal("invalid_request", f"{error}{hint}", pointer=name) from None
+
+
+def _idempotency_key(caller: Caller, given: WriteArguments) -> str | None:
+    """Return the key under which the tree knows a request; sessions do not share theirs."""
+    if given.idempotency_key is None:
+        return None
+    scoped = f"{caller.session.id}\0{given.idempotency_key}"
+    return f"mcp {hashlib.sha256(scoped.encode()).hexdigest()}"

@@ -1,0 +1,30 @@
+"""Peers: sessions ask other agents, let go while they wait, and are resumed once, anywhere."""
+
+from .handle import SessionPeers, StorePeers
+from .noun import PeersNoun
+from .records import (
+    Answer,
+    Answered,
+    Artifact,
+    Decision,
+    Parked,
+    Pause,
+    PeerCall,
+    PeerRequest,
+    Resumption,
+)
+
+__all__ = [
+    "Answer",
+    "Answered",
+    "Artifact",
+    "Decision",
+    "Parked",
+    "Pause",
+    "PeerCall",
+    "PeerRequest",
+    "PeersNoun",
+    "Resumption",
+    "SessionPeers",
+    "StorePeers",
+]

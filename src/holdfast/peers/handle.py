@@ -1,0 +1,373 @@
+"""What sessions and stores can do with peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from ..arguments import (
+    milliseconds_of,
+    require_limit,
+    require_one_of,
+    require_seconds,
+    require_text,
+    require_text_or_none,
+    require_whole,
+)
+from ..errors import AskNotFound, InvalidArgument, NotFound
+from ..feed import create_tree
+from ..kernel.flow import Flow, flow, perform, wait
+from ..kernel.nouns import find_row
+from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows
+from ..kernel.signals import TREE_TOPIC
+from ..kernel.sql import merged
+from ..leases import uptime_seconds
+from ..sessions.access import lock_and_read, require_writable
+from ..sessions.handle import SessionHandle
+from ..work.items import Item
+from .answers import answer, cancel_call, decide, expire_own
+from .artifacts import add_artifact, artifacts_of
+from .asks import (
+    ASK_SECONDS,
+    SELECT_ASKS,
+    Timeout,
+    add_ask,
+    asking,
+    chosen_id,
+    read_ask,
+    require_active,
+    require_timeout,
+    set_progress,
+)
+from .pauses import (
+    COUNT_UNCOLLECTED,
+    SELECT_PAUSES,
+    Wish,
+    begin_pause,
+    is_met,
+    require_need,
+    take_over,
+)
+from .records import (
+    ASK_STATES,
+    PAUSE_REASONS,
+    PAUSE_STATES,
+    Answered,
+    Artifact,
+    AskState,
+    Parked,
+    Pause,
+    PauseReason,
+    PauseState,
+    PeerCall,
+    Receipt,
+    Resumption,
+    call_of,
+    pause_of,
+)
+
+ROWS_PER_PAGE_MAX = 1_000
+GRACE_SECONDS_MAX = 3_600.0
+POLL_SECONDS = 0.5
+AGENT_CHARACTERS_MAX = 200
+LIST_ASKS = f"{SELECT_ASKS} WHERE number > :after"
+LIST_PAUSES = f"{SELECT_PAUSES} WHERE number > :after"
+
+
+class SessionPeers(SessionHandle[C]):
+    """Asking peers, pausing, and what a session has produced."""
+
+    def _take_answer(self, result: Any, row: Any) -> None:
+        """A server that parked the session has completed its work item too."""
+        if isinstance(result, Parked) and isinstance(self.item, Item):
+            self.item._take({"state": "completed"})
+
+    @asking
+    def ask(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        timeout_seconds: Timeout = ASK_SECONDS,
+        correlation: Any = None,
+        id: str | None = None,
+    ) -> Op[PeerCall]:
+        """Ask another agent; the call is durable before anything is sent.
+
+        The deadline counts from the commit; 0 expires at once, "never" does not expire. The peer's
+        work is a child session with the call's id. An ask that is repeated with its `id` is the
+        same call, and its answer belongs to the next pause again; inside a work item the id is
+        derived from the item and the request.
+        """
+        require_text("agent", agent, AGENT_CHARACTERS_MAX)
+        timeout_ms = require_timeout(timeout_seconds)
+        ask_id = yield from chosen_id("id", id)
+        place = self._place
+        found = yield from lock_and_read(self.runtime, place)
+        require_active(require_writable(self.runtime, place, found), self.id)
+        user = (yield from self._row())["user_id"]
+        row = yield from add_ask(
+            self.runtime,
+            self,
+            id=ask_id,
+            agent=agent,
+            input=input,
+            correlation=correlation,
+            timeout_ms=timeout_ms,
+            user=user,
+            root_id=self.root_id,
+        )
+        return call_of(self.runtime.codec, row)
+
+    @query
+    def asks(self) -> Op[list[PeerCall]]:
+        """Return this session's calls in the order of dispatch, until retention removes them."""
+        statement = f"{SELECT_ASKS} WHERE session_number = :number ORDER BY number"
+        found = yield from rows(statement, number=self.number)
+        return [call_of(self.runtime.codec, row) for row in found]
+
+    @operation
+    def pause(
+        self,
+        context: Any = None,
+        *,
+        need: int | Literal["all", "any"] = "all",
+        rest: Literal["cancel", "keep"] = "cancel",
+    ) -> Op[Parked | Answered]:
+        """Wait for answers without holding anything, or return them if they are in.
+
+        `need` is how many must be `ok`: "any" is one, "all" waits for an answer of any status to
+        every ask. Once it is met, or can no longer be met, the `rest` is cancelled, or kept for the
+        next pause. If the session is parked, its lease is released, and the work item that drives
+        it is completed in the same commit; any instance of its agent resumes it.
+        """
+        needed = require_need(need)
+        require_one_of("rest", rest, ("cancel", "keep"))
+        body = self.runtime.codec.encode(context, name="context")
+        yield from self._lock()
+        yield from expire_own(self.runtime, self.number)
+        wish = Wish(reason="peers", context=body, need=needed, keeps_rest=rest == "keep")
+        return (yield from begin_pause(self, wish))
+
+    @operation
+    def resumption(self) -> Op[Resumption[C] | None]:
+        """Go on after the last pause, in place of its work item, and return what came.
+
+        For whoever drives the session by hand, or was told at once that it is `Answered`. None
+        while the session waits, and if it has not paused or has gone on since.
+        """
+        return (yield from take_over(self))
+
+    @operation
+    def sleep(self, until: datetime | int, *, context: Any = None) -> Op[Parked]:
+        """Pause until a time: a datetime with a time zone, or milliseconds."""
+        wakes_at = milliseconds_of("until", until)
+        body = self.runtime.codec.encode(context, name="context")
+        parked = yield from begin_pause(self, Wish(reason="time", context=body, wakes_at=wakes_at))
+        assert isinstance(parked, Parked)
+        return parked
+
+    @operation
+    def wait_for_approval(self, question: Any, *, context: Any = None) -> Op[Parked]:
+        """Pause until a person approves or rejects; request and decision are approval points."""
+        if question is None:
+            raise InvalidArgument("an approval needs a question")
+        body = self.runtime.codec.encode(context, name="context")
+        asked = self.runtime.codec.encode(self.runtime.redactor.redact(question), name="question")
+        wish = Wish(reason="approval", context=body, question=asked)
+        parked = yield from begin_pause(self, wish)
+        assert isinstance(parked, Parked)
+        return parked
+
+    @flow
+    def answers(
+        self,
+        context: Any = None,
+        *,
+        grace_seconds: float,
+        need: int | Literal["all", "any"] = "all",
+        rest: Literal["cancel", "keep"] = "cancel",
+    ) -> Flow[Parked | Answered]:
+        """Wait in memory for quick peers, and pause for slow ones after `grace_seconds`."""
+        require_seconds("grace_seconds", grace_seconds, GRACE_SECONDS_MAX)
+        needed = require_need(need)
+        signals, topic = self.runtime.signals, f"{TREE_TOPIC}{self.root_id}"
+        ends_at = uptime_seconds() + grace_seconds
+        while (left := ends_at - uptime_seconds()) > 0:
+            seen = signals.count(topic)
+            if (yield from perform(SessionPeers._is_met, self, needed)):
+                break
+            yield from wait(min(left, POLL_SECONDS), topic, seen)
+        given: dict[str, Any] = {"need": need, "rest": rest}
+        return (yield from perform(SessionPeers.pause, self, context, **given))
+
+    @query
+    def _is_met(self, need: int | None) -> Op[bool]:
+        [counts] = yield from rows(COUNT_UNCOLLECTED, session_number=self.number)
+        return is_met(need, int(counts["open_asks"]), int(counts["ok_asks"]))
+
+    @operation
+    def add_artifact(
+        self,
+        name: str,
+        media_type: str = "application/json",
+        *,
+        data: Any = None,
+        uri: str | None = None,
+        returned: bool = True,
+    ) -> Op[Artifact]:
+        """Add the next version of a named output; `returned` sends it with the session's answer."""
+        return (yield from add_artifact(self, name, media_type, data, uri, returned=returned))
+
+    @query
+    def artifacts(self) -> Op[list[Artifact]]:
+        """Return this session's artifacts, oldest first."""
+        return (yield from artifacts_of(self.runtime.codec, self.number))
+
+
+class StorePeers(Handle[C]):
+    """The peer calls and pauses of a store."""
+
+    @operation
+    def request(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        request_id: str | None = None,
+        user: str | None = None,
+        timeout_seconds: Timeout = "never",
+    ) -> Op[PeerCall]:
+        """Ask an agent for a caller that is no session; the agent's session is a new root.
+
+        The same `request_id` is the same request. `holdfast.mesh.Mesh` also waits for the answer.
+        """
+        require_text("agent", agent, AGENT_CHARACTERS_MAX)
+        require_text_or_none("user", user)
+        timeout_ms = require_timeout(timeout_seconds)
+        id = yield from chosen_id("request_id", request_id)
+        yield from create_tree(id)
+        yield Lock(id)
+        row = yield from add_ask(
+            self.runtime,
+            None,
+            id=id,
+            agent=agent,
+            input=input,
+            timeout_ms=timeout_ms,
+            user=user,
+            root_id=id,
+        )
+        return call_of(self.runtime.codec, row)
+
+    @operation
+    def answer(
+        self,
+        ask_id: str,
+        result: Any = None,
+        *,
+        status: Literal["ok", "error", "cancelled"] = "ok",
+        artifacts: Sequence[Artifact] = (),
+    ) -> Op[Receipt]:
+        """Answer a call, and make the asking session ready if that was the last it needs.
+
+        Returns "counted", "duplicate" if the call had its answer, or "late" after a timeout or a
+        cancellation: a late answer is kept and changes nothing. Raises AskNotFound. What the peer's
+        session has added as artifacts goes with the answer.
+        """
+        return (yield from answer(self.runtime, ask_id, result, status, artifacts))
+
+    @operation
+    def progress(self, ask_id: str, note: Any) -> Op[bool]:
+        """Tell of a peer's progress, and start its timeout anew; False if the call is over."""
+        return (yield from set_progress(self.runtime, ask_id, note))
+
+    @operation
+    def cancel_ask(self, ask_id: str) -> Op[bool]:
+        """Cancel a call with its peer's session; False if it had its answer."""
+        return (yield from cancel_call(self.runtime, ask_id))
+
+    @query
+    def peer_call(self, ask_id: str) -> Op[PeerCall]:
+        """Return a call with its answer, or raise AskNotFound."""
+        return call_of(self.runtime.codec, (yield from read_ask(ask_id)))
+
+    @query
+    def find_ask(self, ask_id: str) -> Op[PeerCall]:
+        """Return a call by its id, its number or a unique prefix of its id, or raise AskNotFound.
+
+        A prefix has 8 characters or more.
+        """
+        row = yield from find_row("ask", SELECT_ASKS, require_text("ask_id", ask_id))
+        if row is None:
+            raise AskNotFound(f"there is no ask {ask_id!r}", id=ask_id)
+        return call_of(self.runtime.codec, row)
+
+    @query
+    def asks(
+        self,
+        *,
+        state: AskState | None = None,
+        agent: str | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> Op[list[PeerCall]]:
+        """Return calls in the order of dispatch; `after` is the `number` of the last one seen."""
+        if state is not None:
+            require_one_of("state", state, ASK_STATES)
+        given = {"agent": agent, "state": state}
+        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit)
+        return [call_of(self.runtime.codec, row) for row in found]
+
+    @query
+    def pauses(
+        self,
+        *,
+        agent: str | None = None,
+        reason: PauseReason | None = None,
+        state: PauseState | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> Op[list[Pause]]:
+        """Return pauses, oldest first; `after` is the `number` of the last one seen."""
+        if reason is not None:
+            require_one_of("reason", reason, PAUSE_REASONS)
+        if state is not None:
+            require_one_of("state", state, PAUSE_STATES)
+        given = {"agent": agent, "reason": reason, "state": state}
+        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit)
+        return [pause_of(self.runtime.codec, row) for row in found]
+
+    @query
+    def find_pause(self, pause_id: str) -> Op[Pause]:
+        """Return a pause by its id, its number or a unique prefix of its id, or raise NotFound."""
+        row = yield from find_row("pause", SELECT_PAUSES, require_text("pause_id", pause_id))
+        if row is None:
+            raise NotFound(f"there is no pause {pause_id!r}", id=pause_id)
+        return pause_of(self.runtime.codec, row)
+
+    @operation
+    def approve(self, pause_id: str, *, by: str, note: str | None = None) -> Op[None]:
+        """Approve what a session waits for, which then goes on; who and why are recorded."""
+        yield from decide(self.runtime, pause_id, is_approved=True, by=by, note=note)
+
+    @operation
+    def reject(self, pause_id: str, *, by: str, note: str | None = None) -> Op[None]:
+        """Reject what a session waits for, which then goes on; who and why are recorded."""
+        yield from decide(self.runtime, pause_id, is_approved=False, by=by, note=note)
+
+
+def _page(
+    statement: str, wanted: Mapping[str, str | None], states: Sequence[str], after: int, limit: int
+) -> Op[list[Row]]:
+    """Return a page of a listing, along an index that begins with what is given."""
+    require_whole("after", after, 0)
+    require_limit(limit, ROWS_PER_PAGE_MAX)
+    given = {name: value for name, value in wanted.items() if value is not None}
+    for name, value in given.items():
+        require_text(name, value)
+    branches = [" AND ".join([statement, *(f"{name} = :{name}" for name in given)])]
+    if given and "state" not in given:
+        branches = [f"{branches[0]} AND state = '{state}'" for state in states]
+    return (yield from listed(merged(branches), **given, after=after, limit=limit))

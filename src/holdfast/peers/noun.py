@@ -1,0 +1,229 @@
+"""Peer calls and pauses in the life-cycle of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ..checkpoints.write import record_status
+from ..errors import StoreBusy
+from ..feed import by_tree, emit
+from ..formatting import plural
+from ..kernel.flow import Flow, perform
+from ..kernel.nouns import Noun, Retention
+from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, one, operation, query, rows
+from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
+from ..sessions.access import LOCK_SESSION, Place
+from ..sessions.rows import GIVEN_NUMBERS, SET_SESSION_STATUS, given, numbers_of
+from .answers import NEXT_DUE, UNANSWERED, answer_served, expire, find_due, follow_item
+from .asks import REQUEST, RESUME, SELECT_ASKS
+from .pauses import close_open
+from .portable import PeersPortable
+from .settlement import CANCELLED, cancel_asks, settle
+
+REMOVED_PER_PASS = 500
+OVERDUE_MS = 60_000
+
+# An array is estimated as short, so PostgreSQL looks for each id in the index.
+GIVEN_IDS = """(
+    /*pg SELECT unnest(ARRAY( */ SELECT key FROM json_each(CAST(:ids AS TEXT) /*pg ::json */)
+    /*pg )) */
+)"""
+OPEN_OF_SESSIONS = f"""
+{SELECT_ASKS} WHERE session_number IN {GIVEN_NUMBERS} AND coalesce(state, '') = 'open'
+ORDER BY number LIMIT :limit
+"""
+SERVED_BY = f"{SELECT_ASKS} WHERE id IN {GIVEN_IDS} AND coalesce(state, '') = 'open'"
+OPEN_OF_SESSION = f"""
+{SELECT_ASKS} WHERE session_number = :number AND coalesce(state, '') = 'open' ORDER BY number
+"""
+READ_OPEN = """
+SELECT EXISTS (
+        SELECT 1 FROM hf_asks WHERE session_number = :number AND closed_at IS NULL
+    ) AS has_asks, EXISTS (
+        SELECT 1 FROM hf_pauses WHERE session_number = :number
+            AND state IN ('waiting', 'ready', 'resumed')
+    ) AS has_pause, EXISTS (
+        SELECT 1 FROM hf_asks WHERE id = :id AND coalesce(state, '') = 'open'
+    ) AS is_serving
+"""
+CANCEL_PAUSES = f"""
+UPDATE hf_pauses SET closed_at = :now,
+    state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
+WHERE session_number IN {GIVEN_NUMBERS} AND state IN ('waiting', 'ready', 'resumed')
+"""  # noqa: S608
+# Nothing collects the answers of a session that has ended or was rewound.
+CLOSE_ANSWERED = f"""
+UPDATE hf_asks SET closed_at = :now
+WHERE session_number IN {GIVEN_NUMBERS} AND state <> 'open' AND closed_at IS NULL
+"""  # noqa: S608
+REMOVALS = (
+    f"""
+    DELETE FROM hf_asks WHERE number IN (
+        SELECT number FROM hf_asks WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+    ) RETURNING number
+    """,  # noqa: S608
+    f"""
+    DELETE FROM hf_asks WHERE session_number IS NULL AND id IN {GIVEN_IDS} RETURNING number
+    """,  # noqa: S608
+    f"""
+    DELETE FROM hf_pauses WHERE number IN (
+        SELECT number FROM hf_pauses WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+    ) RETURNING number
+    """,  # noqa: S608
+    f"""
+    DELETE FROM hf_artifacts WHERE number IN (
+        SELECT number FROM hf_artifacts WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+    ) RETURNING number
+    """,  # noqa: S608
+)
+FIND_OLD = """
+SELECT number, root_id, {session_id} AS session_id FROM {table}
+WHERE closed_at IS NOT NULL AND closed_at < :now - :age_ms ORDER BY closed_at, number LIMIT :limit
+"""
+REMOVE_OLD = """
+DELETE FROM {table} WHERE number = :number AND closed_at < :now - :age_ms RETURNING number
+"""
+COUNT_OPEN = """
+SELECT (SELECT count(*) FROM hf_asks WHERE state = 'open') AS asks,
+    (SELECT count(*) FROM hf_pauses WHERE state = 'waiting') AS pauses,
+    (SELECT count(*) FROM hf_asks WHERE state = 'open' AND deadline_at IS NOT NULL
+        AND deadline_at <= :now - :late_ms) AS overdue
+"""
+TABLES = {"asks": ("hf_asks", "coalesce(session_id, id)"), "pauses": ("hf_pauses", "session_id")}
+
+
+class PeersNoun(Noun):
+    """Peer calls and pauses: they are cancelled, ended, rewound and deleted with their session."""
+
+    portable = PeersPortable()
+    any_record = "SELECT 1 AS found FROM hf_asks LIMIT 1"
+    due = NEXT_DUE
+    item_types = frozenset({REQUEST, RESUME})
+
+    def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Cancel the calls and pauses of sessions, and answer the calls that they serve."""
+        here = {"numbers": numbers_of(sessions)}
+        found = yield from rows(OPEN_OF_SESSIONS, **here, limit=limit)
+        for ask in found:
+            yield from settle(runtime, ask, "cancelled", CANCELLED)
+        if len(found) < limit:
+            yield from batch(Query(CANCEL_PAUSES, here), Query(CLOSE_ANSWERED, here))
+            yield from _answer_cancelled(runtime, sessions)
+        return len(found)
+
+    def ended(self, runtime: Runtime, session: SessionRef, status: str) -> Op[None]:
+        """Cancel what the session still waited for, and answer the call that it served."""
+        found = yield from _abandon(runtime, session)
+        if found["is_serving"]:
+            answered = "cancelled" if status == "cancelled" else "error"
+            yield from answer_served(runtime, session, answered, UNANSWERED)
+
+    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
+        """Cancel the calls and the pause of the abandoned epoch; a waiting session is active."""
+        found = yield from _abandon(runtime, session)
+        if not found["has_pause"]:
+            return
+        row = yield from one(LOCK_SESSION, number=session.number)
+        if row is not None and row["status"] == "waiting":
+            place = Place(session.id, session.number, session.root_id, None)
+            yield from record_status(runtime, place, "waiting", "active", reason="rewound")
+            yield from rows(SET_SESSION_STATUS, number=session.number, status="active", raised=1)
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove the rows of sessions; calls that they served are answered as cancelled."""
+        yield from _answer_cancelled(runtime, sessions)
+        ids = given(each.id for each in sessions)
+        here = {"numbers": numbers_of(sessions), "ids": ids, "limit": limit}
+        removed = yield from batch(*(Query(statement, here) for statement in REMOVALS))
+        return max(map(len, removed))
+
+    def item_ended(self, runtime: Runtime, item: EndedItem) -> Op[None]:
+        """Answer the call that the item's session serves, and end the session."""
+        yield from follow_item(runtime, item)
+
+    def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
+        """Time out calls whose deadline has passed, oldest first, one tree at a time."""
+        found, due_ms = yield from perform(find_due, runtime, limit)
+        count = 0
+        for rows_of_tree in by_tree(found):
+            try:
+                count += yield from perform(expire, runtime, rows_of_tree)
+            except StoreBusy:
+                # The tree has been locked for long; the others need not wait for it.
+                continue
+        if found:
+            _, due_ms = yield from perform(find_due, runtime, 1)
+        return Swept(timed_out=count, has_more=len(found) == limit, next_due_ms=due_ms)
+
+    def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
+        """Remove closed calls and pauses that are old."""
+        if retention.session is not None:
+            return Pruned()
+        counts: Counter[str] = Counter()
+        for name in TABLES:
+            while found := (yield from perform(find_old, runtime, name, retention.key_ms)):
+                removed = 0
+                for some in by_tree(found):
+                    removed += yield from perform(remove_old, runtime, name, some, retention.key_ms)
+                if not removed:
+                    break
+                counts[name] += removed
+        return Pruned(others=counts)
+
+    def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
+        """Look for calls whose deadline has passed and that nobody has timed out."""
+        return {"peers": check}
+
+
+def _abandon(runtime: Runtime, session: SessionRef) -> Op[Row]:
+    """Cancel a session's open calls with their peers, and close its pause; return what it had."""
+    [found] = yield from rows(READ_OPEN, number=session.number, id=session.id)
+    if found["has_pause"]:
+        yield from close_open(runtime, session)
+    if found["has_asks"]:
+        asks = yield from rows(OPEN_OF_SESSION, number=session.number)
+        yield from cancel_asks(runtime, asks)
+        yield from rows(CLOSE_ANSWERED, numbers=numbers_of([session]))
+    return found
+
+
+def _answer_cancelled(runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+    """Answer the calls that sessions serve, in the order of dispatch."""
+    found = yield from rows(SERVED_BY, ids=given(each.id for each in sessions))
+    refs = {each.id: each for each in sessions}
+    for ask in sorted(found, key=lambda row: int(row["number"])):
+        yield from answer_served(runtime, refs[ask["id"]], "cancelled", CANCELLED)
+
+
+@query
+def find_old(_: Runtime, name: str, age_ms: int) -> Op[list[Row]]:
+    """Return closed rows that retention may remove, oldest first."""
+    table, session_id = TABLES[name]
+    statement = FIND_OLD.format(table=table, session_id=session_id)
+    return (yield from rows(statement, age_ms=age_ms, limit=REMOVED_PER_PASS))
+
+
+@operation
+def remove_old(runtime: Runtime, name: str, found: Sequence[Row], age_ms: int) -> Op[int]:
+    """Remove closed rows of one tree, and record that in its feed."""
+    root_id, session_id = found[0]["root_id"], found[0]["session_id"]
+    has_tree = yield Lock(root_id)
+    statement = REMOVE_OLD.format(table=TABLES[name][0])
+    removals = (Query(statement, {"number": row["number"], "age_ms": age_ms}) for row in found)
+    count = sum(map(len, (yield from batch(*removals))))
+    if count and has_tree:
+        data = {"what": name, "count": count}
+        yield from emit(runtime.codec, root_id, session_id, "peers_pruned", data)
+    return count
+
+
+def check() -> Op[list[Finding]]:
+    """Look for calls whose deadline passed a while ago."""
+    [row] = yield from rows(COUNT_OPEN, late_ms=OVERDUE_MS)
+    if row["overdue"]:
+        message = f"{plural(row['overdue'], 'peer call')} past the deadline: nobody sweeps."
+        advice = "Start a worker of the asking agent; it times them out."
+        return [Finding("peers", "warning", message, advice)]
+    calls, pauses = plural(row["asks"], "open peer call"), plural(row["pauses"], "waiting pause")
+    return [Finding("peers", "ok", f"{calls}, {pauses}.")]

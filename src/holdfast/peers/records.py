@@ -1,0 +1,242 @@
+"""What users see of peers: calls, answers, pauses, artifacts, and how a session goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, get_args
+
+from ..codec import Codec
+from ..kernel.operation import C, Row
+from ..wire import travels
+
+AnswerStatus = Literal["ok", "error", "timeout", "cancelled"]
+AskState = Literal["open", "ok", "error", "timeout", "cancelled"]
+PauseReason = Literal["peers", "approval", "time"]
+PauseState = Literal["waiting", "ready", "resumed", "closed", "cancelled"]
+Receipt = Literal["counted", "duplicate", "late"]
+ASK_STATES: tuple[AskState, ...] = get_args(AskState)
+PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
+PAUSE_STATES: tuple[PauseState, ...] = get_args(PauseState)
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A named output: a version of it, with its data inline or at a URI."""
+
+    name: str
+    version: int = 1
+    media_type: str = "application/json"
+    data: Any = None
+    uri: str | None = None
+    returned: bool = True
+    """Whether it goes out with the answer of the session that made it."""
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one ask; `result` of an `error` or a `timeout` says what happened."""
+
+    ask_id: str
+    agent: str
+    status: AnswerStatus
+    result: Any
+    artifacts: tuple[Artifact, ...]
+    correlation: Any
+    answered_at: int
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCall:
+    """One request to another agent, as it is stored. `late` is an answer that did not count."""
+
+    id: str
+    number: int
+    session_id: str | None
+    root_id: str
+    agent: str
+    state: AskState
+    input: Any
+    correlation: Any
+    progress: Any
+    timeout_seconds: float | None
+    deadline_at: int | None
+    answer: Answer | None
+    late: Answer | None
+    created_at: int
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a person decided, who it was, and why."""
+
+    is_approved: bool
+    by: str
+    note: str | None
+    decided_at: int
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A pause of a session; `wakes_at` is when a sleep ends."""
+
+    id: str
+    number: int
+    session_id: str
+    root_id: str
+    generation: int
+    agent: str
+    reason: PauseReason
+    state: PauseState
+    need: int | None
+    open_asks: int
+    ok_asks: int
+    wakes_at: int | None
+    context: Any
+    question: Any
+    decision: Decision | None
+    created_at: int
+    ready_at: int | None
+    closed_at: int | None
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """The session waits now: this handle has let go of it, and its work item is completed."""
+
+    pause_id: str
+    session_id: str
+    generation: int
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """Nothing had to be waited for: the answers, in the order of dispatch."""
+
+    pause_id: str
+    answers: tuple[Answer, ...]
+    artifacts: tuple[Artifact, ...]
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRequest(Generic[C]):
+    """A request to an agent: what is asked, and the session that serves it, driven by its item."""
+
+    session: Any
+    ask_id: str
+    agent: str
+    user: str | None
+    input: Any
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption(Generic[C]):
+    """A session that goes on, driven by its work item: what it left behind, and what came.
+
+    `answers` are in the order of dispatch. If an earlier attempt has saved a turn since, they are
+    in the session's history already, and `is_consumed` says so.
+    """
+
+    session: Any
+    pause_id: str
+    generation: int
+    reason: PauseReason
+    context: Any
+    answers: tuple[Answer, ...]
+    artifacts: tuple[Artifact, ...]
+    decision: Decision | None
+    is_consumed: bool
+
+
+def ask_context(id: str, part: str) -> tuple[str, ...]:
+    """Return the context that an encrypted part of an ask is bound to."""
+    return "hf_asks", id, part
+
+
+def pause_context(id: str, part: str) -> tuple[str, ...]:
+    """Return the context that an encrypted part of a pause is bound to."""
+    return "hf_pauses", id, part
+
+
+def artifact_context(session_id: str, name: str, version: int) -> tuple[str, ...]:
+    """Return the context that an artifact's data is bound to."""
+    return "hf_artifacts", session_id, name, str(version)
+
+
+def opened(codec: Codec, sealed: bytes | None, context: tuple[str, ...]) -> Any:
+    """Return a sealed part of a row as data; None if there is none."""
+    return None if sealed is None else codec.unpack(sealed, context=context)
+
+
+def pack_answer(
+    codec: Codec, id: str, part: str, status: str, result: Any, artifacts: Sequence[Artifact]
+) -> bytes:
+    """Return an answer as it is stored, in `answer` or in `late`."""
+    stored = {
+        "status": status,
+        "result": result,
+        "artifacts": [plain_artifact(each) for each in artifacts],
+    }
+    return codec.pack(stored, context=ask_context(id, part), name="answer")
+
+
+def plain_artifact(artifact: Artifact) -> dict[str, Any]:
+    """Return an artifact as plain data."""
+    names = ("name", "version", "media_type", "data", "uri")
+    return {name: getattr(artifact, name) for name in names}
+
+
+def answer_of(codec: Codec, row: Row, part: str = "answer") -> Answer | None:
+    """Return the answer of an ask's row, or the late one."""
+    stored = opened(codec, row[part], ask_context(row["id"], part))
+    if stored is None:
+        return None
+    return Answer(
+        ask_id=row["id"],
+        agent=row["agent"],
+        status=stored["status"],
+        result=stored["result"],
+        artifacts=tuple(Artifact(**each) for each in stored["artifacts"]),
+        correlation=opened(codec, row["correlation"], ask_context(row["id"], "correlation")),
+        answered_at=row["answered_at"] if part == "answer" else row["late_at"],
+    )
+
+
+def call_of(codec: Codec, row: Row) -> PeerCall:
+    """Return an ask's row as a record."""
+    names = ("id", "number", "session_id", "root_id", "agent", "state", "deadline_at", "created_at")
+    parts = ("input", "correlation", "progress")
+    return PeerCall(
+        **{name: row[name] for name in names},
+        **{part: opened(codec, row[part], ask_context(row["id"], part)) for part in parts},
+        timeout_seconds=None if row["timeout_ms"] is None else row["timeout_ms"] / 1000,
+        answer=answer_of(codec, row),
+        late=answer_of(codec, row, "late"),
+    )
+
+
+def decision_of(codec: Codec, row: Row) -> Decision | None:
+    """Return what a person decided about a pause."""
+    stored = opened(codec, row["decision"], pause_context(row["id"], "decision"))
+    return None if stored is None else Decision(**stored, decided_at=row["ready_at"])
+
+
+def pause_of(codec: Codec, row: Row) -> Pause:
+    """Return a pause's row as a record."""
+    sealed = {"context", "question", "decision"}
+    plain = {name: row[name] for name in Pause.__slots__ if name not in sealed}
+    return Pause(
+        **plain,
+        context=opened(codec, row["context"], pause_context(row["id"], "context")),
+        question=opened(codec, row["question"], pause_context(row["id"], "question")),
+        decision=decision_of(codec, row),
+    )

@@ -1,0 +1,109 @@
+-- hf_asks       one row per request to another agent. It is written before the request is sent, so no
+--               answer can precede it; its number is the order of dispatch. The work of the peer is a
+--               session with the same id. An ask without a session was made by a caller that is none.
+--               It is open until it has an answer, which is stored once: whatever comes later is kept
+--               in `late` and changes nothing. pause_number is the pause that collects the answer,
+--               NULL until the session pauses.
+-- hf_pauses     one row per pause of a session; `generation` counts them. While it is `waiting`, it
+--               counts the asks that are open and those answered `ok`; need is how many of the latter
+--               it waits for, NULL for all. The answer that meets the need makes it `ready`, once, and
+--               submits the work item that resumes the session. It is `resumed` when that item drives
+--               the session, and over when a turn is saved after resumed_version; it is `closed` by the
+--               next pause, the end of the session or the end of that item.
+-- hf_artifacts  named outputs of a session, numbered by version.
+--
+-- All of them change only under the lock of their tree. Rows of sessions that were deleted are removed.
+
+--[both]
+CREATE TABLE hf_asks (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_number INTEGER,
+    session_id TEXT,
+    root_id TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'ok', 'error', 'timeout', 'cancelled')),
+    pause_number INTEGER,
+    timeout_ms INTEGER CHECK (timeout_ms >= 0),
+    deadline_at INTEGER,
+    input BLOB NOT NULL,
+    correlation BLOB NOT NULL,
+    progress BLOB,
+    answer BLOB,
+    late BLOB,
+    created_at INTEGER NOT NULL,
+    answered_at INTEGER,
+    late_at INTEGER,
+    closed_at INTEGER,
+    CHECK ((session_number IS NULL) = (session_id IS NULL)),
+    CHECK ((state = 'open') = (answered_at IS NULL)),
+    CHECK ((state = 'open') = (answer IS NULL)),
+    CHECK (state <> 'open' OR closed_at IS NULL)
+);
+
+CREATE INDEX ix_asks_session ON hf_asks (session_number, number) WHERE session_number IS NOT NULL;
+
+-- For listings, in the order of dispatch within each state.
+CREATE INDEX ix_asks_state ON hf_asks (state, number);
+
+CREATE INDEX ix_asks_agent ON hf_asks (agent, state, number);
+
+CREATE INDEX ix_asks_due ON hf_asks (deadline_at, number)
+WHERE state = 'open' AND deadline_at IS NOT NULL;
+
+CREATE INDEX ix_asks_closed ON hf_asks (closed_at, number) WHERE closed_at IS NOT NULL;
+
+CREATE TABLE hf_pauses (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_number INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    root_id TEXT NOT NULL,
+    generation INTEGER NOT NULL CHECK (generation >= 1),
+    agent TEXT NOT NULL,
+    reason TEXT NOT NULL CHECK (reason IN ('peers', 'approval', 'time')),
+    state TEXT NOT NULL
+        CHECK (state IN ('waiting', 'ready', 'resumed', 'closed', 'cancelled')),
+    need INTEGER,
+    keeps_rest INTEGER NOT NULL CHECK (keeps_rest IN (0, 1)),
+    open_asks INTEGER NOT NULL CHECK (open_asks >= 0),
+    ok_asks INTEGER NOT NULL CHECK (ok_asks >= 0),
+    wakes_at INTEGER,
+    resumed_version INTEGER,
+    context BLOB NOT NULL,
+    question BLOB,
+    decision BLOB,
+    created_at INTEGER NOT NULL,
+    ready_at INTEGER,
+    closed_at INTEGER,
+    UNIQUE (session_number, generation),
+    CHECK ((state IN ('closed', 'cancelled')) = (closed_at IS NOT NULL)),
+    CHECK (state <> 'resumed' OR resumed_version IS NOT NULL)
+);
+
+-- A session has one pause at a time.
+CREATE UNIQUE INDEX ux_pauses_session ON hf_pauses (session_number)
+WHERE state IN ('waiting', 'ready', 'resumed');
+
+CREATE INDEX ix_pauses_state ON hf_pauses (state, number);
+
+CREATE INDEX ix_pauses_agent ON hf_pauses (agent, state, number);
+
+CREATE INDEX ix_pauses_reason ON hf_pauses (reason, state, number);
+
+CREATE INDEX ix_pauses_closed ON hf_pauses (closed_at, number) WHERE closed_at IS NOT NULL;
+
+CREATE TABLE hf_artifacts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_number INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL CHECK (version >= 1),
+    media_type TEXT NOT NULL,
+    uri TEXT,
+    data BLOB,
+    is_returned INTEGER NOT NULL CHECK (is_returned IN (0, 1)),
+    created_at INTEGER NOT NULL,
+    UNIQUE (session_number, name, version),
+    CHECK ((uri IS NULL) <> (data IS NULL))
+);

@@ -1,0 +1,81 @@
+"""The end of a peer call: its answer is stored once, and a peer that is no longer needed stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..feed import emit
+from ..kernel.operation import Op, Row, Runtime, one, rows
+from ..sessions.rows import READ_PLACE_BY_ID
+from ..trees import OPEN, Tree
+from ..work import transitions
+from ..work.items import READ_ITEM, Item
+from ..work.transitions import Transition
+from .asks import ASK_COLUMNS, SELECT_ASKS
+from .records import Artifact, pack_answer
+
+# A caller that is no session does not collect answers: its call is closed with the answer.
+SETTLE = f"""
+UPDATE hf_asks SET state = :status, answer = CAST(:answer AS BLOB), answered_at = :now,
+    closed_at = CASE WHEN session_number IS NULL THEN :now END
+WHERE id = :id AND state = 'open' {{also}} RETURNING {ASK_COLUMNS}
+"""  # noqa: S608
+SETTLE_OPEN = SETTLE.format(also="")
+SETTLE_DUE = SETTLE.format(also="AND deadline_at <= :now")
+OPEN_OF_PAUSE = f"""
+{SELECT_ASKS} WHERE session_number = :session_number AND pause_number = :number
+    AND coalesce(state, '') = 'open' ORDER BY number
+"""
+IDLE = frozenset({"scheduled", "pending", "review"})
+TIMED_OUT = "The peer did not answer before its deadline."
+CANCELLED = "The call was cancelled."
+
+
+def settle(
+    runtime: Runtime,
+    ask: Row,
+    status: str,
+    result: Any,
+    artifacts: Sequence[Artifact] = (),
+    statement: str = SETTLE_OPEN,
+) -> Op[Row | None]:
+    """Store the answer of a call whose tree is locked; None if it has one, or is not due yet."""
+    codec, id = runtime.codec, ask["id"]
+    packed = pack_answer(codec, id, "answer", status, result, artifacts)
+    settled = yield from one(statement, id=id, status=status, answer=packed)
+    if settled is not None:
+        data = {"ask": id, "agent": ask["agent"], "status": status}
+        asker_id = ask["session_id"] or id
+        yield from emit(codec, ask["root_id"], asker_id, "peer_answered", data)
+    return settled
+
+
+def cancel_asks(runtime: Runtime, asks: Iterable[Row]) -> Op[None]:
+    """Settle calls as cancelled, and stop their peers; no pause counts them."""
+    for ask in asks:
+        if (yield from settle(runtime, ask, "cancelled", CANCELLED)) is not None:
+            yield from stop_peer(runtime, ask["id"])
+
+
+def cancel_rest(runtime: Runtime, pause: Row) -> Op[None]:
+    """Cancel the calls of a pause that are still open."""
+    place = {"session_number": pause["session_number"], "number": pause["number"]}
+    yield from cancel_asks(runtime, (yield from rows(OPEN_OF_PAUSE, **place)))
+
+
+def stop_peer(runtime: Runtime, id: str) -> Op[None]:
+    """Cancel the session of a peer with everything below it, unless it has ended."""
+    row = yield from one(READ_PLACE_BY_ID, id=id)
+    if row is not None and row["status"] in OPEN:
+        yield from Tree(runtime, row["id"], row["number"], row["root_id"]).cancel_whole()
+
+
+def withdraw_item(runtime: Runtime, id: str) -> Op[bool]:
+    """Cancel a work item that nobody is running; its session goes on. False if it is running."""
+    row = yield from one(READ_ITEM, id=id)
+    if row is None or row["state"] not in IDLE:
+        return False
+    change = Transition("cancelled", "withdrawn", is_followed=False)
+    yield from transitions.finish([(Item[Any](runtime, row), change)], transitions.FINISH_IDLE)
+    return True

@@ -1,0 +1,1 @@
+"""The server: REST, WebSocket and server-sent events over one store."""

@@ -1,0 +1,185 @@
+"""Who may do what: names of the server, origins of pages, tokens and the trees they reach."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ..access import Token, Tokens
+from ..answers.problems import Refusal
+from ..arguments import NAME_CHARACTERS_MAX
+from ..errors import SessionNotFound
+from ..feed.events import read_position
+from ..kernel.operation import Async, Handle, Op, one, query
+from ..session import Session
+from ..sessions.rows import READ_SESSION, read_place
+from .endpoints import Endpoint, Permission
+from .messages import Call, Headers
+from .options import Options
+
+Find = Callable[[str], Awaitable[Token | None]]
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s:@/\\?#\[\],]+)(?::\d{1,5})?")
+_BEARER = re.compile(r"(?i:bearer) +(?P<secret>[\x21-\x7e]{1,512})")
+RANKS: dict[Permission, int] = {"read": 0, "write": 1, "admin": 2}
+# How long a token that was revoked elsewhere may still be taken.
+REMEMBERED_SECONDS = 2.0
+REMEMBERED_MAX = 10_000
+BRAKE_SECONDS = 60.0
+
+
+class Access:
+    """Lets requests in, or refuses them."""
+
+    def __init__(self, options: Options, tokens: Tokens[Async]) -> None:
+        self._options = options
+        self._tokens = tokens
+        self._known: OrderedDict[bytes, tuple[float, Token]] = OrderedDict()
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def require_small(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refuse headers that are larger than their limit."""
+        most = self._options.limits.header_bytes
+        if sum(len(name) + len(value) for name, value in pairs) > most:
+            raise Refusal("headers_too_large", f"the headers have more than {most:,} bytes")
+
+    def require_host(self, headers: Headers, scheme: str) -> None:
+        """Refuse requests that address another server, or that come from a foreign page."""
+        host = headers.get("host") or ""
+        found = _HOST.fullmatch(host)
+        if found is None or found["name"].lower() not in self._options.hosts:
+            raise Refusal(
+                "foreign_host",
+                "the Host header names another server; start this one with --allow-host NAME",
+            )
+        origin = headers.get("origin")
+        own = f"{'https' if scheme in {'https', 'wss'} else 'http'}://{host}"
+        if origin is not None and origin != own and origin not in self._options.origins:
+            raise Refusal(
+                "foreign_origin",
+                "pages of this origin may not use the server; allow it with --allow-origin",
+            )
+
+    async def token(self, headers: Headers, peer: str, *, is_page: bool = False) -> Token:
+        """Return what the request's token allows; pages may be asked for with a cookie instead."""
+        given = headers.get("authorization")
+        if given is None and is_page:
+            return await self._signed_in(headers.get("cookie"), headers.get("sec-fetch-site"))
+        found = None if given is None else _BEARER.fullmatch(given)
+        if found is None:
+            why = "a token is needed" if given is None else "the token must be sent as Bearer"
+            raise _unauthorized(f"{why}: Authorization: Bearer <token>")
+        digest = hashlib.sha256(found["secret"].encode()).digest()
+        token = await self._remembered(digest, self._tokens.find, found["secret"])
+        if token is None:
+            self._brake(peer, time.monotonic())
+            raise _unauthorized("the token is unknown, revoked or expired")
+        return token
+
+    async def _signed_in(self, cookies: str | None, site: str | None) -> Token:
+        """Return what the token allows with which a browser has signed in."""
+        id = self._options.sign_in.token_id(cookies)
+        # A foreign page must not have the cookie used, not even to look.
+        token = None
+        if id is not None and site in {None, "same-origin", "none"}:
+            token = await self._remembered(id.encode(), self._tokens.find_by_id, id)
+        if token is None:
+            raise _unauthorized("sign in first, or send a token: Authorization: Bearer <token>")
+        return token
+
+    async def _remembered(self, name: bytes, find: Find, given: str) -> Token | None:
+        """Return a token; one that was found a moment ago is not looked up again."""
+        now = time.monotonic()
+        known = self._known.get(name)
+        if known is not None and known[0] > now:
+            return known[1]
+        token = await find(given)
+        if token is None:
+            self._known.pop(name, None)
+            return None
+        self._known[name] = (now + REMEMBERED_SECONDS, token)
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return token
+
+    def _brake(self, peer: str, now: float) -> None:
+        """Count a wrong token of a peer, and refuse further ones of too many."""
+        times = self._wrong.setdefault(peer, deque())
+        self._wrong.move_to_end(peer)
+        if len(self._wrong) > REMEMBERED_MAX:
+            self._wrong.popitem(last=False)
+        while times and times[0] <= now - BRAKE_SECONDS:
+            times.popleft()
+        if len(times) >= self._options.limits.wrong_tokens_per_minute:
+            wait = max(1, round(times[0] + BRAKE_SECONDS - now))
+            raise Refusal(
+                "rate_limited", "too many wrong tokens", headers={"retry-after": str(wait)}
+            )
+        times.append(now)
+
+    def require_permission(self, token: Token, endpoint: Endpoint) -> None:
+        """Refuse an address that the token, or the server, does not allow."""
+        assert endpoint.permission is not None
+        self.require_allowed(token, endpoint.permission)
+        if endpoint.is_store_wide and token.root_id is not None:
+            raise Refusal(
+                "forbidden", f"{token.name!r} is limited to one tree, and this concerns all"
+            )
+
+    def require_allowed(self, token: Token, permission: Permission) -> None:
+        """Refuse what the token, or the server, does not allow."""
+        if RANKS[token.permission] < RANKS[permission]:
+            raise Refusal(
+                "forbidden",
+                f"this needs a token for {permission}; {token.name!r} is for {token.permission}",
+            )
+        if self._options.is_read_only and permission != "read":
+            raise Refusal("read_only", "the server was started with --read-only")
+
+
+async def require_named_session(call: Call, id: str | None) -> Session[Async] | None:
+    """Return the session that a request names, if it names one; one of a limited token must."""
+    if id is not None:
+        return await call.context.sessions.find(id, call.token)
+    if call.token.root_id is not None:
+        raise Refusal("forbidden", "the token is limited to one tree: name a session of it")
+    return None
+
+
+def _unauthorized(detail: str) -> Refusal:
+    return Refusal("unauthorized", detail, headers={"www-authenticate": "Bearer"})
+
+
+class SessionFinder(Handle[Async]):
+    """Finds sessions by their ids, which a token must reach."""
+
+    @query
+    def _place(self, id: str) -> Op[Any]:
+        return (yield from read_place(id))
+
+    async def find(self, id: str, token: Token) -> Session[Async]:
+        """Return a session; one outside the token's tree is as unknown as one that never was."""
+        unknown = SessionNotFound(f"there is no session {id!r}", id=id)
+        if not 0 < len(id) <= NAME_CHARACTERS_MAX or not id.isprintable():
+            raise unknown
+        row = await self._place(id)
+        if token.root_id is not None and row["root_id"] != token.root_id:
+            raise unknown
+        return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
+
+    @query
+    def created_at(self, id: str) -> Op[int]:
+        """Return when a session was created."""
+        row = yield from one(READ_SESSION, id=id)
+        if row is None:
+            raise SessionNotFound(f"there is no session {id!r}", id=id)
+        return int(row["created_at"])
+
+    @query
+    def position(self, root_id: str) -> Op[int]:
+        """Return where the feed of a tree stands."""
+        return (yield from read_position(root_id))

@@ -1,0 +1,95 @@
+"""Reading requests: their size, their JSON and the types that a route takes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ..answers.conversion import converted
+from ..answers.problems import Refusal
+from ..codec import Limits, from_json
+from ..errors import InvalidValue
+from .endpoints import Endpoint
+from .messages import Headers
+
+# A value stands a few levels deep in the body of a request.
+DEPTH_AROUND = 4
+
+
+async def read_body(receive: Callable[[], Awaitable[Any]], headers: Headers, most: int) -> bytes:
+    """Return the body of a request, refused as soon as it is known to be too large."""
+    announced = headers.get("content-length")
+    if announced is not None and announced.isdecimal() and int(announced) > most:
+        raise _too_large(int(announced), most)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal("malformed", "the request ended before its body")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise _too_large(size, most)
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _too_large(actual: int, limit: int) -> Refusal:
+    detail = f"the body has {actual:,} bytes or more; the limit is {limit:,}"
+    # What is left of the body is not read: the connection cannot be used again.
+    headers = {"connection": "close"}
+    return Refusal("too_large", detail, limit=limit, actual=actual, headers=headers)
+
+
+def require_media(endpoint: Endpoint, headers: Headers) -> None:
+    """Refuse a body of another type than the route takes."""
+    if headers.get("content-encoding") not in {None, "identity"}:
+        raise Refusal("unsupported_media_type", "compressed bodies are not taken")
+    given = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    # Who sends no type at all is taken at the word of the address; a form always sends one.
+    if given == endpoint.media or (not given and endpoint.method != "PATCH"):
+        return
+    accepted = {"accept-patch" if endpoint.method == "PATCH" else "accept-post": endpoint.media}
+    detail = f"the body must be {endpoint.media}, and the header Content-Type must say so"
+    raise Refusal("unsupported_media_type", detail, headers=accepted)
+
+
+def parse_body(raw: bytes, wanted: Any, limits: Limits) -> Any:
+    """Return the body of a request as the type that a route takes."""
+    # Its size was checked; a number may take more bytes in the store than in its text.
+    most = 9 * len(raw) + 1
+    around = Limits(
+        value_bytes=most,
+        record_bytes=most,
+        depth=min(limits.depth + DEPTH_AROUND, 256),
+        digits=limits.digits,
+    )
+    try:
+        value = from_json(raw, around, name="body")
+    except InvalidValue as error:
+        raise Refusal("malformed", str(error)) from None
+    return converted(value, wanted)
+
+
+def parse_query(raw: bytes, wanted: Any) -> Any:
+    """Return the parameters of a query as the type that a route takes."""
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+        )
+    except ValueError:
+        raise Refusal("malformed", "the query is not UTF-8 text") from None
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name in given:
+            raise Refusal("invalid_request", f"the query names {name!r} twice", pointer=name)
+        given[name] = value
+    if wanted is None:
+        if given:
+            names = ", ".join(given)
+            raise Refusal("invalid_request", f"this address takes no parameters: {names}")
+        return None
+    return converted(given, wanted, strict=False, whole="the query")

@@ -1,0 +1,434 @@
+"""Calls of clients: an operation of a closed set, run here by its name and arguments.
+
+What a client says of sessions, items and effects is looked up by their ids, in the transaction of
+the call; its numbers and roots are never believed. A token that is limited to a tree reaches only
+what was looked up and found in that tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final
+
+from ..access import Token, Tokens
+from ..agent.commits import CommitOps
+from ..arguments import shown
+from ..effects import Issued
+from ..effects.ledger import Ledger
+from ..effects.noun import _Recovery
+from ..effects.requests import EffectRequest
+from ..effects.statements import EFFECT_BY_ID, Ticket
+from ..errors import (
+    Forbidden,
+    HoldfastError,
+    InvalidArgument,
+    SessionNotFound,
+    StoreReadOnly,
+)
+from ..feed.follow import TreeReader
+from ..feed.follow_all import AllTreesReader
+from ..items import Work, WorkItem
+from ..kernel.commit_settlement import MarkOps
+from ..kernel.flow import served
+from ..kernel.operation import (
+    Call,
+    Handle,
+    Op,
+    Row,
+    Runtime,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..leases import Guard, Keeper
+from ..maintenance.recovery import _Instance
+from ..portable import PortableOps
+from ..records import SessionRef
+from ..replies import lane_reply, settle_lane
+from ..session import Session
+from ..sessions import Identity, IdentityOps
+from ..sessions.access import Place
+from ..sessions.handle import SessionHandle
+from ..sessions.rows import READ_SESSION
+from ..state import State
+from ..state.conflicts import ConflictLog
+from ..state.prompt import ResumePrompt
+from ..store import AsyncStore, StoreHandle
+from ..wire import Wire
+from ..work.claims import find_ready, not_ended
+from ..work.items import COLUMNS, READ_ITEM, Item, readable
+from ..work.transitions import Transition, turn
+from .access import RANKS
+from .endpoints import Permission
+
+HOLDERS: Final = (
+    StoreHandle, Session, State, Work, WorkItem, Ledger, Keeper, CommitOps, ConflictLog,
+    ResumePrompt, TreeReader, AllTreesReader, MarkOps, IdentityOps, _Recovery, _Instance, Tokens,
+)  # fmt: skip
+FUNCTIONS: Final = (turn, find_ready, not_ended)
+NOT_SERVED: Final = frozenset({"MarkOps.forget", "Tokens.find"})
+# What a token of one tree may call beside what is bound to a session or an item of that tree.
+IN_A_TREE: Final = frozenset(
+    {
+        "StoreHandle.store_id", "StoreHandle.now_ms", "StoreHandle.events", "StoreHandle.settle",
+        "StoreSessions.session", "StoreSessions.find_session", "IdentityOps.find",
+        "TreeReader.begin", "TreeReader.read", "Work.submit", "Work.submit_many", "Keeper.renew",
+        "Ledger.take", "Ledger.take_all", "Ledger.find_read", "Ledger.finish", "Ledger.finish_all",
+        "Ledger.run_again", "Ledger.withdraw", "Ledger.keep_late", "Ledger.standing",
+        "MarkOps.is_committed", "Tokens.create",
+    }
+)  # fmt: skip
+# What it may call for a session of that tree.
+OF_A_SESSION: Final = frozenset({"StoreEffects.effects"})
+ADMINISTRATIVE: Final = frozenset(
+    {
+        "MaintenanceOps.prune",
+        "Session.delete",
+        "StorePeers.approve",
+        "StorePeers.reject",
+        "Tokens.list",
+        "Tokens.revoke",
+    }
+)
+IDS_MAX = 10_000
+MALFORMED = (TypeError, AttributeError, LookupError, ValueError, AssertionError)
+log = logging.getLogger("holdfast.server")
+LANE_PREFIX: Final = "lane-"
+_DATA: Final = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a client has sent."""
+
+    name: str
+    body: bytes
+    lane: str | None = None
+    number: int = 0
+
+
+def _require(token: Token, permission: Permission) -> None:
+    if RANKS[token.permission] < RANKS[permission]:
+        raise Forbidden(f"this token is for {token.permission}; nothing was done")
+
+
+def _require_root(token: Token, root_id: str) -> None:
+    if token.root_id not in {None, root_id}:
+        raise Forbidden("this token is for another session tree; nothing was done")
+
+
+def operations() -> dict[str, Any]:
+    """Return everything that a client can call, by name."""
+    found = {each.__qualname__: each for each in _defined()}
+    return {name: each for name, each in found.items() if name not in NOT_SERVED}
+
+
+def _defined() -> Iterator[Any]:
+    kept_here = set(vars(PortableOps))
+    for holder in HOLDERS:
+        for name, member in inspect.getmembers_static(holder):
+            if isinstance(member, operation | served) and name not in kept_here:
+                yield member
+    yield from FUNCTIONS
+
+
+class Calls:
+    """Runs the calls of clients on one store."""
+
+    def __init__(self, store: AsyncStore, *, is_read_only: bool = False) -> None:
+        self._store = store
+        self._is_read_only = is_read_only
+        self._operations = operations()
+
+    async def answer(self, token: Token, sent: Sent) -> tuple[int, bytes]:
+        """Run a call and return the answer with its status."""
+        runtime = self._store.on_behalf_of(token).runtime
+        wire = Wire(runtime)
+        try:
+            return 200, await self._run(token, sent, runtime, wire)
+        except HoldfastError as error:
+            return error.http_status, wire.encode(error)
+        except MALFORMED:
+            # Operations trust what our own client sends; another may send anything.
+            log.warning("a call of %s failed", sent.name, exc_info=True)
+            wrong = InvalidArgument(f"this call of {sent.name} is malformed")
+            return wrong.http_status, wire.encode(wrong)
+
+    async def _run(self, token: Token, sent: Sent, runtime: Runtime, wire: Wire) -> bytes:
+        definition = self._operations.get(sent.name)
+        if definition is None:
+            raise InvalidArgument(f"this server has no operation {shown(sent.name)}")
+        writes = definition.mode == "write" or isinstance(definition, served)
+        if writes and self._is_read_only:
+            raise StoreReadOnly("this server was started with --read-only; nothing was written")
+        _require(token, "write" if writes else "read")
+        if sent.name in ADMINISTRATIVE:
+            _require(token, "admin")
+        instance, arguments, keywords, ids = _given(wire, sent)
+        asked = Asked(token, definition, instance, arguments, keywords)
+        asked.require_reachable()
+        run, served_call = runtime.driver.run, ServedCall(runtime, asked)
+        if isinstance(definition, served):
+            await run(Call(ServedCall.look, served_call))
+            flow = definition.function(instance, *arguments, **keywords)
+            return wire.encode([await runtime.run_flow(flow), None])
+        if definition.mode == "write":
+            if sent.lane is None:
+                raise InvalidArgument("a call that writes names its lane and its number")
+            scope = asked.lane_scope(sent.lane)
+            digest = hashlib.sha256(sent.name.encode() + b"\0" + sent.body).hexdigest()
+            call = Call(ServedCall.write, served_call, (scope, sent.number, digest), ids=ids)
+            answer: bytes = await run(call)
+            return answer
+        read = ServedCall.read if definition.mode == "read" else ServedCall.read_large
+        found: bytes = await run(Call(read, served_call))
+        return found
+
+
+def _given(wire: Wire, sent: Sent) -> tuple[Any, list[Any], dict[str, Any], list[str]]:
+    match wire.decode(sent.body):
+        case [instance, list(arguments), dict(keywords), list(ids)] if all(
+            type(each) is str and len(each) == 36 and each.isascii() for each in ids
+        ):
+            return instance, arguments, keywords, ids[:IDS_MAX]
+    raise InvalidArgument("a call is its instance, its arguments, its keywords and its ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that was decoded, and who asks for it."""
+
+    token: Token
+    definition: Any
+    """An operation, or a flow that is run here."""
+    instance: Any
+    arguments: list[Any]
+    keywords: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        name: str = self.definition.__qualname__
+        return name
+
+    def lane_scope(self, lane: str) -> str:
+        """Return where the replies of a lane of this token are kept."""
+        return f"{LANE_PREFIX}{self.token.id} {lane}"
+
+    def require_reachable(self) -> None:
+        """Refuse a handle of another noun, and what a token of one tree cannot reach."""
+        holder = self.name.partition(".")[0]
+        kinds = {each.__name__ for each in type(self.instance).__mro__}
+        if self.definition in FUNCTIONS:
+            is_free = self.instance is None or isinstance(self.instance, Runtime)
+            kinds = {holder} if is_free else set()
+        if "by" in self.keywords and holder == "Tokens":
+            raise InvalidArgument("a token is made in the name of the one that asks")
+        if holder not in kinds:
+            raise InvalidArgument(f"{self.name} is no operation of {type(self.instance).__name__}")
+        if self.token.root_id is None:
+            return
+        is_bound = isinstance(
+            self.instance, SessionHandle | State | Item | CommitOps | ConflictLog | ResumePrompt
+        )
+        given = self.by_name()
+        is_of_a_session = self.name in OF_A_SESSION and self.session_id() is not None
+        if not is_bound and not is_of_a_session and self.name not in IN_A_TREE:
+            raise Forbidden(f"{self._refused()}; nothing was done")
+        if holder == "TreeReader" or self.name == "StoreHandle.events":
+            _require_root(self.token, given["root_id"])
+        for each in _named(given.values()):
+            if isinstance(each, EffectRequest) and (
+                each.place is None or each.policy in {"global", "once"}
+            ):
+                raise Forbidden("a key of the whole store needs a token for it; nothing was done")
+
+    def _refused(self) -> str:
+        _, _, method = self.name.rpartition(".")
+        shown_name = f"store.{method}" if isinstance(self.instance, StoreHandle) else self.name
+        needs = "needs a token for the whole store"
+        return f"{shown_name} {needs}" + (", or session=" if self.name in OF_A_SESSION else "")
+
+    def session_id(self) -> str | None:
+        """Return the id of the session that is named, as operations find it, if it is a text."""
+        named = self.by_name().get("session")
+        id = getattr(named, "id", named)
+        return id if isinstance(id, str) else None
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arguments by their names, however they were given."""
+        signature = inspect.signature(self.definition.function)
+        return signature.bind(self.instance, *self.arguments, **self.keywords).arguments
+
+
+class ServedCall:
+    """One call of a client as an operation of the store."""
+
+    def __init__(self, runtime: Runtime, asked: Asked) -> None:
+        self.runtime = runtime
+        self._asked = asked
+
+    @operation
+    def write(self, lane: str, number: int, digest: str) -> Op[bytes]:
+        """Run it once: a repetition is answered with the first answer."""
+        reply = yield from lane_reply(self.runtime.codec, lane, number, digest, self._as_text())
+        answer: str = reply.outcome
+        return answer.encode("latin-1")
+
+    def _as_text(self) -> Op[str]:
+        """Return the answer as a reply keeps it: plain data has no bytes."""
+        return (yield from self._answered()).decode("latin-1")
+
+    @query
+    def read(self) -> Op[bytes]:
+        """Run it in one snapshot."""
+        return (yield from self._answered())
+
+    @large_query
+    def read_large(self) -> Op[bytes]:
+        """Do so where much may be read."""
+        return (yield from self._answered())
+
+    @query
+    def look(self) -> Op[None]:
+        """Look up what a flow was given, before it is run."""
+        yield from self._known()
+
+    def _result(self) -> Op[Any]:
+        asked = self._asked
+        if asked.name == "StoreHandle.settle":
+            id = str(asked.by_name()["id"])
+            if id.startswith(LANE_PREFIX):
+                # A write of a client, which its lane knows of.
+                lane, _, number = id.removeprefix(LANE_PREFIX).rpartition(":")
+                return (yield from settle_lane(asked.lane_scope(lane), int(number)))
+        given = (asked.instance, *asked.arguments)
+        return (yield from asked.definition.function(*given, **asked.keywords))
+
+    def _answered(self) -> Op[bytes]:
+        asked = self._asked
+        yield from self._known()
+        result = yield from self._result()
+        self._require_own(result)
+        row: Row | None = None
+        if isinstance(asked.instance, Item) and asked.definition.mode == "write":
+            row = yield from one(READ_ITEM, id=asked.instance.id)
+        codec = self.runtime.codec
+        if asked.definition is turn:
+            ended, claimed = result
+            result = ended, [readable(codec, each) for each in claimed]
+        answer = [result, None if row is None else readable(codec, row)]
+        return Wire(self.runtime).encode(answer)
+
+    def _require_own(self, result: Any) -> None:
+        """Keep what a token of one tree is given inside that tree."""
+        for each in result if isinstance(result, list) else [result]:
+            if isinstance(each, SessionHandle | Item | Identity):
+                _require_root(self._asked.token, each.root_id or "")
+
+    def _known(self) -> Op[None]:
+        """Look up everything that the call names."""
+        asked = self._asked
+        for each in _named([asked.instance, asked.arguments, asked.keywords]):
+            yield from self._look_up(each)
+        if asked.name in OF_A_SESSION:
+            for row in (yield from rows(READ_SESSION, id=asked.session_id())):
+                _require_root(asked.token, row["root_id"])
+        if asked.name == "Ledger.withdraw":
+            for id in asked.by_name()["ids"]:
+                for row in (yield from rows(EFFECT_BY_ID, id=id)):
+                    yield from self._effect(row)
+
+    def _look_up(self, named: Any) -> Op[None]:
+        match named:
+            case SessionHandle():
+                yield from self._session(named.id, named.number, named.root_id)
+            case Place():
+                yield from self._session(named.session_id, named.number, named.root_id)
+            case SessionRef():
+                yield from self._session(named.id, named.number, named.root_id)
+            case Item():
+                yield from self._item(named)
+            case Guard():
+                yield from self._guard(named)
+            case Ticket():
+                yield from self._ticket(named)
+            case Transition(output=bytes(body)):
+                self.runtime.codec.admit(body, name="output")
+
+    def _session(self, id: str, number: int, root_id: str) -> Op[None]:
+        row = yield from one(READ_SESSION, id=id)
+        if row is None or (row["number"], row["root_id"]) != (number, root_id):
+            raise SessionNotFound(f"there is no session {id!r}", id=id)
+        _require_root(self._asked.token, root_id)
+
+    def _item(self, item: Item[Any]) -> Op[None]:
+        row = yield from one(READ_ITEM, id=item.id)
+        if row is None:
+            # Deleted: the operation itself tells its holder so.
+            row = {**dict.fromkeys(COLUMNS), "id": item.id, "number": -1, "state": "cancelled"}
+        item._take({**row, "fence": item.fence})
+        _require_root(self._asked.token, row["root_id"] or "")
+
+    def _guard(self, guard: Guard) -> Op[None]:
+        texts = {"session": READ_SESSION, "work item": READ_ITEM, "effect": EFFECT_BY_ID}
+        if guard.noun not in texts:
+            raise InvalidArgument(f"there are no leases on {shown(guard.noun)}")
+        row = yield from one(texts[guard.noun], id=guard.id)
+        if row is None or row["number"] != guard.number:
+            raise guard.lost()
+        if guard.noun == "effect":
+            yield from self._effect(row)
+        else:
+            _require_root(self._asked.token, row["root_id"] or "")
+
+    def _effect(self, row: Row) -> Op[None]:
+        """Keep a token of one tree from effects outside it; a deleted session has no tree."""
+        if self._asked.token.root_id is not None:
+            session = yield from one(READ_SESSION, id=row["session_id"])
+            _require_root(self._asked.token, "" if session is None else session["root_id"])
+
+    def _ticket(self, ticket: Ticket) -> Op[None]:
+        row = yield from one(EFFECT_BY_ID, id=ticket.id)
+        if row is None or row["number"] != ticket.number:
+            raise ticket.lost()
+        yield from self._effect(row)
+        if ticket.guard is not None:
+            yield from self._guard(ticket.guard)
+        if (place := ticket.place) is not None:
+            try:
+                yield from self._session(place.session_id, place.number, place.root_id)
+            except SessionNotFound:
+                # Deleted. Its effect is still recorded, and no tree is told.
+                ticket.place = replace(place, root_id=place.session_id)
+
+
+def _named(values: Iterable[Any]) -> Iterator[Any]:
+    """Return the handles and records among values, and inside records; not inside plain data."""
+    for value in values:
+        kind = type(value)
+        if kind in _DATA:
+            continue
+        if isinstance(value, list | tuple | set):
+            yield from _named(value)
+        elif kind is dict:
+            yield from _named(value.values())
+        elif isinstance(value, State | ConflictLog | ResumePrompt | CommitOps):
+            yield value._session
+        elif isinstance(value, SessionHandle):
+            # A lost lease is the first thing to tell.
+            yield from _named([value.guard])
+            yield value
+        elif isinstance(value, Issued):
+            yield value.ticket
+        elif isinstance(value, Handle | Ticket):
+            yield value
+        elif is_dataclass(value):
+            yield from _named(getattr(value, each.name) for each in fields(value) if each.init)
+            yield value

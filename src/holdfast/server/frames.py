@@ -1,0 +1,127 @@
+"""What followers are sent: each change encoded once, whoever follows and however."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from ..answers.shapes import mutation_shape
+from ..clock import iso
+from ..records import Event
+from ..state.records import Entry, StateChange
+from .messages import encode
+
+VALUE_BYTES_MAX = 8_192
+STATE_KINDS = ("state_key_updated", "state_key_deleted", "state_updated", "state_event")
+# Who asks for nothing is told of keys and documents; the log is for those who ask.
+DEFAULT_KINDS = frozenset(STATE_KINDS[:3])
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Frames(Generic[T]):
+    """The messages of one change; they have one place, which a follower goes on after."""
+
+    item: T
+    place: str
+
+    def of(self, kinds: frozenset[str] | None, *, values: bool) -> list[tuple[str, str]]:
+        """Return the messages that a follower wants, with their kinds."""
+        found = self._whole if values else self._brief
+        return [each for each in found if kinds is None or each[0] in kinds]
+
+    @cached_property
+    def size(self) -> int:
+        """How many characters the messages have, with all values."""
+        return sum(len(text) for _, text in self._whole)
+
+    @cached_property
+    def _whole(self) -> list[tuple[str, str]]:
+        return [(each["type"], encode(each).decode()) for each in self._told()]
+
+    @cached_property
+    def _brief(self) -> list[tuple[str, str]]:
+        brief = []
+        for each in self._told():
+            for name in ("value", "patch", "event", "data"):
+                each.pop(name, None)
+            brief.append((each["type"], encode(each).decode()))
+        return brief
+
+    def _told(self) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+
+class StateFrames(Frames[StateChange]):
+    """A change of the shared state."""
+
+    def __init__(self, change: StateChange, root_id: str) -> None:
+        super().__init__(change, str(change.event.sequence))
+        object.__setattr__(self, "root_id", root_id)
+
+    root_id: str
+
+    def _told(self) -> Iterator[dict[str, Any]]:
+        event = self.item.event
+        place = {"root_session_id": self.root_id, "sequence": event.sequence}
+        when = {"timestamp": iso(event.created_at)}
+        by = event.updated_by
+        if event.key is None:
+            patch = {
+                each.key: None if each.is_deleted else each.value for each in self.item.entries
+            }
+            yield {
+                "type": "state_updated",
+                **place,
+                "version": event.sequence,
+                "changed_by": by,
+                "patch": patch,
+                **when,
+            }
+        for entry in self.item.entries:
+            yield _key_message(entry, place, when)
+        mutation = mutation_shape(event)
+        yield {"type": "state_event", **place, "event": mutation, "session_id": by, **when}
+
+
+def _key_message(entry: Entry, place: dict[str, Any], when: dict[str, str]) -> dict[str, Any]:
+    by = entry.updated_by
+    if entry.is_deleted:
+        told = {"key": entry.key, "version": entry.version, "deleted_by": by, "changed_by": by}
+        return {"type": "state_key_deleted", **place, **told, **when}
+    message: dict[str, Any] = {
+        "type": "state_key_updated",
+        **place,
+        "key": entry.key,
+        "version": entry.version,
+        "updated_by": by,
+        "changed_by": by,
+        **when,
+    }
+    if len(encode(entry.value)) <= VALUE_BYTES_MAX:
+        message["value"] = entry.value
+    else:
+        message["value_omitted"] = True
+    return message
+
+
+def event_message(event: Event) -> dict[str, Any]:
+    """Return an event of a feed as an answer has it."""
+    return {
+        "type": event.kind,
+        "root_session_id": event.root_id,
+        "position": event.position,
+        "session_id": event.session_id,
+        "data": event.data,
+        "timestamp": iso(event.created_at),
+    }
+
+
+class EventFrames(Frames[Event]):
+    """An event of a tree's feed, or of all feeds."""
+
+    def _told(self) -> Iterator[dict[str, Any]]:
+        yield event_message(self.item)

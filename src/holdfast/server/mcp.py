@@ -1,0 +1,206 @@
+"""The Model Context Protocol on the server: behind its gate, and without sessions of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..answers.problems import Refusal
+from ..kernel.operation import Async
+from ..mcp.caller import Claim, Permission
+from ..session import Session
+from ..store import AsyncStore
+from .channels import TICK_SECONDS
+from .messages import Call
+
+if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+    from ..mcp.service import Service
+    from .context import Context
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger("holdfast.server")
+
+CALL = "holdfast.call"
+LISTEN = "subscriptions/listen"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReach:
+    """The reach of a request: what its token allows."""
+
+    call: Call
+    is_bound: bool = False
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store that is served."""
+        return self.call.store
+
+    @property
+    def default(self) -> Claim | None:
+        """The root of the tree that the token is limited to."""
+        root_id = self.call.token.root_id
+        return None if root_id is None else Claim("token", root_id)
+
+    def require(self, permission: Permission) -> None:
+        """Refuse what the token, or the server, does not allow."""
+        self.call.context.access.require_allowed(self.call.token, permission)
+
+    async def find(self, id: str) -> Session[Async]:
+        """Return a session that the token reaches."""
+        return await self.call.context.sessions.find(id, self.call.token)
+
+    def note_refusal(self, code: str) -> None:
+        """Count a refusal as any other of the server."""
+        self.call.context.refusals.note(code)
+
+
+@dataclass(slots=True)
+class Relayed:
+    """An answer that another application sends."""
+
+    serve: Callable[[Message, Receive, Send], Awaitable[None]]
+    body: bytes
+    is_followed: bool
+    """Whether it goes on until the client has enough."""
+    check: Callable[[], Awaitable[None]] | None = None
+    """Raises when the token no longer allows it to go on."""
+    _is_open: bool = False
+
+    async def send(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Send the answer; an error is raised if nothing was sent yet, and ends it otherwise."""
+
+        async def sending(message: Message) -> None:
+            is_start = message["type"] == "http.response.start"
+            self._is_open = is_start or message.get("more_body", False)
+            await send(message)
+
+        serving = asyncio.ensure_future(self.serve(scope, self._again(receive), sending))
+        try:
+            await self._watch(serving)
+        except Exception as error:
+            if not self._is_open:
+                raise
+            if not isinstance(error, Refusal):
+                log.exception("an answer of %s was cut short", scope["path"])
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        if self._is_open:
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _watch(self, serving: asyncio.Future[None]) -> None:
+        """Wait until all is sent, and look now and then whether it may go on."""
+        while not (await asyncio.wait({serving}, timeout=TICK_SECONDS))[0]:
+            if self.check is not None:
+                await self.check()
+        serving.result()
+
+    def _again(self, receive: Receive) -> Receive:
+        """Return what gives the body, which was read, once more."""
+        parts = [{"type": "http.request", "body": self.body, "more_body": False}]
+
+        async def receiving() -> Message:
+            return parts.pop() if parts else await receive()
+
+        return receiving
+
+
+class McpMount:
+    """Starts the protocol with the first request for it: its library takes seconds to load."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._starting: asyncio.Task[StreamableHTTPSessionManager] | None = None
+        self._service: Service | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def relayed(self, call: Call) -> Relayed:
+        """Return the answer to a request."""
+        manager = await self._manager()
+
+        async def serve(scope: Message, receive: Receive, send: Send) -> None:
+            await manager.handle_request({**scope, CALL: call}, receive, send)
+
+        is_followed = _method(call.raw_body) == LISTEN
+        return Relayed(serve, call.raw_body, is_followed)
+
+    def stop(self) -> None:
+        """End all who listen."""
+        if self._service is not None:
+            self._service.stop()
+
+    async def close(self) -> None:
+        """End the protocol before the store closes."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+
+    async def _manager(self) -> StreamableHTTPSessionManager:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        try:
+            return await asyncio.shield(self._starting)
+        except ImportError as error:
+            self._starting = None
+            log.warning("MCP cannot be served: %s", error)
+            raise Refusal(
+                "not_found",
+                f"MCP needs {error.name} at the server: pip install 'holdfast-agents[mcp]'",
+            ) from None
+
+    async def _start(self) -> StreamableHTTPSessionManager:
+        service, manager = await asyncio.to_thread(_load, self._context.options.limits.body_bytes)
+        self._service = service
+        ready = asyncio.Event()
+        self._running = asyncio.create_task(_run(manager, ready))
+        await ready.wait()
+        return manager
+
+
+async def _run(manager: StreamableHTTPSessionManager, ready: asyncio.Event) -> None:
+    async with manager.run():
+        ready.set()
+        await asyncio.Event().wait()
+
+
+def _load(body_bytes: int) -> tuple[Service, StreamableHTTPSessionManager]:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    from ..mcp.service import Service
+
+    service = Service(_reach_of)
+    manager = StreamableHTTPSessionManager(
+        service.server(),
+        json_response=True,
+        stateless=True,
+        max_request_body_size=body_bytes,
+        # Names and origins were checked for every route alike.
+        security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    return service, manager
+
+
+async def _reach_of(request: Any) -> TokenReach:
+    return TokenReach(request.request.scope[CALL])
+
+
+def _method(body: bytes) -> str:
+    """Return the method of a request, as the SDK reads it; it refuses what is not one."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(request.get("method")) if isinstance(request, dict) else ""

@@ -1,0 +1,106 @@
+"""What a route gets and gives: a request that was let in, and the answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ..session import Session
+from ..store import AsyncStore
+
+if TYPE_CHECKING:
+    from ..access import Token
+    from .context import Context
+    from .endpoints import Endpoint
+
+JSON = "application/json"
+
+
+class Nothing:
+    """Stands for the body of an answer that has none."""
+
+
+NOTHING: Final = Nothing()
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer to a request; a body that is not bytes is sent as JSON."""
+
+    status: int = 200
+    body: Any = NOTHING
+    headers: dict[str, str] = field(default_factory=dict)
+    content_type: str = JSON
+
+    def content(self) -> bytes:
+        """Return the bytes of the body."""
+        if self.body is NOTHING:
+            return b""
+        return self.body if isinstance(self.body, bytes) else encode(self.body)
+
+
+class Headers:
+    """The headers of a request, by their names in lower case."""
+
+    def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        self._values: dict[str, str] = {}
+        for raw_name, raw_value in pairs:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
+            known = self._values.get(name)
+            self._values[name] = value if known is None else f"{known}, {value}"
+
+    def get(self, name: str) -> str | None:
+        """Return a header; one that was sent several times is a list of its values."""
+        return self._values.get(name)
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that was let in."""
+
+    context: Context
+    endpoint: Endpoint
+    token: Token
+    headers: Headers
+    instance: str
+    path: Mapping[str, str]
+    query: Any = None
+    body: Any = None
+    raw_body: bytes = b""
+    is_websocket: bool = False
+    peer: str = ""
+    """Whence the request comes."""
+    found: Session[Any] | None = None
+
+    @property
+    def session(self) -> Session[Any]:
+        """The session that the path names."""
+        assert self.found is not None
+        return self.found
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether the client follows, over a WebSocket or as server-sent events."""
+        accepted = self.headers.get("accept") or ""
+        return self.is_websocket or "text/event-stream" in accepted
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store that the server serves."""
+        return self.context.store
+
+    @property
+    def acting_store(self) -> AsyncStore:
+        """The store in the token's name, for what the audit trail tells of."""
+        return self.context.store.on_behalf_of(self.token)
+
+    @property
+    def acting(self) -> Session[Any]:
+        """The session of the path, in the token's name."""
+        found = self.session
+        place = (found.id, found.number, found.root_id, found.name)
+        return Session(self.acting_store.runtime, *place)

@@ -1,0 +1,56 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..maintenance.retention import require_days
+from .sign_in import SignIn
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """The largest things that the server takes; `GET /limits` tells them."""
+
+    body_bytes: int = 4_194_304
+    header_bytes: int = 16_384
+    page: int = 1_000
+    backlog_events: int = 1_000
+    backlog_bytes: int = 16_777_216
+    """How much may wait for one follower that takes nothing."""
+    frame_bytes: int = 1_048_576
+    wrong_tokens_per_minute: int = 10
+    requests_per_second: int | None = None
+    """Of one token; None is any number."""
+    streams_per_token: int = 1_000
+    connections: int = 4_000
+    ping_seconds: float = 20.0
+    """How often a WebSocket is asked whether it lives, and how long it may take to answer."""
+    request_seconds: float = 30.0
+    """How long a client may take to send a request."""
+    idempotency_hours: int = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a server is reached and what it allows."""
+
+    hosts: frozenset[str] = LOOPBACK
+    """The names that requests may address the server by, without a port."""
+    origins: frozenset[str] = frozenset()
+    """Origins of pages that may use the server, beside its own."""
+    base_path: str = ""
+    is_read_only: bool = False
+    work_days: float = 30
+    """How long finished work items are kept."""
+    sweep_interval_seconds: float = 10.0
+    """How often to look for dead leases and due items."""
+    is_secure: bool = False
+    """Whether the server has TLS of its own, so that browsers keep its cookies to it."""
+    sign_in: SignIn = field(default_factory=SignIn)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+    def __post_init__(self) -> None:
+        require_days(self.work_days)

@@ -1,0 +1,74 @@
+"""Pages of lists: opaque cursors, and the link to the next page."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from ..answers.problems import Refusal
+from .messages import Answer, Call
+
+PAGE = 100
+
+Limit = Annotated[int, msgspec.Meta(ge=1, description="At most this many; more are cut to 1,000.")]
+Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the page before.")]
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which part of a list."""
+
+    limit: Limit = PAGE
+    cursor: Cursor | None = None
+
+
+def limit_of(call: Call) -> int:
+    """Return how many a page has."""
+    wanted: int = call.query.limit
+    return min(wanted, call.context.options.limits.page)
+
+
+def place_of(call: Call) -> int | None:
+    """Return the number that the request's cursor stands for."""
+    cursor = call.query.cursor
+    if cursor is None:
+        return None
+    try:
+        return int(base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii"))
+    except (ValueError, binascii.Error):
+        raise _foreign() from None
+
+
+def name_of(call: Call) -> str | None:
+    """Return the name that the request's cursor stands for."""
+    cursor = call.query.cursor
+    try:
+        return None if cursor is None else base64.urlsafe_b64decode(cursor.encode()).decode()
+    except ValueError:
+        raise _foreign() from None
+
+
+def _foreign() -> Refusal:
+    return Refusal("invalid_request", "the cursor is not one of this list", pointer="cursor")
+
+
+def next_cursor(found: list[Any], limit: int, number: str) -> str | None:
+    """Return the cursor behind a full page; a short one is the last."""
+    if len(found) < limit:
+        return None
+    return base64.urlsafe_b64encode(str(getattr(found[-1], number)).encode()).decode()
+
+
+def paged(call: Call, body: Any, cursor: str | None) -> Answer:
+    """Return a page with the link to the next one."""
+    headers = {}
+    if cursor is not None:
+        given: Mapping[str, Any] = msgspec.to_builtins(call.query)
+        kept = {name: value for name, value in given.items() if value is not None}
+        query = urlencode({**kept, "cursor": cursor})
+        headers["link"] = f'<{call.instance}?{query}>; rel="next"'
+    return Answer(200, body, headers)

@@ -1,0 +1,24 @@
+"""Problems as HTTP answers with them."""
+
+from __future__ import annotations
+
+from ..answers.problems import Refusal, problem_of
+from .messages import Answer
+
+CONTENT_TYPE = "application/problem+json"
+RETRY_SECONDS = 1
+
+
+def answer_of(error: Exception, instance: str) -> Answer:
+    """Return the answer to a request that ended with an error; what it must not tell is logged."""
+    body = problem_of(error, instance)
+    if body["error"] == "internal":
+        return Answer(body["status"], body, {}, content_type=CONTENT_TYPE)
+    headers = {"cache-control": "no-store"}
+    if isinstance(error, Refusal):
+        headers |= error.headers
+    if body["status"] in {429, 503}:
+        headers.setdefault("retry-after", str(RETRY_SECONDS))
+    return Answer(
+        body["status"], {**body, "instance": instance}, headers, content_type=CONTENT_TYPE
+    )

@@ -1,0 +1,275 @@
+"""The server as a process: its socket, its life and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import uvicorn
+
+from .. import store as stores
+from ..arguments import require_whole
+from ..errors import InvalidArgument, StoreUnavailable
+from ..worker.upkeep import Upkeep
+from .app import Api, Receive, Scope, Send
+from .limits import Refusals
+from .options import LOOPBACK, Options
+from .protocol import limited
+
+GRACE_SECONDS = 10
+KEEP_ALIVE_SECONDS = 75
+AUDIT_SECONDS = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The largest start of a request that is looked at; what is above the limit of headers is told so.
+START_BYTES_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    is_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole("port", self.port, 0, 65_535)
+        if (self.certfile is None) != (self.keyfile is None):
+            raise InvalidArgument("--certfile and --keyfile belong together")
+        is_open = self.uds is None and not is_loopback(self.host)
+        if is_open and self.certfile is None and not self.is_insecure:
+            raise InvalidArgument(
+                f"{self.host} can be reached from other machines, and tokens would travel in the "
+                "clear: give --certfile and --keyfile, or --insecure behind a proxy that has TLS"
+            )
+
+    @property
+    def scheme(self) -> str:
+        """How URLs begin."""
+        return "http" if self.certfile is None else "https"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+class Application:
+    """Opens the store when the server starts, and closes it when it ends."""
+
+    def __init__(self, place: Mapping[str, Any], options: Options) -> None:
+        self._place = place
+        self._options = options
+        self.api: Api | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or begin and end."""
+        if scope["type"] != "lifespan":
+            assert self.api is not None
+            await self.api(scope, receive, send)
+            return
+        await receive()
+        mode = "read" if self._options.is_read_only else "write"
+        async with stores.aopen(**{"mode": mode, **self._place}) as store:
+            self.api = Api(store, self._options)
+            auditing = asyncio.create_task(_audit(self.api.context.refusals))
+            async with _upkeep(store, self._options):
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+            auditing.cancel()
+            await self.api.context.mcp.close()
+            await self.api.context.refusals.flush()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def stop(self) -> None:
+        """Let followers end, and be told as not ready."""
+        if self.api is not None:
+            self.api.context.stop()
+
+
+@contextlib.asynccontextmanager
+async def _upkeep(store: stores.AsyncStore, options: Options) -> AsyncGenerator[None, None]:
+    """Sweep and prune as a worker does: remote workers leave it to the server."""
+    if options.is_read_only:
+        yield
+        return
+    twin = await asyncio.to_thread(stores.sync_twin, store)
+    upkeep = Upkeep(twin, options.sweep_interval_seconds, options.work_days, lambda: None)
+    upkeep.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(upkeep.stop)
+
+
+async def _audit(refusals: Refusals) -> None:
+    while True:
+        await asyncio.sleep(AUDIT_SECONDS)
+        await refusals.flush()
+
+
+class Process(uvicorn.Server):
+    """A server that tells when it is ready, and its followers when it ends."""
+
+    def __init__(
+        self, config: uvicorn.Config, application: Application, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._application = application
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Let signals end the server; uvicorn would raise them once more when it has ended."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kept = {each: signal.signal(each, self.handle_exit) for each in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what is under way."""
+        self._application.stop()
+        await super().shutdown(sockets)
+
+
+@dataclass(slots=True)
+class Serving:
+    """A socket that is bound, and what is served on it."""
+
+    place: Mapping[str, Any]
+    address: Address
+    options: Options
+    socket: socket.socket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.socket = bound(self.address)
+        hosts = set(self.options.hosts) | LOOPBACK | {self.address.host}
+        self.options = _reached(self.options, frozenset(hosts), self.address)
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        if self.address.uds is not None:
+            path = quote(os.path.abspath(self.address.uds), safe="")
+            return f"http+unix://{path}{self.options.base_path}"
+        host, port = self.socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"{self.address.scheme}://{shown}:{port}{self.options.base_path}"
+
+    def process(self, ready: Callable[[], None] = lambda: None) -> Process:
+        """Return the server, to run in an event loop of its own."""
+        application = Application(self.place, self.options)
+        limits = self.options.limits
+        config = uvicorn.Config(
+            application,
+            http=limited(limits.request_seconds, limits.connections),
+            ws="websockets-sansio",
+            ws_max_size=limits.frame_bytes,
+            ws_ping_interval=limits.ping_seconds,
+            ws_ping_timeout=limits.ping_seconds,
+            ws_per_message_deflate=False,
+            h11_max_incomplete_event_size=START_BYTES_MAX,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ssl_certfile=self.address.certfile,
+            ssl_keyfile=self.address.keyfile,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
+        return Process(config, application, ready)
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until a signal comes."""
+        process = self.process(ready)
+        try:
+            process.run(sockets=[self.socket])
+        finally:
+            self.close()
+        if not process.started:
+            raise StoreUnavailable("the server could not start; the store cannot be opened")
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Serve in this event loop until it is cancelled."""
+        await self.process(ready).serve(sockets=[self.socket])
+
+    def close(self) -> None:
+        """Free the address."""
+        self.socket.close()
+        if self.address.uds is not None:
+            Path(self.address.uds).unlink(missing_ok=True)
+
+
+def bound(address: Address) -> socket.socket:
+    """Return a socket that listens at an address."""
+    if address.uds is not None:
+        return _bound_unix(address.uds)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    # Only of a socket that is known to be TCP does asyncio send small answers without delay.
+    bound_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind((address.host, address.port))
+    except OSError as error:
+        bound_socket.close()
+        raise InvalidArgument(
+            f"cannot listen at {address.host} port {address.port}: {error.strerror}; "
+            "--port names another port, 0 any that is free"
+        ) from None
+    return bound_socket
+
+
+def _bound_unix(path: str) -> socket.socket:
+    """Return a socket in the file system that only its owner can use."""
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise InvalidArgument(f"{path} is there and is no socket; nothing was changed")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                # A server that was killed has left it behind.
+                os.unlink(path)
+            else:
+                raise InvalidArgument(f"another server listens at {path}")
+    bound_socket = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        bound_socket.bind(path)
+    except OSError as error:
+        bound_socket.close()
+        raise InvalidArgument(f"cannot listen at {path}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    return bound_socket
+
+
+def _reached(options: Options, hosts: frozenset[str], address: Address) -> Options:
+    known = frozenset(each.lower() for each in hosts)
+    return replace(options, hosts=known, is_secure=address.certfile is not None)

@@ -1,0 +1,130 @@
+"""The first start: a token in a file that only its owner can read, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import store as stores
+from ..errors import InvalidArgument
+from ..kernel.url import SqliteTarget, parse
+from ..mcp.configuration import http_configuration, stdio_configuration
+from .serve import Serving
+
+NAME = "first-start"
+EXAMPLE_SESSION = "my-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class StartToken:
+    """The token that the first start has made, and where its secret is kept."""
+
+    path: Path
+    secret: str | None
+    """None if tokens are kept elsewhere."""
+    id: str | None = None
+    is_new: bool = False
+
+
+def start_token(place: Mapping[str, Any], *, is_read_only: bool) -> StartToken:
+    """Return the token of this store's file; the first start makes it."""
+    mode = "read" if is_read_only else "write"
+    with stores.open(**{"mode": mode, **place}) as store:
+        path = token_path(store)
+        secret = _read(path)
+        known = None if secret is None else store.tokens.find(secret)
+        if known is not None:
+            return StartToken(path, secret, known.id)
+        now = store.now_ms()
+        alive = [
+            token
+            for token in store.tokens.list(limit=1_000)
+            if token.revoked_at is None and (token.expires_at or now + 1) > now
+        ]
+        if is_read_only or any(token.name != NAME for token in alive):
+            return StartToken(path, None)
+        # One without its file is left by a start that was killed in between.
+        for token in alive:
+            store.tokens.revoke(token.id)
+        made = store.tokens.create(NAME, permission="admin")
+        _write(path, made.secret)
+        return StartToken(path, made.secret, made.id, is_new=True)
+
+
+def token_path(store: stores.Store) -> Path:
+    """Return where the token of a store is kept: beside its file, or in the user's settings."""
+    target = store.runtime.target
+    if isinstance(target, SqliteTarget):
+        return Path(f"{target.path}.token")
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return settings / "holdfast" / f"{store.store_id()}.token"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise InvalidArgument(f"others can read {path}: chmod 600 it, and revoke its token")
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, secret: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "w") as file:
+        file.write(f"{secret}\n")
+
+
+def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
+    """Return what a start tells: as data, and as text."""
+    is_kept = token.secret is not None
+    dashboard = _dashboard(serving, token)
+    data: dict[str, Any] = {
+        "url": serving.url,
+        "token_file": str(token.path) if is_kept else None,
+        "dashboard": dashboard,
+    }
+    lines = [f"Serving at {serving.url}"]
+    if dashboard is not None:
+        lines.append(f"Dashboard: {dashboard}")
+    if token.is_new:
+        lines.append(f"Token: {token.secret}")
+        lines.append(f"It is kept in {token.path}, which only you can read.")
+    elif is_kept:
+        lines.append(f"The token is in {token.path}.")
+    else:
+        lines.append("Use a token that you have made, or make one: `holdfast tokens create NAME`.")
+    bearer = f"$(cat {token.path})" if is_kept else "TOKEN"
+    where = f"--unix-socket {serving.address.uds} http://localhost" if serving.address.uds else ""
+    where = where or serving.url
+    base = serving.options.base_path if serving.address.uds else ""
+    curl = f'  curl -H "Authorization: Bearer {bearer}" {where}{base}/sessions'
+    told = mcp_configurations(serving)
+    lines += ["", "Try it:", curl, "", "For an MCP client, on this machine or over HTTP:"]
+    lines += [f"  {json.dumps(each)}" for each in told.values()]
+    return {**data, "mcp": told}, "\n".join(lines)
+
+
+def mcp_configurations(serving: Serving) -> dict[str, Any]:
+    """Return what to paste into an MCP client, by transport."""
+    store = parse(serving.place["url"], serving.place["namespace"]).shown
+    found = {"stdio": stdio_configuration(store, EXAMPLE_SESSION)}
+    if serving.address.uds is None:
+        found["http"] = http_configuration(serving.url, EXAMPLE_SESSION)
+    return found
+
+
+def _dashboard(serving: Serving, token: StartToken) -> str | None:
+    """Return where people look; the address signs one browser in, within a minute."""
+    if serving.address.uds is not None:
+        return None
+    place = f"{serving.url}/ui/"
+    if token.id is None:
+        return place
+    return f"{place}login?code={serving.options.sign_in.new_code(token.id)}"

@@ -1,0 +1,238 @@
+"""Following over HTTP: server-sent events and WebSockets, with one sender for both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..answers.problems import Refusal
+from ..errors import Compacted, HoldfastError
+from .channels import TICK_SECONDS, Lagging
+from .frames import Frames
+from .messages import Answer, encode
+from .problems import answer_of
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+COMMENT_SECONDS = 15.0
+CLOSE_SECONDS = 5.0
+RETRY_MS = 2_000
+# Of WebSockets: go on later, the server stops, and what stands against following, as HTTP has it.
+TRY_AGAIN, STOPPING, OWN_CODES = 1013, 1012, 4000
+
+SSE_HEADERS = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+
+
+class Follower(Protocol):
+    """Gives the changes of a feed, one after the other."""
+
+    async def begin(self) -> None:
+        """Begin to follow; what stands against it is raised here."""
+
+    async def next(self) -> Frames[Any] | None:
+        """Return the next change; None now and then, to look whether following is still allowed."""
+
+    async def close(self) -> None:
+        """Stop following."""
+
+
+class Alone:
+    """A follower with a reader of its own."""
+
+    def __init__(self, frames: AsyncGenerator[Frames[Any], None]) -> None:
+        self._frames = frames
+        self._next: asyncio.Task[Frames[Any]] | None = None
+
+    async def begin(self) -> None:
+        """There is nothing to do beforehand."""
+
+    async def next(self) -> Frames[Any] | None:
+        """Return the next change, or None if there was none for some time."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._frames))
+        done, _ = await asyncio.wait({self._next}, timeout=TICK_SECONDS)
+        if not done:
+            return None
+        found, self._next = self._next, None
+        return found.result()
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._next is not None:
+            self._next.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._next
+        await self._frames.aclose()
+
+
+@dataclass(slots=True)
+class Following:
+    """What a route gives that is followed: the feed, and which of its messages are wanted."""
+
+    follower: Follower
+    kinds: frozenset[str] | None = None
+    values: bool = True
+    check: Callable[[], Awaitable[None]] | None = None
+    """Raises when the token no longer allows to follow."""
+    last: str = ""
+    """The place of the last change that was sent whole."""
+
+    def wanted(self, frames: Frames[Any]) -> list[tuple[str, str]]:
+        """Return the messages of a change that are sent."""
+        return frames.of(self.kinds, values=self.values)
+
+
+class Looking:
+    """Looks now and then whether a client may still follow, also while there is much to tell."""
+
+    def __init__(self, check: Callable[[], Awaitable[None]] | None) -> None:
+        self._check = check
+        self._loop = asyncio.get_running_loop()
+        self._looked_at = self._loop.time()
+
+    async def look(self, *, is_idle: bool) -> None:
+        """Look, if it is time to or there is nothing else to do; raise if following must end."""
+        now = self._loop.time()
+        if self._check is not None and (is_idle or now - self._looked_at >= TICK_SECONDS):
+            self._looked_at = now
+            await self._check()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How changes, pauses and the end are told."""
+
+    deliver: Callable[[Frames[Any]], Awaitable[None]]
+    pause: Callable[[], Awaitable[None]]
+    ended: Callable[[Exception], Awaitable[None]]
+
+
+async def send_events(following: Following, send: Send, receive: Receive) -> None:
+    """Send what is followed as server-sent events until the client goes."""
+    await following.follower.begin()
+    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def body(text: str) -> None:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    async def deliver(frames: Frames[Any]) -> None:
+        parts = following.wanted(frames)
+        # Only the last message of a change has its place: a reconnect never splits one.
+        ids = [""] * (len(parts) - 1) + [f"id: {frames.place}\n"]
+        text = "".join(
+            f"{id}event: {kind}\ndata: {data}\n\n"
+            for id, (kind, data) in zip(ids, parts, strict=False)
+        )
+        if text:
+            await body(text)
+
+    async def ended(error: Exception) -> None:
+        told = {"error": "lagging", "after": following.last}
+        if not isinstance(error, Lagging):
+            told = answer_of(error, "").body
+        await body(f"event: ended\ndata: {encode(told).decode()}\n\n")
+
+    await body(f"retry: {RETRY_MS}\n\n")
+    wire = Wire(deliver, lambda: body(": \n\n"), ended)
+    await until_gone(_pump(following, wire), _disconnected(receive))
+    with contextlib.suppress(Exception):
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def send_frames(following: Following, send: Send, receive: Receive) -> None:
+    """Send what is followed as WebSocket messages until the client goes."""
+    await send({"type": "websocket.accept"})
+
+    async def deliver(frames: Frames[Any]) -> None:
+        for _, text in following.wanted(frames):
+            await send({"type": "websocket.send", "text": text})
+
+    async def ended(error: Exception) -> None:
+        code, reason = closing(error, following.last)
+        await send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def pause() -> None:
+        """A WebSocket has pings of its own."""
+
+    try:
+        await following.follower.begin()
+    except HoldfastError as error:
+        await ended(error)
+        return
+    await until_gone(_pump(following, Wire(deliver, pause, ended)), _disconnected(receive))
+
+
+async def refuse_websocket(answer: Answer, scope: MutableMapping[str, Any], send: Send) -> None:
+    """Answer a handshake with a problem."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": OWN_CODES + answer.status})
+        return
+    headers = [(b"content-type", answer.content_type.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    start = {"status": answer.status, "headers": headers}
+    await send({"type": "websocket.http.response.start", **start})
+    await send({"type": "websocket.http.response.body", "body": answer.content()})
+
+
+async def _pump(following: Following, wire: Wire) -> None:
+    """Send changes until following ends."""
+    loop = asyncio.get_running_loop()
+    spoken = loop.time()
+    looking = Looking(following.check)
+    try:
+        while True:
+            frames = await following.follower.next()
+            await looking.look(is_idle=frames is None)
+            if frames is not None:
+                await wire.deliver(frames)
+                following.last, spoken = frames.place, loop.time()
+            elif loop.time() - spoken >= COMMENT_SECONDS:
+                spoken = loop.time()
+                await wire.pause()
+    except (Lagging, Refusal, HoldfastError) as error:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await wire.ended(error)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] in {"http.disconnect", "websocket.disconnect"}:
+            return
+
+
+async def until_gone(sending: Awaitable[None], going: Awaitable[None]) -> None:
+    """Send until everything is sent or the client has gone."""
+    tasks = {asyncio.ensure_future(sending), asyncio.ensure_future(going)}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        # An OSError is a client that has gone while it was sent something.
+        if not task.cancelled() and not isinstance(task.exception(), OSError):
+            task.result()
+
+
+def closing(error: Exception, last: str) -> tuple[int, str]:
+    """Return how a WebSocket is closed; the reason says where to go on."""
+    if isinstance(error, Lagging):
+        return TRY_AGAIN, f"after={last}"
+    if isinstance(error, Refusal) and error.code == "unavailable":
+        return STOPPING, f"after={last}"
+    status = answer_of(error, "").status
+    if isinstance(error, Compacted):
+        return OWN_CODES + status, f"oldest={error.fields.get('oldest')}"
+    return OWN_CODES + status, f"after={last}"

@@ -1,0 +1,8 @@
+"""The pages; each module shows one noun."""
+
+from .. import files, login
+from . import checkpoints, effects, live, overview, session, sessions, spend, state, work
+
+MODULES = (
+    files, login, live, overview, sessions, session, checkpoints, effects, spend, state, work,
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""The ledger of effects: those of a session, one with its attempts, and those in doubt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from ....answers.problems import Refusal
+from ....answers.shapes import EFFECT
+from ....codec import from_json
+from ....effects.tools import Landed, NotLanded
+from ....errors import InvalidValue
+from ....records import EffectStatus
+from ...messages import Answer, Call
+from ...pages import next_cursor, place_of
+from ...routes.effects import EffectsShape, reached_effect
+from ..templates import Commands, api_path
+from ..views import Form, ListQuery, Pages, View, page_size, see_other
+from .session import session_view
+
+routes = Pages()
+NOTE_CHARACTERS_MAX = 2_000
+
+
+class EffectsQuery(ListQuery):
+    """Which effects."""
+
+    status: EffectStatus | Literal[""] = ""
+
+
+class ResolveForm(Form):
+    """What became of an effect, and how that is known."""
+
+    verdict: Literal["landed", "not_landed"]
+    note: str
+    result: str = ""
+
+
+@routes.page("/sessions/{id}/effects", EffectsQuery)
+async def session_effects_page(call: Call) -> View:
+    """Show the effects of a session, oldest first."""
+    limit, status, id = page_size(call), call.query.status or None, call.session.id
+    found = await call.store.effects(
+        session=id, status=status, after=place_of(call) or 0, limit=limit
+    )
+    cursor = next_cursor(found, limit, "number")
+    view = await session_view(
+        call,
+        "effects",
+        data=EffectsShape(list(map(EFFECT, found)), cursor),
+        words=("effects", "list", "--session", id),
+        effects=found,
+        query=call.query,
+        next_cursor=cursor,
+    )
+    path = api_path("/effects", session=id, status=status)
+    view.commands = Commands.of(path, "effects", "list", session=id, status=status)
+    return view
+
+
+@routes.page("/in-doubt", ListQuery, is_store_wide=True)
+async def in_doubt_page(call: Call) -> View:
+    """Show the effects whose outcome is unknown, those that wait longest first."""
+    limit = page_size(call)
+    found = await call.store.effects(status="unknown", after=place_of(call) or 0, limit=limit)
+    cursor = next_cursor(found, limit, "number")
+    path = api_path("/effects", status="unknown")
+    return View(
+        template="in_doubt.html",
+        title="In doubt",
+        data=EffectsShape(list(map(EFFECT, found)), cursor),
+        commands=Commands.of(path, "effects", "list", status="unknown"),
+        given={"effects": found},
+        next_cursor=cursor,
+        live=("live",),
+    )
+
+
+@routes.page("/effects/{id}")
+async def effect_page(call: Call) -> View:
+    """Show an effect with all its attempts; one in doubt can be decided."""
+    effect = await reached_effect(call)
+    attempts = await call.store.attempts(effect.id)
+    live: tuple[str, ...] | None = ("live",)
+    if effect.session_id is not None:
+        live = ("sessions", effect.session_id, "live")
+    elif call.token.root_id is not None:
+        live = None
+    return View(
+        template="effect.html",
+        title=f"{effect.tool} - effect {effect.number}",
+        data={"effect": EFFECT(effect), "attempts": list(map(EFFECT, attempts))},
+        commands=Commands.of(
+            f"/effects/{quote(effect.id, safe='')}", "effects", "show", str(effect.number)
+        ),
+        given={"effect": effect, "attempts": attempts},
+        live=live,
+    )
+
+
+@routes.form("/effects/{id}/resolve", ResolveForm)
+async def resolve_form(call: Call) -> Answer:
+    """Decide what became of an effect in doubt; who decided, and why, is recorded."""
+    effect, body = await reached_effect(call), call.body
+    note = body.note.strip()
+    if not 0 < len(note) <= NOTE_CHARACTERS_MAX:
+        raise Refusal("invalid_request", "say how you know, in up to 2,000 characters")
+    verdict = Landed(_result(call, body.result)) if body.verdict == "landed" else NotLanded()
+    await call.acting_store.resolve(effect.id, verdict, by=call.token.name, note=note)
+    return see_other(f"{call.context.options.base_path}/ui/effects/{quote(effect.id, safe='')}")
+
+
+def _result(call: Call, text: str) -> Any:
+    """Return the result that a person has typed, which is JSON."""
+    if not text.strip():
+        return None
+    try:
+        return from_json(text.encode(), call.store.runtime.codec.limits, name="result")
+    except (InvalidValue, msgspec.MsgspecError) as error:
+        raise Refusal("invalid_request", f"the result must be JSON: {error}") from None

@@ -1,0 +1,166 @@
+"""Templates: everything that they print is escaped, and shows what would turn or hide text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+from markupsafe import Markup
+
+from ... import __version__
+from ...access import Token
+from ...checkpoints.diff import brief
+from ...clock import iso, wall_ms
+from ...formatting import ago, plural, size
+from .files import STATIC
+
+# Controls but for the tab and the line feed, and what turns the direction of text.
+_COMMANDING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+VALUE_CHARACTERS = 64_000
+NAVIGATION = (
+    ("", "Overview"),
+    ("sessions", "Sessions"),
+    ("in-doubt", "In doubt"),
+    ("work", "Work"),
+    ("spend", "Spend"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How what a page shows is had from a shell: the path of the API, and a command line."""
+
+    path: str
+    line: str | None = None
+
+    @classmethod
+    def of(cls, path: str, *words: str, **options: object) -> Commands:
+        """Return them for a command with options; those that are None are left out."""
+        given = {name: value for name, value in options.items() if value is not None}
+        pairs = [(f"--{name}", str(value)) for name, value in given.items()]
+        return cls(path, shlex.join([*words, *(part for pair in pairs for part in pair)]))
+
+
+@dataclass(slots=True)
+class Frame:
+    """What surrounds a page, and the links that it is made of."""
+
+    base_path: str
+    place: str
+    """The page's own address."""
+    origin: str
+    theme: str
+    form_token: str
+    is_read_only: bool = False
+    is_signed_out: bool = False
+    token: Token | None = None
+    live: str | None = None
+    poll_ms: int = 0
+    commands: Commands | None = None
+    json_place: str | None = None
+    next_place: str | None = None
+    first_place: str | None = None
+    now_ms: int = field(default_factory=wall_ms)
+
+    @property
+    def may_write(self) -> bool:
+        """Whether forms that change something are shown."""
+        allowed = self.token is not None and self.token.permission != "read"
+        return allowed and not self.is_read_only
+
+    def link(self, *parts: object, **query: object) -> str:
+        """Return the address of a page; each part is one of its path."""
+        path = "/".join(quote(str(part), safe="") for part in parts)
+        return f"{self.base_path}{api_path(f'/ui/{path}', **query)}"
+
+    def static(self, name: str) -> str:
+        """Return the address of a file."""
+        return f"{self.base_path}{STATIC.place(name)}"
+
+    @property
+    def curl(self) -> str:
+        """The command that asks the API for the same; names in it are no words of the shell."""
+        assert self.commands is not None
+        place = shlex.quote(f"{self.origin}{self.base_path}{self.commands.path}")
+        return f'curl -H "Authorization: Bearer $TOKEN" {place}'
+
+    def is_at(self, part: str) -> bool:
+        """Whether the page is in a part of the navigation."""
+        here = self.place.partition("?")[0].removeprefix(f"{self.base_path}/ui/")
+        return here.partition("/")[0] == part
+
+
+def api_path(path: str, **query: object) -> str:
+    """Return an address of the API; what is not asked for is left out."""
+    told = {name: value for name, value in query.items() if value not in {None, ""}}
+    return path + (f"?{urlencode(told)}" if told else "")
+
+
+def render(template: str, frame: Frame, **given: Any) -> str:
+    """Return a page as text."""
+    known = {"frame": frame, "link": frame.link, "navigation": NAVIGATION, "release": __version__}
+    return _environment().get_template(template).render(known | given)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printed,
+    )
+    environment.filters |= {
+        "brief": brief,
+        "iso": iso,
+        "ago": ago,
+        "size": size,
+        "plural": plural,
+        "pretty": pretty,
+        "compact": compact,
+        "cut": cut,
+    }
+    return environment
+
+
+def _printed(value: object) -> object:
+    """Return what is printed for a value; what would act on a reader is shown by its number."""
+    if value is None:
+        return ""
+    if isinstance(value, Markup):
+        return Markup(_COMMANDING.sub(_shown, value))
+    if isinstance(value, str):
+        return _COMMANDING.sub(_shown, value)
+    return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def pretty(value: Any) -> str:
+    """Return a value as JSON over several lines."""
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def cut(text: str, most: int = VALUE_CHARACTERS) -> str:
+    """Return at most so much of a text, and how much there is."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n… {len(text):,} characters in all"

@@ -1,0 +1,208 @@
+"""Pages and forms as routes: what a page shows, its JSON twin, and how problems look to people."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from ...answers.problems import Refusal
+from ..bodies import parse_query
+from ..endpoints import PAGES, Endpoints, Handler, Permission
+from ..messages import Answer, Call, Headers
+from ..options import Options
+from ..pages import Cursor, Limit
+from .templates import Commands, Frame, render
+
+FORM = "application/x-www-form-urlencoded"
+HTML = "text/html; charset=utf-8"
+ROWS = 50
+ROWS_MAX = 200
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+SAFE = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    # Any stricter one would have forms sent with the origin `null`.
+    "referrer-policy": "same-origin",
+}
+HEADERS = {**SAFE, "cache-control": "no-store"}
+THEME = "holdfast_theme"
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a page is wanted: for people, or its data as JSON."""
+
+    format: Literal["html", "json"] = "html"
+
+
+class ListQuery(PageQuery):
+    """Which part of a list."""
+
+    cursor: Cursor | None = None
+    limit: Limit = ROWS
+
+
+class Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every form sends beside its own fields."""
+
+    csrf: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """What a page shows."""
+
+    template: str
+    title: str
+    data: Any
+    """The same as JSON."""
+    commands: Commands
+    """How the same is had without a browser."""
+    given: dict[str, Any] = field(default_factory=dict)
+    next_cursor: str | None = None
+    live: tuple[str, ...] | None = None
+    """The feed whose events mean that the page may have changed: its path below /ui/."""
+    poll_ms: int = 0
+    """How often to look for what is told by no event."""
+    status: int = 200
+
+
+Page = Callable[[Call], Awaitable[View | Answer]]
+
+
+class Pages(Endpoints):
+    """The pages and forms of one module."""
+
+    def page(
+        self, path: str, query: type[PageQuery] = PageQuery, *, is_store_wide: bool = False
+    ) -> Callable[[Page], Any]:
+        """Return a decorator that makes a function the page at a path below /ui/."""
+
+        def adding(handler: Page) -> Any:
+            @functools.wraps(handler)
+            async def answer(call: Call) -> Answer:
+                view = await handler(call)
+                if isinstance(view, Answer):
+                    return view
+                if call.query.format == "json":
+                    return Answer(view.status, view.data, dict(HEADERS))
+                return _shown(call, view)
+
+            wide = {"is_store_wide": is_store_wide}
+            return self.add("GET", _path(path), "read", query=query, is_hidden=True, **wide)(answer)
+
+        return adding
+
+    def form(
+        self, path: str, body: type[Form], permission: Permission = "write"
+    ) -> Callable[[Handler], Any]:
+        """Return a decorator for a form; its function gets what the form sends."""
+
+        def adding(handler: Handler) -> Any:
+            @functools.wraps(handler)
+            async def answer(call: Call) -> Any:
+                call.body = form_of(call, body)
+                return await handler(call)
+
+            given: dict[str, Any] = {"body": bytes, "media": FORM, "is_hidden": True}
+            return self.add("POST", _path(path), permission, **given)(answer)
+
+        return adding
+
+
+def form_of(call: Call, wanted: type[Form]) -> Any:
+    """Return what a form sends; a browser's must come from a page that it was shown."""
+    is_signed_in = call.headers.get("authorization") is None
+    given = dict(parse_qsl(call.raw_body.decode("latin-1"))).get("csrf", "")
+    sign_in = call.context.options.sign_in
+    if is_signed_in and not sign_in.is_form_token(given, call.headers.get("cookie")):
+        raise Refusal("forbidden", "the form is not of a page of this server; open it again")
+    return parse_query(call.raw_body, wanted)
+
+
+def see_other(place: str, **headers: str) -> Answer:
+    """Send the browser to another page."""
+    return Answer(303, headers={**HEADERS, "location": place, **headers})
+
+
+def page_size(call: Call) -> int:
+    """Return how many rows a page of a list has."""
+    wanted: int = call.query.limit
+    return min(wanted, ROWS_MAX)
+
+
+def frame_of(options: Options, headers: Headers, place: str) -> Frame:
+    """Return what surrounds every page."""
+    cookies = headers.get("cookie")
+    theme = "system"
+    for part in (cookies or "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == THEME and value in {"light", "dark"}:
+            theme = value
+    form_token = options.sign_in.form_token(cookies)
+    origin = f"{'https' if options.is_secure else 'http'}://{headers.get('host')}"
+    is_read_only = options.is_read_only
+    return Frame(options.base_path, place, origin, theme, form_token, is_read_only=is_read_only)
+
+
+def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """Return a page."""
+    return Answer(status, text.encode(), {**HEADERS, **(headers or {})}, content_type=HTML)
+
+
+def _shown(call: Call, view: View) -> Answer:
+    asked = {
+        name: value for name, value in msgspec.to_builtins(call.query).items() if value is not None
+    }
+    place = _place(call.instance, asked)
+    frame = frame_of(call.context.options, call.headers, place)
+    frame.token = call.token
+    frame.live = None if view.live is None else frame.link(*view.live)
+    frame.poll_ms = view.poll_ms
+    frame.commands = view.commands
+    frame.json_place = _place(call.instance, {**asked, "format": "json"})
+    if view.next_cursor is not None:
+        frame.next_place = _place(call.instance, {**asked, "cursor": view.next_cursor})
+    if asked.get("cursor"):
+        frame.first_place = _place(call.instance, {**asked, "cursor": ""})
+    return html(render(view.template, frame, title=view.title, **view.given), view.status)
+
+
+def _place(path: str, query: MutableMapping[str, Any]) -> str:
+    plain = {"limit": ROWS, "format": "html"}
+    told = {name: value for name, value in query.items() if value not in {"", plain.get(name)}}
+    return f"{path}?{urlencode(told)}" if told else path
+
+
+def _path(path: str) -> str:
+    return f"{PAGES.rstrip('/')}{path}"
+
+
+def for_people(answer: Answer, options: Options, scope: MutableMapping[str, Any]) -> Answer:
+    """Return a problem as a page, if a browser has asked for one; it may have to sign in first."""
+    headers = Headers(scope["headers"])
+    place = scope["raw_path"].decode("latin-1")
+    is_page = scope["type"] == "http" and place.startswith(f"{options.base_path}{PAGES}")
+    if not is_page or "text/html" not in (headers.get("accept") or ""):
+        return answer
+    query = scope["query_string"].decode("latin-1")
+    if answer.status == 401 and scope["method"] in {"GET", "HEAD"}:
+        wanted = f"{place}?{query}" if query else place
+        return see_other(f"{options.base_path}{PAGES}login?{urlencode({'next': wanted})}")
+    frame = frame_of(options, headers, place)
+    frame.is_signed_out = answer.status == 401
+    text = render("problem.html", frame, title=answer.body["title"], problem=answer.body)
+    kept = {name: value for name, value in answer.headers.items() if name != "cache-control"}
+    return html(text, answer.status, kept)

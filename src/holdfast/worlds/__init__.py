@@ -1,0 +1,57 @@
+"""Checkpoint whole worlds, roll them back in any order, and explore them."""
+
+from .actions import Action, Outcome, Step, action
+from .checkpoints import Checkpoint
+from .conformance import check_system
+from .context import Context
+from .explore import explore
+from .graph import State, StateGraph, Transition
+from .invariants import Invariant, Violation, assert_holds, invariant
+from .reports import write_report
+from .reproduce import reproducer, write_reproducer
+from .result import Exploration, Progress
+from .strategies import Candidate, Strategy
+from .system import Observation, System
+from .systems.files import FileSystem
+from .systems.memory import MemorySystem
+from .systems.services import ClockSystem, MailSystem, QueueSystem, StorageSystem
+from .systems.sqlite import SqliteSystem
+from .systems.sqlite_connection import SqliteConnectionSystem
+from .world import Leak, World
+
+__all__ = [
+    "Action",
+    "Candidate",
+    "Checkpoint",
+    "ClockSystem",
+    "Context",
+    "Exploration",
+    "FileSystem",
+    "Invariant",
+    "Leak",
+    "MailSystem",
+    "MemorySystem",
+    "Observation",
+    "Outcome",
+    "Progress",
+    "QueueSystem",
+    "SqliteConnectionSystem",
+    "SqliteSystem",
+    "State",
+    "StateGraph",
+    "Step",
+    "StorageSystem",
+    "Strategy",
+    "System",
+    "Transition",
+    "Violation",
+    "World",
+    "action",
+    "assert_holds",
+    "check_system",
+    "explore",
+    "invariant",
+    "reproducer",
+    "write_report",
+    "write_reproducer",
+]

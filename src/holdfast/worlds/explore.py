@@ -1,0 +1,340 @@
+"""Exploration: try every action in every state, and check invariants after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from ..arguments import require_seconds, require_whole, shown
+from ..errors import (
+    CheckpointError,
+    ExplorationAborted,
+    InvalidArgument,
+    ReplayFailed,
+    RollbackError,
+)
+from .actions import Action, Arguments, Outcome, Step, as_action
+from .graph import State
+from .invariants import Invariant, Violation, as_invariant
+from .result import Ended, Exploration, Progress
+from .shrink import shrink
+from .strategies import Candidate, Strategy, as_strategy
+from .world import World
+
+_SECONDS_MAX = 10**9
+_WARNINGS_MAX = 100
+
+
+def explore(
+    world: World | Callable[[], World],
+    actions: Sequence[Action | Callable[..., Any]],
+    invariants: Sequence[Invariant | Callable[[World], object]] = (),
+    *,
+    strategy: str | Callable[[Random], Strategy] = "bfs",
+    seed: int = 0,
+    max_steps: int = 10_000,
+    max_states: int | None = None,
+    max_depth: int | None = None,
+    max_seconds: float | None = None,
+    stop_on_violation: bool = False,
+    shrinks: bool = True,
+    on_progress: Callable[[Progress], object] | None = None,
+) -> Exploration:
+    """Explore a world, or one that a function makes and that is closed at the end.
+
+    Whatever happens, the given world is back at its initial state afterwards, and the
+    checkpoints of the exploration are released. Ctrl-C ends it with what was found so far.
+    """
+    limits = _Limits(max_steps, max_states, max_depth, max_seconds)
+    explored = _unique("action", [as_action(what) for what in actions])
+    checked = _unique("invariant", [as_invariant(what) for what in invariants])
+    if not explored:
+        raise InvalidArgument("actions must not be empty.")
+    for known in explored:
+        unknown = sorted(set(known.after) - {other.name for other in explored})
+        if unknown:
+            raise InvalidArgument(f"{known.name} comes after an unknown action: {unknown[0]}")
+    order = as_strategy(strategy, seed)
+    is_made = not isinstance(world, World)
+    explored_world = world() if not isinstance(world, World) else world
+    if not isinstance(explored_world, World):
+        raise InvalidArgument(f"world must be a World or make one, not {shown(explored_world)}")
+    try:
+        explorer = _Explorer(explored_world, explored, checked, order, limits, on_progress)
+        explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
+        return explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
+    finally:
+        if is_made:
+            explored_world.close()
+
+
+class _Limits:
+    """When to stop, besides having seen everything."""
+
+    def __init__(
+        self, steps: int, states: int | None, depth: int | None, seconds: float | None
+    ) -> None:
+        self.steps = require_whole("max_steps", steps, 1)
+        self.states = states if states is None else require_whole("max_states", states, 1)
+        self.depth = depth if depth is None else require_whole("max_depth", depth, 1)
+        if seconds is not None:
+            require_seconds("max_seconds", seconds, _SECONDS_MAX)
+        self.seconds = seconds
+
+    def reached(self, result: Exploration, seconds: float) -> Ended | None:
+        """Return which limit ends the exploration now."""
+        if result.steps >= self.steps:
+            return "max_steps"
+        if self.states is not None and len(result.graph.states) >= self.states:
+            return "max_states"
+        if self.seconds is not None and seconds >= self.seconds:
+            return "max_seconds"
+        return None
+
+
+class _Explorer:
+    def __init__(
+        self,
+        world: World,
+        actions: Sequence[Action],
+        invariants: Sequence[Invariant],
+        strategy: Strategy,
+        limits: _Limits,
+        on_progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self._world = world
+        self._actions = [(action, action.combinations()) for action in actions]
+        self._before = [check for check in invariants if check.when != "after"]
+        self._after = [check for check in invariants if check.when != "before"]
+        self._strategy = strategy
+        self._limits = limits
+        self._on_progress = on_progress
+        self._started = perf_counter()
+        self._found: dict[object, Violation] = {}
+        # How many candidates of a state are left: its checkpoint is kept as long.
+        self._left: dict[str, int] = {}
+        self._cut: set[str] = set()
+        self._tried: set[str] = set()
+        # The state that the world is exactly at, as long as nothing was done since.
+        self._at: State | None = None
+        self.result = Exploration(graph=world.start_graph(), strategy="")
+
+    def run(self, *, stop_on_violation: bool, shrinks: bool) -> Exploration:
+        """Explore until a limit, and leave the world as it was."""
+        world, result = self._world, self.result
+        world.count_runs(self._counted())
+        initial = world.observe_and_checkpoint("initial")
+        self._initial = world.find("initial").id
+        try:
+            self._at = initial
+            self._discover(initial)
+            self._check(self._after, initial)
+            result.ended = self._loop(stop_on_violation)
+            result.graph.shorten()
+            result.violations = [self._with_path(found) for found in self._found.values()]
+            if shrinks and result.ended not in ("complete", "interrupted"):
+                self._shrink()
+        finally:
+            self._leave()
+        result.seconds = perf_counter() - self._started
+        result.leaks = tuple(world.leaks)
+        result.is_cut = bool(self._cut)
+        names = (action.name for action, _ in self._actions)
+        result.unused_actions = [name for name in names if name not in self._tried]
+        return result
+
+    def _loop(self, stop_on_violation: bool) -> Ended:
+        try:
+            while len(self._strategy):
+                limit = self._limits.reached(self.result, perf_counter() - self._started)
+                if limit is not None:
+                    return limit
+                self._try(self._strategy.next())
+                if stop_on_violation and self._found:
+                    return "stop_on_violation"
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "complete"
+
+    def _try(self, candidate: Candidate) -> None:
+        state, action, arguments = candidate.state, candidate.action, candidate.arguments
+        if self._go_to(state) and self._is_possible(action, arguments):
+            self._check(self._before, state)
+            self.result.steps += 1
+            self._tried.add(action.name)
+            self._at = None
+            outcome = self._world.act(action, **arguments)
+            reached, is_new = self._world.observe_state()
+            self._arrive(reached, is_new, action)
+            self._judge(outcome, state, Step(action.name, arguments))
+            self._check(self._after, reached)
+        self._left[state.id] -= 1
+        if not self._left[state.id]:
+            self._release(state)
+        if self._on_progress is not None:
+            self._on_progress(self._progress())
+
+    def _arrive(self, reached: State, is_new: bool, action: Action) -> None:
+        depth = self._limits.depth
+        is_deeper_allowed = reached.id in self._cut and depth is not None and reached.depth < depth
+        if is_new or is_deeper_allowed:
+            self._cut.discard(reached.id)
+            self._discover(reached)
+        if self._left.get(reached.id) and self._keep(
+            reached, f"after_{action.name}_{self.result.steps}"
+        ):
+            self._at = reached
+
+    def _keep(self, state: State, name: str) -> bool:
+        try:
+            return self._world.keep_state(state, name)
+        except CheckpointError as error:
+            self._warn(f"{error.system} made no checkpoint, so states are replayed: {error}")
+            return False
+
+    def _discover(self, state: State) -> None:
+        """Add what is possible in a state; the world is in it."""
+        if self._limits.depth is not None and state.depth >= self._limits.depth:
+            self._cut.add(state.id)
+            return
+        for action, combinations in self._actions:
+            for arguments in combinations:
+                if self._is_possible(action, arguments):
+                    self._strategy.add(Candidate(state, action, arguments))
+                    self._left[state.id] = self._left.get(state.id, 0) + 1
+
+    def _is_possible(self, action: Action, arguments: Arguments) -> bool:
+        try:
+            return action.is_possible(self._world, arguments)
+        except Exception as error:
+            self._warn(f"the precondition of {action.name} raised {type(error).__name__}: {error}")
+            return False
+
+    def _go_to(self, state: State) -> bool:
+        """Bring the world to a state; say whether that was possible."""
+        if self._at is state:
+            return True
+        self._at = None
+        world = self._world
+        try:
+            if state.checkpoint_id is not None and world.is_valid(state.checkpoint_id):
+                world.rollback(state.checkpoint_id)
+            else:
+                world.replay_to(state.id)
+                self.result.replayed += 1
+                self._keep(state, "replayed")
+        except (RollbackError, ReplayFailed) as error:
+            self._warn(f"state {state.shown_id} was not explored: {error}")
+            self._recover(error)
+            return False
+        self._at = state
+        return True
+
+    def _recover(self, cause: Exception) -> None:
+        if self._world.is_consistent:
+            return
+        try:
+            self._world.rollback(self._initial)
+        except RollbackError as error:
+            raise ExplorationAborted(
+                f"Neither a state nor the initial one could be restored: {error}"
+            ) from cause
+
+    def _check(self, invariants: list[Invariant], state: State) -> None:
+        for check in invariants:
+            key = (check.name, state.id)
+            if key in self._found:
+                continue
+            problem = check.problem(self._world)
+            if problem is not None:
+                violation = Violation(
+                    invariant=check.name,
+                    severity=check.severity,
+                    message=problem,
+                    state_id=state.id,
+                    path=(),
+                    check=check,
+                )
+                self._found[violation.key] = violation
+
+    def _judge(self, outcome: Outcome, origin: State, step: Step) -> None:
+        """Take an exception that the action does not declare for a violation."""
+        failure = outcome.failure_of(step.action)
+        if failure is None:
+            return
+        violation = Violation(
+            invariant=failure[0],
+            severity="high",
+            message=failure[1],
+            state_id=origin.id,
+            path=(step,),
+        )
+        known = self._found.get(violation.key)
+        if known is None or origin.depth < self.result.graph.states[known.state_id].depth:
+            self._found[violation.key] = violation
+
+    def _with_path(self, violation: Violation) -> Violation:
+        path = [found.step for found in self.result.graph.path_to(violation.state_id)]
+        violation.path = [*path, *violation.path]
+        return violation
+
+    def _shrink(self) -> None:
+        """Shrink the nearest violation of each invariant; the others lead to their own states."""
+        nearest: dict[str, Violation] = {}
+        for violation in sorted(self.result.violations, key=lambda found: len(found.path)):
+            nearest.setdefault(violation.invariant, violation)
+        for violation in nearest.values():
+            try:
+                shrink(self._world, violation, self._initial)
+            except RollbackError as error:
+                self._warn(f"the path to {violation.invariant} was not shortened: {error}")
+        # A shorter path may end in a state whose violation was known by a longer one.
+        found = [*self.result.violations, *nearest.values()]
+        self.result.violations = list({violation.key: violation for violation in found}.values())
+
+    def _counted(self) -> dict[str, int]:
+        counted = {action.name: action.limit for action, _ in self._actions if action.limit}
+        for action, _ in self._actions:
+            for name in action.after:
+                counted[name] = max(counted.get(name, 1), 1)
+        return counted
+
+    def _release(self, state: State) -> None:
+        if state is not self.result.graph.initial and state.checkpoint_id is not None:
+            self._world.release(state.checkpoint_id)
+            state.checkpoint_id = None
+
+    def _leave(self) -> None:
+        world = self._world
+        try:
+            world.rollback(self._initial)
+        except RollbackError as error:
+            self._warn(f"the world is not back at its initial state: {error}")
+        for state in self.result.graph.states.values():
+            if state.checkpoint_id is not None:
+                world.release(state.checkpoint_id)
+                state.checkpoint_id = None
+        world.count_runs({})
+
+    def _warn(self, warning: str) -> None:
+        if len(self.result.warnings) < _WARNINGS_MAX and warning not in self.result.warnings:
+            self.result.warnings.append(warning)
+
+    def _progress(self) -> Progress:
+        return Progress(
+            steps=self.result.steps,
+            states=len(self.result.graph.states),
+            waiting=len(self._strategy),
+            violations=len(self._found),
+            seconds=perf_counter() - self._started,
+        )
+
+
+def _unique(kind: str, things: list[Any]) -> list[Any]:
+    names = [thing.name for thing in things]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"two {kind}s are called {name}")
+    return things

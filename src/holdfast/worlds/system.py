@@ -1,0 +1,86 @@
+"""What a world can roll back: the protocol of a system, and what it shows of its state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from .values import canonical
+
+RollbackOrder = Literal["any", "stack"]
+
+_SHOWN_DIGITS: Final = 16
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a system shows of its state; the metadata is no part of the state's identity."""
+
+    system: str
+    data: Any
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class System(ABC):
+    """A part of a world: it can be observed, and restored to each of its checkpoints.
+
+    `rollback_order` is "any" if every checkpoint can be restored any number of times, in any
+    order. It is "stack" if restoring one destroys those that were made after it.
+    """
+
+    rollback_order: ClassVar[RollbackOrder] = "any"
+    # A system in this process hardly ever fails to roll back, so the others are tried first.
+    is_in_process: ClassVar[bool] = False
+    not_covered: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def checkpoint(self, name: str) -> object:
+        """Keep the present state and return its token; the name is a label, not an id."""
+
+    @abstractmethod
+    def rollback(self, token: Any) -> None:
+        """Restore the state that a token stands for, or raise; it may be called again."""
+
+    @abstractmethod
+    def observe(self) -> object:
+        """Return the state as new plain data, or as an Observation that also has metadata."""
+
+    # By default there is nothing to check, release, tell or close.
+    def prepare(self, token: Any) -> None:  # noqa: B027
+        """Raise if this token cannot be restored now; change nothing."""
+
+    def release(self, token: Any) -> None:  # noqa: B027
+        """Forget a token: it is not restored again."""
+
+    def position(self) -> object | None:
+        """Return the token that was restored or made last, if the system itself keeps it."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Remove everything that the system made for its checkpoints."""
+
+
+def observation_of(name: str, system: System) -> Observation:
+    """Observe a system under its name in the world."""
+    seen = system.observe()
+    if isinstance(seen, Observation):
+        return Observation(name, seen.data, seen.metadata)
+    return Observation(name, seen)
+
+
+def state_id(observations: Iterable[Observation], facts: Mapping[str, object]) -> str:
+    """Return the SHA-256, in hex, of what was observed, and of further facts by name."""
+    systems = sorted((seen.system, canonical(seen.data, seen.system)) for seen in observations)
+    others = sorted((name, canonical(value, name)) for name, value in facts.items())
+    return sha256(_encode((systems, others))).hexdigest()
+
+
+def shown_id(state: str) -> str:
+    """Return the part of a state's id that people see."""
+    return state[:_SHOWN_DIGITS]

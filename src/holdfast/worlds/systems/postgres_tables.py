@@ -1,0 +1,198 @@
+"""The tables of a PostgreSQL database: how their rows are captured, read and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+Connection = psycopg.Connection[Any]
+
+# The key is the primary key, else the first unique index whose columns are never NULL.
+_TABLES: Final = """
+SELECT c.oid, n.nspname, c.relname,
+    array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated = ''),
+    (SELECT array_agg(k.attname::text ORDER BY k.attnum) FROM pg_attribute k
+        WHERE k.attrelid = c.oid AND k.attnum = ANY (key.columns)),
+    md5(string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull,
+        a.attgenerated, a.attidentity), ',' ORDER BY a.attnum))
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN LATERAL (
+    SELECT i.indkey::smallint[] AS columns FROM pg_index i
+    WHERE i.indrelid = c.oid AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+        AND i.indimmediate AND i.indisvalid AND NOT EXISTS (
+            SELECT 1 FROM pg_attribute x WHERE x.attrelid = c.oid
+                AND x.attnum = ANY (i.indkey::smallint[]) AND NOT x.attnotnull)
+    ORDER BY i.indisprimary DESC, i.indexrelid LIMIT 1
+) key ON true
+WHERE n.nspname = ANY (%s) AND c.relkind = 'r' AND c.relpersistence <> 't'
+GROUP BY c.oid, n.nspname, c.relname, key.columns
+ORDER BY n.nspname, c.relname
+"""
+_SEQUENCES: Final = """
+SELECT c.oid::regclass::text, n.nspname, c.relname FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s) AND c.relkind = 'S' ORDER BY 1
+"""
+# Which transactions last wrote the definitions of columns: cheap, and the same if none changed.
+_WRITERS: Final = """
+SELECT md5(string_agg(concat_ws(' ', c.oid, c.relname, a.attnum, a.xmin), ','
+    ORDER BY c.oid, a.attnum))
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+WHERE c.relkind IN ('r', 'S') AND c.relnamespace IN (
+    SELECT n.oid FROM pg_namespace n WHERE n.nspname = ANY (%s))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: its columns that can be written, its key, and a digest of its definition."""
+
+    oid: int
+    schema: str
+    relation: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    definition: str
+
+    @property
+    def name(self) -> str:
+        """The name with its schema."""
+        return f"{self.schema}.{self.relation}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name in SQL."""
+        return sql.Identifier(self.schema, self.relation)
+
+
+def tables_in(connection: Connection, schemas: Sequence[str]) -> dict[int, Table]:
+    """Return the tables of some schemas, partitions included, by their ids."""
+    rows = connection.execute(_TABLES, (list(schemas),)).fetchall()
+    return {
+        oid: Table(oid, schema, name, tuple(columns or ()), tuple(key or ()), definition)
+        for oid, schema, name, columns, key, definition in rows
+    }
+
+
+def writers_in(connection: Connection, schemas: Sequence[str]) -> str:
+    """Return a digest that changes with every change of a definition, and seldom without one."""
+    found = connection.execute(_WRITERS, (list(schemas),)).fetchone()
+    return str(found and found[0])
+
+
+def capture(connection: Connection, home: str, table: Table) -> None:
+    """Have every change of a table's rows written to the log; a table without a key has none."""
+    if not table.key:
+        return
+    parts = {
+        "log": sql.Identifier(home, "log"),
+        "capture": sql.Identifier(home, f"capture_{table.oid}"),
+        "wipe": sql.Identifier(home, f"wipe_{table.oid}"),
+        "table": table.identifier,
+        "old": _key("OLD", table),
+        "new": _key("NEW", table),
+        "each": _key("each", table),
+        "trigger": sql.Identifier(f"{home}_rows"),
+        "truncation": sql.Identifier(f"{home}_truncate"),
+    }
+    create = sql.SQL(
+        """
+CREATE FUNCTION {capture}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres'
+SET bytea_output = 'hex' SET extra_float_digits = 1 SET timezone = 'UTC' AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO {log} (relation, new_key, after) VALUES (TG_RELID, {new}, NEW::text);
+    ELSIF TG_OP = 'DELETE' THEN
+        INSERT INTO {log} (relation, old_key, before) VALUES (TG_RELID, {old}, OLD::text);
+    ELSIF OLD::text <> NEW::text THEN
+        INSERT INTO {log} (relation, old_key, new_key, before, after)
+        VALUES (TG_RELID, {old}, {new}, OLD::text, NEW::text);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION {wipe}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres'
+SET bytea_output = 'hex' SET extra_float_digits = 1 SET timezone = 'UTC' AS $$
+BEGIN
+    INSERT INTO {log} (relation, old_key, before)
+    SELECT TG_RELID, {each}, each::text FROM {table} AS each;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER {trigger} AFTER INSERT OR UPDATE OR DELETE ON {table}
+FOR EACH ROW EXECUTE FUNCTION {capture}();
+CREATE TRIGGER {truncation} BEFORE TRUNCATE ON {table}
+FOR EACH STATEMENT EXECUTE FUNCTION {wipe}();
+"""
+    ).format(**parts)
+    connection.execute(create)
+
+
+def content_of(connection: Connection, table: Table) -> list[str]:
+    """Return the rows of a table as text, in order."""
+    select = sql.SQL(
+        'SELECT each::text FROM ONLY {} AS each ORDER BY each::text COLLATE "C"'
+    ).format(table.identifier)
+    return [row for (row,) in connection.execute(select)]
+
+
+def replace_rows(
+    connection: Connection, table: Table, old: Sequence[str], new: Sequence[str]
+) -> None:
+    """Delete rows and insert others; all are found by their key, or all if there is none."""
+    if old and table.key:
+        same = sql.SQL(" AND ").join(
+            sql.SQL("live.{0} = each.{0}").format(sql.Identifier(name)) for name in table.key
+        )
+        delete = sql.SQL("DELETE FROM ONLY {} AS live USING {} WHERE {}").format(
+            table.identifier, _rows(table, old), same
+        )
+        connection.execute(delete)
+    elif old:
+        delete = sql.SQL("DELETE FROM ONLY {}").format(table.identifier)
+        connection.execute(delete)
+    if new:
+        columns = sql.SQL(", ").join(map(sql.Identifier, table.columns))
+        values = sql.SQL(", ").join(sql.Identifier("each", name) for name in table.columns)
+        insert = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}").format(
+            table.identifier, columns, values, _rows(table, new)
+        )
+        connection.execute(insert)
+
+
+def _rows(table: Table, images: Sequence[str]) -> sql.Composed:
+    # No parameters: a name of a column may contain what would be taken for a placeholder.
+    return sql.SQL(
+        "unnest({}::text[]) AS given (image), LATERAL (SELECT (image::{}).*) AS each"
+    ).format(sql.Literal(list(images)), table.identifier)
+
+
+def read_sequences(connection: Connection, schemas: Sequence[str]) -> dict[str, tuple[int, bool]]:
+    """Return where every sequence stands."""
+    names = connection.execute(_SEQUENCES, (list(schemas),)).fetchall()
+    if not names:
+        return {}
+    reads = [
+        sql.SQL("SELECT {}, last_value, is_called FROM {}").format(
+            sql.Literal(name), sql.Identifier(schema, relation)
+        )
+        for name, schema, relation in names
+    ]
+    together = sql.SQL(" UNION ALL ").join(reads)
+    return {name: (number, called) for name, number, called in connection.execute(together)}
+
+
+def _key(row: str, table: Table) -> sql.Composed:
+    parts = [sql.SQL("{}::text").format(sql.Identifier(*_path(row, name))) for name in table.key]
+    return sql.SQL("ARRAY[{}]::text").format(sql.SQL(", ").join(parts))
+
+
+def _path(row: str, column: str) -> tuple[str, str]:
+    # OLD and NEW are variables, whose names are folded to lower case.
+    return row.lower(), column

@@ -1,0 +1,228 @@
+"""An SQLite database file that other processes use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import apsw
+
+from ...arguments import require_path, require_seconds
+from ...errors import CheckpointInvalid, InvalidArgument, SystemBusy
+from ..system import System
+from . import wal
+
+Observer = Callable[[apsw.Connection], object]
+
+_WAIT_SECONDS_MAX: Final = 3_600
+
+
+class _Snapshots(Protocol):
+    def checkpoint(self) -> int: ...
+    def prepare(self, token: int) -> None: ...
+    def rollback(self, token: int) -> None: ...
+    def release(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class SqliteSystem(System):
+    """A database file, whoever writes to it; its users see a rollback as an ordinary change.
+
+    In WAL mode on Linux a checkpoint costs what changed. Elsewhere each is a copy of the whole
+    database, and a warning says so. `observe` is a function of a connection that returns what a
+    state shows; by default it is the content of all tables. A rollback waits up to
+    `wait_seconds` for the transactions of others. Open it before connections of this process.
+    """
+
+    not_covered = (
+        "transactions that are open: a rollback waits for them",
+        "temporary tables, attached databases, and rows that a program keeps in memory",
+        "AUTOINCREMENT counters are restored, but are no part of a state",
+    )
+
+    def __init__(
+        self, path: str | Path, *, observe: Observer | None = None, wait_seconds: float = 5
+    ) -> None:
+        self.path = require_path(path)
+        require_seconds("wait_seconds", wait_seconds, _WAIT_SECONDS_MAX)
+        if not self.path.is_file():
+            raise InvalidArgument(f"path must be an SQLite database, and {self.path} is no file")
+        self._observe = observe or all_tables
+        self._connection = _connect(self.path, wait_seconds)
+        try:
+            problem = _why_no_segments(self._connection, self.path)
+            if problem is None:
+                self._snapshots: _Snapshots = wal.WalSnapshots(
+                    self.path, self._connection, wait_seconds
+                )
+            else:
+                warnings.warn(
+                    f"{self.path}: each checkpoint copies the whole database, because {problem}",
+                    stacklevel=2,
+                )
+                self._snapshots = _Copies(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether a checkpoint costs what changed, and not a copy of the database."""
+        return isinstance(self._snapshots, wal.WalSnapshots)
+
+    def checkpoint(self, name: str) -> int:
+        """Keep what is committed now."""
+        return self._snapshots.checkpoint()
+
+    def prepare(self, token: int) -> None:
+        """Raise unless the token is known and no transaction stands in the way."""
+        self._snapshots.prepare(token)
+
+    def rollback(self, token: int) -> None:
+        """Restore what was committed then."""
+        self._snapshots.rollback(token)
+
+    def release(self, token: int) -> None:
+        """Forget a checkpoint."""
+        self._snapshots.release(token)
+
+    def observe(self) -> object:
+        """Return what the observer reads, in one transaction."""
+        self._connection.execute("BEGIN")
+        try:
+            return self._observe(self._connection)
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Let go of the file; its content stays as it is."""
+        self._connection.close()
+        self._snapshots.close()
+        # Whoever closes the last connection that has read it copies the log into the file.
+        with closing(_connect(self.path, 0)) as last:
+            last.pragma("user_version")
+
+
+class _Copies:
+    """Snapshots as whole copies, made and restored by SQLite itself: slow, and always exact."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-sqlite-"))
+        self._next = 1
+
+    def checkpoint(self) -> int:
+        token, self._next = self._next, self._next + 1
+        with closing(apsw.Connection(str(self._file(token)))) as copy:
+            copy_database(self._connection, copy)
+        return token
+
+    def prepare(self, token: int) -> None:
+        if not self._file(token).is_file():
+            raise CheckpointInvalid(f"there is no snapshot {token!r}", token=token)
+
+    def rollback(self, token: int) -> None:
+        self.prepare(token)
+        with closing(apsw.Connection(str(self._file(token)))) as copy:
+            copy_database(copy, self._connection)
+
+    def release(self, token: int) -> None:
+        self.prepare(token)
+        self._file(token).unlink()
+
+    def close(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _file(self, token: int) -> Path:
+        return self._directory / f"{token}.db"
+
+
+class Reads(Protocol):
+    """A connection that runs SQL, of apsw or of the standard library."""
+
+    def execute(self, statement: str, /) -> Any:
+        """Run a statement."""
+        ...
+
+
+def all_tables(connection: Reads) -> object:
+    """Return the rows of every table, in the order of their values, and its definition."""
+    found = connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite~_%'"
+        " ESCAPE '~' ORDER BY name"
+    ).fetchall()
+    tables = {}
+    for name, definition in found:
+        select = f"SELECT * FROM {quoted(name)}"  # noqa: S608
+        rows = [list(row) for row in connection.execute(select)]
+        tables[name] = {"definition": definition, "rows": sorted(rows, key=_order)}
+    return tables
+
+
+def quoted(name: str) -> str:
+    """Return the name of a table as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _order(row: list[object]) -> list[tuple[str, str]]:
+    return [(type(value).__name__, repr(value)) for value in row]
+
+
+def _connect(path: Path, wait_seconds: float) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.set_busy_timeout(round(wait_seconds * 1000))
+    connection.pragma("wal_autocheckpoint", 0)
+    return connection
+
+
+def copy_database(source: apsw.Connection, target: apsw.Connection) -> None:
+    """Replace a whole database by another, as one transaction."""
+    with target.backup("main", source, "main") as backup:
+        try:
+            while not backup.done:
+                backup.step(-1)
+        except (apsw.BusyError, apsw.LockedError) as error:
+            raise SystemBusy("a transaction of another connection stands in the way") from error
+
+
+def _why_no_segments(connection: apsw.Connection, path: Path) -> str | None:
+    if not wal.IS_SUPPORTED or sys.byteorder != "little":
+        return "this platform lacks the locks that checkpoints of the log need"
+    if connection.pragma("journal_mode") != "wal":
+        return "it is not in WAL mode (PRAGMA journal_mode = WAL)"
+    # Whatever the file system does with locks and shared memory, it does to this file too.
+    handle, name = tempfile.mkstemp(prefix=".holdfast-", suffix=".db", dir=path.parent)
+    os.close(handle)
+    try:
+        return _try_out(Path(name))
+    except (OSError, apsw.Error, AssertionError) as error:
+        return f"a trial of the faster way failed here: {error}"
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(name + suffix).unlink(missing_ok=True)
+
+
+def _try_out(path: Path) -> str | None:
+    """Roll a scratch database back while another connection is open, and compare."""
+    with closing(_connect(path, 1)) as other, closing(_connect(path, 1)) as connection:
+        other.pragma("journal_mode", "wal")
+        other.execute("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+        connection.execute("SELECT * FROM t").fetchall()
+        with closing(wal.WalSnapshots(path, connection, 1)) as snapshots:
+            token = snapshots.checkpoint()
+            other.execute("UPDATE t SET a = 2; CREATE TABLE u (b)")
+            later = snapshots.checkpoint()
+            for wanted, expected in ((token, [("t",)]), (later, [("t",), ("u",)])):
+                snapshots.rollback(wanted)
+                found = other.execute("SELECT name FROM sqlite_schema ORDER BY 1").fetchall()
+                if found != expected:
+                    return "a trial of the faster way restored something else here"
+            connection.close()
+    return None

@@ -1,0 +1,199 @@
+"""Snapshots of an SQLite file in WAL mode that other processes use, as pieces of its log.
+
+A lock that every process respects keeps the database file as it is: nobody can copy the log back
+into it, nobody can begin the log anew. So everything that is committed stands in the log, and a
+snapshot is a length of it. A rollback cuts the log where the two histories part, appends what the
+other one wrote, and marks the index of the log as invalid; whoever comes next reads the log again,
+as after a crash. Each frame carries a running checksum over all frames before it, so SQLite itself
+would notice a piece in the wrong place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from ...errors import CheckpointInvalid, SystemBusy
+from ..tree import Node, SnapshotTree
+
+_HEADER_BYTES: Final = 48
+_LOG_HEADER_BYTES: Final = 32
+_FRAME_HEADER_BYTES: Final = 24
+_SALTS: Final = slice(16, 24)
+# Where locks stand in the index of the log, and in the database file.
+_WRITE_TO_RECOVER: Final = (120, 3)
+_READ_ZERO: Final = (123, 1)
+_READERS: Final = (124, 4)
+_SHARED: Final = (0x4000_0002, 510)
+_LOCK: Final = "hhqqi4x"
+_PAUSE_SECONDS: Final = 0.002
+IS_SUPPORTED: Final = hasattr(fcntl, "F_OFD_SETLK")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the log gained, up to which length, and the number of the schema there."""
+
+    content: bytes
+    end: int
+    schema: int
+
+
+class _Pieces(SnapshotTree[Piece]):
+    def fold(self, first: Piece, second: Piece) -> Piece:
+        return Piece(first.content + second.content, second.end, second.schema)
+
+    def rebase(self, base: Piece, changes: Piece) -> Piece:
+        return Piece(b"", changes.end, changes.schema)
+
+    def is_empty(self, changes: Piece) -> bool:
+        return not changes.content
+
+
+class WalSnapshots:
+    """Snapshots of one file; the connection is this process's own, and is open all the time.
+
+    The descriptors are closed after the connection: closing one drops the locks of this process.
+    """
+
+    def __init__(self, path: Path, connection: apsw.Connection, wait_seconds: float) -> None:
+        self._connection = connection
+        self._wait_seconds = wait_seconds
+        self._path = path
+        self._files: list[int] = []
+        try:
+            self._database, self._log, self._index = (
+                self._opened(f"{path}{suffix}") for suffix in ("", "-wal", "-shm")
+            )
+            _lock(self._database, fcntl.F_RDLCK, _SHARED)
+            _lock(self._index, fcntl.F_RDLCK, _READ_ZERO)
+            # With a frame that is not in the database file, nobody can begin the log anew.
+            version = connection.pragma("user_version")
+            connection.pragma("user_version", version)
+            end = self._end()
+            self._salts = os.pread(self._log, _LOG_HEADER_BYTES, 0)[_SALTS]
+            self._schema_max = self._schema()
+            self._tree = _Pieces(Piece(b"", end, self._schema_max))
+        except BaseException:
+            self.close()
+            raise
+
+    def checkpoint(self) -> int:
+        """Keep what was committed since the head."""
+        return self._tree.add(self._pending())
+
+    def prepare(self, token: int) -> None:
+        """Raise unless the token is known and no transaction of anybody stands in the way."""
+        self._tree.find(token)
+        with self._alone():
+            self._require_same_log()
+
+    def rollback(self, token: int) -> None:
+        """Cut the log, and append what leads to the target."""
+        target = self._tree.find(token)
+        schema = self._schema()
+        with self._alone():
+            self._require_same_log()
+            self._rewrite(target)
+        self._tree.move(target)
+        self._schema_max = max(self._schema_max, schema)
+        if schema != target.changes.schema:
+            # Two branches could have the same number for different schemas, and a connection
+            # that knows one of them would read the other's tables by it.
+            self._connection.pragma("schema_version")
+            self._schema_max += 1
+            self._connection.pragma("schema_version", self._schema_max)
+
+    def release(self, token: int) -> None:
+        """Forget a snapshot."""
+        self._tree.release(token)
+
+    def close(self) -> None:
+        """Let the log go: from now on it is copied into the file as ever."""
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+
+    def _opened(self, name: str) -> int:
+        file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+        self._files.append(file)
+        return file
+
+    def _schema(self) -> int:
+        return int(self._connection.pragma("schema_version"))
+
+    def _pending(self) -> Piece:
+        start, end = self._tree.head.changes.end, self._end()
+        schema = self._schema()
+        self._schema_max = max(self._schema_max, schema)
+        return Piece(os.pread(self._log, end - start, start), end, schema)
+
+    def _end(self) -> int:
+        """Return the length of the log that is committed, as its index says."""
+        for _ in range(1_000):
+            both = os.pread(self._index, 2 * _HEADER_BYTES, 0)
+            first, second = both[:_HEADER_BYTES], both[_HEADER_BYTES:]
+            is_valid = len(second) == _HEADER_BYTES and first[12]
+            if first == second and is_valid:
+                size, frames = struct.unpack_from("=HI", first, 14)
+                # A page of 65,536 bytes is written as 1.
+                page = 65_536 if size == 1 else size
+                return _LOG_HEADER_BYTES + int(frames) * (_FRAME_HEADER_BYTES + page)
+            # Somebody is just writing it, or it waits for the next reader after a rollback.
+            self._schema()
+            time.sleep(_PAUSE_SECONDS)
+        raise SystemBusy(f"the index of the log of {self._path} does not come to rest")
+
+    def _require_same_log(self) -> None:
+        if os.pread(self._log, _LOG_HEADER_BYTES, 0)[_SALTS] != self._salts:
+            raise CheckpointInvalid(f"somebody replaced the log of {self._path}")
+
+    def _rewrite(self, target: Node[Piece]) -> None:
+        _, down, ancestor = self._tree.route(target)
+        # First the index: if this process dies here, the next reader finds a log that it can read.
+        os.pwrite(self._index, bytes(2 * _HEADER_BYTES), 0)
+        os.ftruncate(self._log, ancestor.changes.end)
+        place = ancestor.changes.end
+        for node in down:
+            os.pwrite(self._log, node.changes.content, place)
+            place = node.changes.end
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep readers and writers of all processes out, as soon as they let us in."""
+        until = time.monotonic() + self._wait_seconds
+        held: list[tuple[int, int]] = []
+        try:
+            for place in (_WRITE_TO_RECOVER, _READERS):
+                while not _lock(self._index, fcntl.F_WRLCK, place):
+                    if time.monotonic() > until:
+                        raise SystemBusy(
+                            f"{self._path}: a transaction of another connection has been open "
+                            f"for {self._wait_seconds:g} s"
+                        )
+                    time.sleep(_PAUSE_SECONDS)
+                held.append(place)
+            yield
+        finally:
+            for place in held:
+                _lock(self._index, fcntl.F_UNLCK, place)
+
+
+def _lock(file: int, kind: int, place: tuple[int, int]) -> bool:
+    """Take or drop a lock of an open file description; say whether that was possible."""
+    start, length = place
+    request = struct.pack(_LOCK, kind, os.SEEK_SET, start, length, 0)
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
+    except BlockingIOError:
+        return False
+    return True

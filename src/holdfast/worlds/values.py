@@ -1,0 +1,155 @@
+"""Values of a world as bytes: what a state is compared by, and what a snapshot holds.
+
+A value is None, bool, int, float, str, bytes, tuple, list, set, frozenset, dict, datetime, date,
+Decimal or UUID, of exactly these types. Each has its own tag, so that 1, 1.0, True and "1" differ.
+In the canonical form the keys of a dict and the members of a set are in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from math import isnan
+from types import NoneType
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from ..errors import CorruptRecord, InvalidValue
+from ..validation import ValuePath, show
+
+_INTEGER, _TEXT, _NAN, _TUPLE, _SET, _FROZENSET, _DICT, _DATETIME, _DATE, _DECIMAL, _UUID = range(
+    1, 12
+)
+_SCALARS: Final = frozenset((NoneType, bool, bytes))
+_SPELLED: Final[dict[type, tuple[int, Callable[[Any], str]]]] = {
+    datetime: (_DATETIME, datetime.isoformat),
+    date: (_DATE, date.isoformat),
+    Decimal: (_DECIMAL, str),
+    UUID: (_UUID, str),
+}
+_Ext: Final = msgspec.msgpack.Ext
+
+
+class _Writer:
+    """Encodes values; the canonical one puts keys and members in order."""
+
+    def __init__(self, *, is_canonical: bool) -> None:
+        self._is_canonical = is_canonical
+        order: Any = "deterministic" if is_canonical else None
+        self._encode = msgspec.msgpack.Encoder(order=order).encode
+
+    def encode(self, value: object, name: str) -> bytes:
+        """Return a value as bytes; raise InvalidValue with the path of what cannot be encoded."""
+        try:
+            return self._encode(self._tagged(value, name))
+        except RecursionError:
+            problem = f"{name} is nested too deeply, or contains itself."
+            raise InvalidValue(problem, path=name) from None
+
+    def _tagged(self, value: Any, path: ValuePath) -> object:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if kind is int:
+            is_narrow = -(2**63) <= value < 2**64
+            return value if is_narrow else _Ext(_INTEGER, hex(value).encode())
+        if kind is str:
+            return value if _is_unicode(value) else _Ext(_TEXT, _wide(value))
+        if kind is float:
+            return _Ext(_NAN, b"") if isnan(value) else value
+        if kind is list:
+            return self._items(value, path)
+        if kind is dict:
+            return self._mapping(value, path)
+        if kind is tuple:
+            return _Ext(_TUPLE, self._encode(self._items(value, path)))
+        if kind is set or kind is frozenset:
+            members = sorted(self._encode(self._tagged(item, path)) for item in value)
+            return _Ext(_SET if kind is set else _FROZENSET, self._encode(members))
+        if kind in _SPELLED:
+            tag, spell = _SPELLED[kind]
+            return _Ext(tag, spell(value).encode())
+        raise InvalidValue(
+            f"{show(path)} is a {kind.__name__}, which cannot be part of a state; "
+            "use plain data: text, numbers, bytes, lists, dicts, sets, dates.",
+            path=show(path),
+        )
+
+    def _items(self, items: list[object] | tuple[object, ...], path: ValuePath) -> list[object]:
+        return [self._tagged(item, (path, index)) for index, item in enumerate(items)]
+
+    def _mapping(self, mapping: dict[Any, object], path: ValuePath) -> object:
+        tagged = {}
+        for key, item in mapping.items():
+            if type(key) is not str or not _is_unicode(key):
+                return self._pairs(mapping, path)
+            tagged[key] = self._tagged(item, (path, key))
+        return tagged
+
+    def _pairs(self, mapping: dict[Any, object], path: ValuePath) -> object:
+        pairs = [
+            (
+                self._encode(self._tagged(key, path)),
+                self._encode(self._tagged(item, (path, f"{key}"))),
+            )
+            for key, item in mapping.items()
+        ]
+        return _Ext(_DICT, self._encode(sorted(pairs) if self._is_canonical else pairs))
+
+
+def _is_unicode(text: str) -> bool:
+    # File names that are not UTF-8 arrive with lone surrogates, which have no encoding.
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _wide(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _extension(tag: int, data: memoryview) -> object:
+    read = _READ.get(tag)
+    if read is None:
+        raise CorruptRecord(f"A snapshot holds a value of the unknown type {tag}.")
+    return read(bytes(data))
+
+
+_READ: Final[dict[int, Callable[[bytes], object]]] = {
+    _INTEGER: lambda body: int(body, 16),
+    _TEXT: lambda body: body.decode("utf-8", "surrogatepass"),
+    _NAN: lambda body: float("nan"),
+    _TUPLE: lambda body: tuple(decode(body)),
+    _SET: lambda body: {decode(item) for item in decode(body)},
+    _FROZENSET: lambda body: frozenset(decode(item) for item in decode(body)),
+    _DICT: lambda body: {decode(key): decode(item) for key, item in decode(body)},
+    _DATETIME: lambda body: datetime.fromisoformat(body.decode()),
+    _DATE: lambda body: date.fromisoformat(body.decode()),
+    _DECIMAL: lambda body: Decimal(body.decode()),
+    _UUID: lambda body: UUID(body.decode()),
+}
+_canonical: Final = _Writer(is_canonical=True)
+_ordered: Final = _Writer(is_canonical=False)
+_decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
+
+
+def canonical(value: object, name: str) -> bytes:
+    """Return the bytes that equal values share, whatever the order of their keys."""
+    return _canonical.encode(value, name)
+
+
+def encode(value: object, name: str) -> bytes:
+    """Return the bytes that `decode` reads as the same value, its keys in the same order."""
+    return _ordered.encode(value, name)
+
+
+def decode(body: bytes) -> Any:
+    """Return the value that was encoded."""
+    return _decoder.decode(body)

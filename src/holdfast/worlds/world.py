@@ -1,0 +1,344 @@
+"""A world: several systems and a context that are checkpointed and rolled back as one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from ..arguments import require_text, shown
+from ..clock import IdSource, SystemClock
+from ..errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    InvalidArgument,
+    RollbackError,
+    WorldInconsistent,
+)
+from .actions import Action, Outcome, as_action
+from .checkpoints import Checkpoint, Checkpoints, has_stack
+from .context import Context, copied
+from .graph import State, StateGraph
+from .replay import replay
+from .rollback import Tokens, move, require_prepared, take_tokens
+from .system import Observation, System, observation_of, state_id
+from .values import canonical
+
+_clock = SystemClock()
+_new_id = IdSource(_clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """A system that shows another state after a rollback than when the checkpoint was made."""
+
+    system: str
+    checkpoint_id: str
+    before: Any
+    after: Any
+
+
+class World:
+    """Systems that go back together. It belongs to one thread; `with` closes its systems.
+
+    `identity` names values of the context that are part of a state's identity. `clients` are the
+    caller's own and survive a rollback. With `verify`, each rollback to an observed state
+    observes again, and adds what differs to `leaks`.
+    """
+
+    def __init__(
+        self,
+        systems: Mapping[str, System],
+        *,
+        context: Mapping[str, Any] | None = None,
+        clients: Mapping[str, Any] | None = None,
+        identity: tuple[str, ...] | list[str] = (),
+        verify: bool = False,
+    ) -> None:
+        if isinstance(identity, str):
+            raise InvalidArgument("identity must be a list of names in the context.")
+        self._systems: dict[str, System] = {}
+        for name, system in systems.items():
+            self.add_system(name, system)
+        self.context = Context(context)
+        self.clients = dict(clients or {})
+        self.identity = tuple(identity)
+        self.verify = verify
+        self.leaks: list[Leak] = []
+        self.graph = StateGraph()
+        # How often some actions ran on the path to here, and up to which number that matters.
+        self.runs: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._checkpoints = Checkpoints()
+        self._is_consistent = True
+        self._state: State | None = None
+        self._acts: list[tuple[Action, dict[str, Any], Outcome]] = []
+        self._closing = ExitStack()
+
+    @property
+    def systems(self) -> Mapping[str, System]:
+        """The systems by name."""
+        return MappingProxyType(self._systems)
+
+    @property
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """The checkpoints by id, in the order in which they were made."""
+        return self._checkpoints
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether all systems are at the same state; if not, only a rollback is possible."""
+        return self._is_consistent
+
+    def add_system(self, name: str, system: System) -> None:
+        """Add a system; the checkpoints made before become invalid, because they lack it."""
+        require_text("the name of a system", name)
+        if not isinstance(system, System):
+            problem = f"system {name} must be a holdfast.worlds.System, not {shown(system)}"
+            raise InvalidArgument(problem)
+        if name in self._systems:
+            raise InvalidArgument(f"this world already has a system {name}")
+        self._systems[name] = system
+
+    def act(self, action: Action | Callable[..., Any], /, **arguments: Any) -> Outcome:
+        """Run an action; an exception that it raises is its outcome, not an error of the world."""
+        self._require_consistent("act")
+        act = as_action(action)
+        started = perf_counter()
+        try:
+            value = act.run(self, **arguments)
+            outcome = Outcome(value=value, seconds=perf_counter() - started)
+        except Exception as error:
+            outcome = Outcome(
+                error=error,
+                seconds=perf_counter() - started,
+                is_expected=isinstance(error, act.expects),
+            )
+        most = self._counted.get(act.name)
+        if most is not None:
+            self.runs[act.name] = min(self.runs.get(act.name, 0) + 1, most)
+        self._acts.append((act, arguments, outcome))
+        return outcome
+
+    def observe(self) -> tuple[Observation, ...]:
+        """Observe every system."""
+        if not self._systems:
+            raise InvalidArgument("This world has no system, so there is nothing to observe.")
+        return tuple(observation_of(name, system) for name, system in self._systems.items())
+
+    def observe_state(self) -> tuple[State, bool]:
+        """Observe, and return the state in the graph, and whether it is new there.
+
+        If one action ran since the last observation, it becomes a transition of the graph.
+        """
+        observations = self.observe()
+        state, is_new = self.graph.add_state(self._identify(observations), observations)
+        if self._state is not None and len(self._acts) == 1:
+            [(action, arguments, outcome)] = self._acts
+            self.graph.add_transition(self._state, state, action, arguments, outcome)
+        self._state, self._acts = state, []
+        return state, is_new
+
+    def present_id(self) -> str:
+        """Observe, and return the id of the present state, whether the graph has it or not."""
+        return self._identify(self.observe())
+
+    def start_graph(self) -> StateGraph:
+        """Begin a new graph; the next state that is observed is its initial one."""
+        self.graph, self._state, self._acts = StateGraph(), None, []
+        return self.graph
+
+    def count_runs(self, most: Mapping[str, int]) -> None:
+        """Count from now on how often these actions run, up to a number each, on every path.
+
+        The counts are part of a state's identity, and go back with it.
+        """
+        self._counted, self.runs = dict(most), {}
+
+    def checkpoint(self, name: str) -> str:
+        """Keep the state of all systems and the context, or nothing; return the new id."""
+        self._require_consistent("checkpoint")
+        require_text("the name of a checkpoint", name)
+        return self._keep(name, None).id
+
+    def observe_and_checkpoint(self, name: str) -> State:
+        """Observe, keep the state unless it has a valid checkpoint already, and return it."""
+        self._require_consistent("checkpoint")
+        require_text("the name of a checkpoint", name)
+        state, _ = self.observe_state()
+        self.keep_state(state, name)
+        return state
+
+    def keep_state(self, state: State, name: str) -> bool:
+        """Make the checkpoint of a state that was just observed, unless it has a valid one."""
+        old = state.checkpoint_id
+        if old is not None and self.is_valid(old):
+            return False
+        state.checkpoint_id = self._keep(name, state).id
+        if old is not None and old in self._checkpoints:
+            self.release(old)
+        return True
+
+    def find(self, checkpoint: str) -> Checkpoint:
+        """Return a checkpoint by its id, or the newest with this name."""
+        return self._checkpoints.find(checkpoint)
+
+    def is_valid(self, checkpoint: str) -> bool:
+        """Say whether a checkpoint exists and can be restored, as far as the world knows."""
+        try:
+            return self._checkpoints.why_invalid(self.find(checkpoint), self._systems) is None
+        except LookupError:
+            return False
+
+    def rollback(self, checkpoint: str, *, replay: bool = False) -> None:
+        """Restore all systems and the context, or none of them.
+
+        RollbackError lists each system; if the way back failed too, the world is inconsistent. A
+        checkpoint that died raises CheckpointInvalid; with `replay` its state is reached by
+        repeating actions.
+        """
+        target = self.find(checkpoint)
+        problem = self._checkpoints.why_invalid(target, self._systems)
+        if problem is None:
+            self._restore(target)
+        elif replay and target.state_id is not None:
+            self.replay_to(target.state_id)
+        else:
+            raise CheckpointInvalid(
+                f"Checkpoint {target.name} cannot be restored: {problem}.", checkpoint=target.id
+            )
+
+    def replay_to(self, state: str) -> State:
+        """Reach a state from the nearest valid checkpoint by repeating the recorded actions.
+
+        Each state on the way must be the recorded one, else ReplayFailed; so it is when an
+        action on the way is not replayable, and then nothing was done.
+        """
+        return replay(self, state)
+
+    def release(self, checkpoint: str) -> None:
+        """Forget a checkpoint; systems free what they keep for it alone."""
+        found = self.find(checkpoint)
+        is_valid = self._checkpoints.why_invalid(found, self._systems) is None
+        self._checkpoints.remove(found)
+        for name, token in found.tokens.items():
+            system = self._systems[name]
+            # A stack has destroyed its part of a dead checkpoint already.
+            if is_valid or system.rollback_order == "any":
+                system.release(token)
+
+    def on_close(self, function: Callable[[], object]) -> None:
+        """Call a function when the world is closed, after its systems; the last one first."""
+        self._closing.callback(function)
+
+    def close(self) -> None:
+        """Forget all checkpoints and close all systems, the last one first."""
+        self._checkpoints.clear()
+        with self._closing, ExitStack() as systems:
+            for system in self._systems.values():
+                systems.callback(system.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_consistent(self, what: str) -> None:
+        if not self._is_consistent:
+            raise WorldInconsistent(
+                f"Cannot {what}: a rollback failed and the systems are at different states. Roll "
+                "back to a checkpoint first."
+            )
+
+    def _identify(self, observations: tuple[Observation, ...]) -> str:
+        facts: dict[str, object] = {
+            f"context.{name}": self.context[name] for name in self.identity if name in self.context
+        }
+        if self._counted:
+            facts["runs"] = self.runs
+        return state_id(observations, facts)
+
+    def _keep(self, name: str, state: State | None) -> Checkpoint:
+        context = self.context.copied()
+        made = Checkpoint(
+            id=_new_id(),
+            name=name,
+            tokens=take_tokens(self._systems, name),
+            context=context,
+            runs=dict(self.runs),
+            state_id=None if state is None else state.id,
+            created_at=_clock.now_ms(),
+        )
+        self._checkpoints.add(made)
+        return made
+
+    def _restore(self, target: Checkpoint) -> None:
+        context = copied(target.context)
+        require_prepared(self._systems, target.tokens)
+        origin = self._origin()
+        # Also an interrupt in the middle leaves the world flagged.
+        self._is_consistent = False
+        try:
+            move(self._systems, target.tokens, origin)
+        except RollbackError as error:
+            self._is_consistent = error.is_consistent
+            if error.is_consistent:
+                self._drop(origin)
+            raise
+        self.context.restore(context)
+        self.runs = dict(target.runs)
+        self._state = self.graph.states.get(target.state_id or "")
+        self._acts = []
+        self._is_consistent = True
+        if has_stack(self._systems):
+            self._checkpoints.restored(target)
+        self._drop(origin)
+        if self.verify and self._state is not None:
+            self._find_leaks(target, self._state)
+
+    def _origin(self) -> Tokens | None:
+        """Return where the systems are, to return to; an inconsistent world has no such place."""
+        if not self._is_consistent:
+            return None
+        try:
+            return take_tokens(self._systems, "before rollback")
+        except CheckpointError as error:
+            outcomes = dict.fromkeys(self._systems, "untouched")
+            outcomes[error.system] = f"refused: {error}"
+            raise RollbackError(
+                f"Nothing was rolled back, because there would be no way back: {error}",
+                outcomes=outcomes,
+                is_consistent=True,
+            ) from error
+
+    def _drop(self, origin: Tokens | None) -> None:
+        for name, token in (origin or {}).items():
+            if self._systems[name].rollback_order == "stack":
+                continue  # It goes with the next rollback, or is gone already.
+            try:
+                self._systems[name].release(token)
+            except Exception as error:
+                warnings.warn(f"System {name} did not release a snapshot: {error}", stacklevel=4)
+
+    def _find_leaks(self, checkpoint: Checkpoint, state: State) -> None:
+        for now in self.observe():
+            then = state.observation(now.system)
+            if canonical(now.data, now.system) != canonical(then, now.system):
+                self.leaks.append(
+                    Leak(
+                        system=now.system,
+                        checkpoint_id=checkpoint.id,
+                        before=then,
+                        after=now.data,
+                    )
+                )

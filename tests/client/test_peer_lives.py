@@ -1,0 +1,15 @@
+"""peers.test_lives on a client."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.suites import INTERNAL, OPENS, leave_out
+from tests.peers.test_lives import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
+leave_out(
+    globals(),
+    an_exported_tree_keeps_its_calls_and_nothing_goes_on_by_itself=OPENS,
+    deleting_a_peer_answers_its_call_and_deleting_the_asker_removes_everything=INTERNAL,
+)

@@ -1,0 +1,76 @@
+"""Calls to other agents and approvals on the command line, on both databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import holdfast
+from tests.faces.test_cli_sessions import Run, data, lines, quick
+
+__all__ = ["quick"]
+
+
+def asked(place: dict[str, Any]) -> tuple[str, str]:
+    """A session that waits for two peers; returns the ids of its calls."""
+    with holdfast.open(**place) as store:
+        session = store.session("trip", agent="planner")
+        first = session.ask("weather", {"city": "Oslo"}, correlation="c_7").id
+        second = session.ask("pricer", {"city": "Oslo"}).id
+        session.pause()
+        store.progress(first, "half")
+    return first, second
+
+
+def test_calls_are_listed_shown_answered_and_cancelled(place: dict[str, Any], quick: Run) -> None:
+    first, second = asked(place)
+    table = lines(quick("peers", "list"))
+    assert table[0].split()[:3] == ["number", "id", "agent"]
+    assert [line.split()[0] for line in table[1:3]] == ["1", "2"]
+    found = data(quick("peers", "list", "--agent=pricer", "--state=open", "--json"))
+    assert [each["id"] for each in found["calls"]] == [second]
+    assert quick("peers", "list", "--state=lost").returncode == 2
+    shown = quick("peers", "show", "1").stdout
+    for text in ("weather", "trip", "Oslo", "c_7", "half"):
+        assert text in shown
+    answered = quick("peers", "answer", first[:35], "--result", '{"sun": true}')
+    assert "counted" in answered.stdout
+    assert data(quick("peers", "answer", "1", "--json"))["receipt"] == "duplicate"
+    assert "sun" in quick("peers", "show", first).stdout
+    assert quick("peers", "answer", "2", "--result=1", "--error=no").returncode == 2
+    assert quick("peers", "answer", "2", "--result={").returncode == 2
+    assert data(quick("peers", "cancel", "2", "--json"))["is_cancelled"]
+    assert "nothing was changed" in quick("peers", "cancel", "2").stdout
+    assert data(quick("peers", "answer", "2", "--error=down", "--json"))["receipt"] == "late"
+    late = data(quick("peers", "show", "2", "--json"))["late"]
+    assert (late["status"], late["result"]) == ("error", "down")
+    assert quick("peers", "show", "99").returncode == 3
+    with holdfast.open(**place) as store:
+        [item] = store.work.claim("w", queues="agent:planner")
+        assert [each.status for each in item.resume().answers] == ["ok", "cancelled"]
+
+
+def test_approvals_are_listed_shown_and_decided_with_who_and_why(
+    place: dict[str, Any], quick: Run
+) -> None:
+    with holdfast.open(**place) as store:
+        for name in ("one", "two"):
+            store.session(name, agent="planner").wait_for_approval({"pay": name}, context="why")
+        store.session("nap", agent="planner").sleep(store.now_ms() + 3_600_000)
+    table = lines(quick("approvals", "list"))
+    assert [line.split()[0] for line in table[1:3]] == ["1", "2"]
+    shown = quick("approvals", "show", "1").stdout
+    for text in ("one", "pay", "why", "holdfast approvals approve 1 --by NAME"):
+        assert text in shown
+    assert "--by NAME" in quick("approvals", "approve", "1").stderr
+    assert "approved" in quick("approvals", "approve", "1", "--by=ann", "--note=fine").stdout
+    decision = data(quick("approvals", "reject", "2", "--by=ann", "--json"))["decision"]
+    assert (decision["is_approved"], decision["by"]) == (False, "ann")
+    assert quick("approvals", "approve", "2", "--by=bob").returncode == 4
+    assert quick("approvals", "show", "3").returncode == 2
+    assert lines(quick("approvals", "list")) == ["Nothing waits for a decision."]
+    both = data(quick("approvals", "list", "--all", "--json"))["approvals"]
+    assert [each["decision"]["is_approved"] for each in both] == [True, False]
+    assert "fine" in quick("approvals", "show", "1").stdout
+    with holdfast.open(**place) as store:
+        waiting = store.work.list(queue="agent:planner", status="pending")
+        assert sorted(item.waits_for or "ready" for item in waiting) == ["ready", "ready", "time"]

@@ -1,0 +1,310 @@
+"""Answers: each counts once, and the last one makes the session ready once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.peers.pauses import is_met
+from holdfast.testing.subject import Subject, done, raises
+from tests.conftest import InColour
+from tests.peers.agents import claim, opened, planner, results, resume, serve, status, waiting_items
+
+
+def test_the_last_answer_makes_the_session_ready_once_in_dispatch_order(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        first = await done(session.ask("researcher", {"q": 1}, correlation={"tool_call": "c_7"}))
+        second = await done(session.ask("pricer", {"sku": 2}))
+        parked = await done(session.pause({"step": 3}))
+        assert isinstance(parked, holdfast.Parked)
+        assert (await status(store, "plan"), parked.generation) == ("waiting", 1)
+        request = await serve(store, "pricer", {"cents": 5})
+        assert (request.input, request.user, request.session.id) == ({"sku": 2}, "ann", second.id)
+        assert await waiting_items(store, "planner") == []
+        await serve(store, "researcher", ["found"])
+        assert await waiting_items(store, "planner") == ["resume"]
+        _, resumption = await resume(store)
+        assert results(resumption.answers) == [("ok", ["found"]), ("ok", {"cents": 5})]
+        assert resumption.answers[0].correlation == {"tool_call": "c_7"}
+        assert [answer.ask_id for answer in resumption.answers] == [first.id, second.id]
+        assert (resumption.context, resumption.reason) == ({"step": 3}, "peers")
+        assert await status(store, "plan") == "active"
+
+    in_colour(case)
+
+
+def test_an_answer_before_the_pause_is_not_lost(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        first = await done(session.ask("a", 1))
+        second = await done(session.ask("b", 2))
+        assert await done(store.answer(second.id, "early")) == "counted"
+        assert isinstance(await done(session.pause()), holdfast.Parked)
+        await done(store.answer(first.id, "then"))
+        _, resumption = await resume(store)
+        assert results(resumption.answers) == [("ok", "then"), ("ok", "early")]
+
+    in_colour(case)
+
+
+def test_with_all_answers_in_nothing_is_parked(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        for number in range(2):
+            call = await done(session.ask("a", number))
+            await done(store.answer(call.id, number))
+        answered = await done(session.pause())
+        assert results(answered.answers) == [("ok", 0), ("ok", 1)]
+        assert (await status(store, "plan"), await waiting_items(store, "planner")) == (
+            "active",
+            [],
+        )
+        assert results((await done(session.pause())).answers) == []
+
+    in_colour(case)
+
+
+def test_a_duplicate_changes_nothing_and_an_unknown_ask_is_an_error(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a"))
+        other = await done(session.ask("b"))
+        await done(session.pause())
+        assert await done(store.answer(call.id, 1)) == "counted"
+        assert await done(store.answer(call.id, 2)) == "duplicate"
+        assert await done(store.answer(call.id, 1, status="error")) == "duplicate"
+        found = await done(store.peer_call(call.id))
+        assert (found.answer.result, found.late, found.state) == (1, None, "ok")
+        assert await status(store, "plan") == "waiting"
+        error = await raises(holdfast.AskNotFound, lambda: store.answer("nobody", 1))
+        assert error.id == "nobody"
+        [pause] = await done(store.pauses(state="waiting"))
+        assert (pause.open_asks, pause.ok_asks) == (1, 1)
+        await done(store.answer(other.id))
+        assert await waiting_items(store, "planner") == ["resume"]
+
+    in_colour(case)
+
+
+NEEDS: dict[str, tuple[Any, list[Any], int]] = {
+    # The need, the answers that come, and with which of them the session is ready.
+    "all, whatever their status": ("all", ["error", "ok", "error"], 3),
+    "any": ("any", ["error", "ok"], 2),
+    "two of three": (2, ["ok", "error", "ok"], 3),
+    "two of three, early": (2, ["ok", "ok"], 2),
+    "two of three can no longer come": (2, ["error", "error"], 2),
+    "none came": ("any", ["error", "error", "cancelled"], 3),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_pause_is_ready_as_soon_as_its_need_is_met_or_cannot_be(
+    name: str, place: dict[str, Any]
+) -> None:
+    need, statuses, at = NEEDS[name]
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("plan", agent="planner")
+        calls = [session.ask("a", number) for number in range(3)]
+        session.pause(need=need)
+        for number, each in enumerate(statuses, 1):
+            store.answer(calls[number - 1].id, each, status=each)
+            [pause] = store.pauses()
+            assert pause.state == ("ready" if number == at else "waiting"), number
+        [item] = store.work.claim("w", queues="agent:planner")
+        answers = item.resume().answers
+        rest = ["cancelled"] * (3 - len(statuses))
+        assert [answer.status for answer in answers] == [*statuses, *rest]
+        assert store.asks(state="open") == []
+        assert [each for each in store.sessions(status="active") if each.agent == "a"] == []
+
+
+def test_the_need_is_met_by_enough_that_are_ok_or_when_too_few_can_come() -> None:
+    assert is_met(None, 0, 0)
+    assert not is_met(None, 1, 5)
+    assert is_met(2, 3, 2)
+    assert not is_met(2, 1, 1)
+    assert is_met(2, 0, 1)
+    assert is_met(2, 1, 0)
+
+
+def test_the_rest_can_be_kept_for_the_next_pause(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        quick = await done(session.ask("a", "quick"))
+        slow = await done(session.ask("a", "slow"))
+        await done(session.pause(need="any", rest="keep"))
+        await done(store.answer(quick.id, 1))
+        item, resumption = await resume(store)
+        assert results(resumption.answers) == [("ok", 1)]
+        assert isinstance(await done(resumption.session.pause()), holdfast.Parked)
+        assert (await done(store.work.get(item.id))).output["paused"]
+        await done(store.answer(slow.id, 2))
+        _, again = await resume(store)
+        assert (results(again.answers), again.generation) == ([("ok", 2)], 2)
+
+    in_colour(case)
+
+
+def test_a_session_pauses_again_and_again(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        item: Any = None
+        for generation in range(1, 4):
+            call = await done(session.ask("a", generation))
+            parked = await done(session.pause({"n": generation}))
+            assert parked.generation == generation
+            await done(store.answer(call.id, generation))
+            item, resumption = await resume(store)
+            assert results(resumption.answers) == [("ok", generation)]
+            session = resumption.session
+        await done(item.complete("done"))
+        states = [pause.state for pause in await done(store.pauses())]
+        assert states == ["closed", "closed", "closed"]
+
+    in_colour(case)
+
+
+def test_a_peer_that_fails_for_good_answers_with_its_error(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a"))
+        await done(session.pause())
+        item = await claim(store, "a")
+        await done(item.receive())
+        await done(item.fail("no such city", retry=False))
+        _, resumption = await resume(store)
+        assert results(resumption.answers) == [("error", "no such city")]
+        assert await status(store, call.id) == "failed"
+
+    in_colour(case)
+
+
+def test_a_peer_that_ends_without_an_answer_is_an_error(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        await done(session.ask("a"))
+        await done(session.pause())
+        request = await done((await claim(store, "a")).receive())
+        await done(request.session.end())
+        _, resumption = await resume(store)
+        [(kind, text)] = results(resumption.answers)
+        assert (kind, "without an answer" in text) == ("error", True)
+
+    in_colour(case)
+
+
+def test_a_retried_peer_answers_once(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        await done(session.ask("a", timeout_seconds=3600))
+        await done(session.pause())
+        item = await claim(store, "a", lease_seconds=30)
+        await done(item.receive())
+        clock.advance(31)
+        await done(store.recover())
+        clock.advance(5)
+        await done(store.recover())
+        await serve(store, "a", "second attempt")
+        await raises(holdfast.LeaseLost, lambda: item.complete("zombie"))
+        _, resumption = await resume(store)
+        assert results(resumption.answers) == [("ok", "second attempt")]
+
+    in_colour(case)
+
+
+def test_a_person_may_answer_for_a_peer_that_has_not_begun(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a"))
+        await done(session.pause())
+        await done(store.answer(call.id, "by hand"))
+        assert await waiting_items(store, "a") == []
+        assert await status(store, call.id) == "cancelled"
+        _, resumption = await resume(store)
+        assert results(resumption.answers) == [("ok", "by hand")]
+
+    in_colour(case)
+
+
+def test_both_peers_artifacts_are_there_after_the_pause_and_go_out_with_the_answer(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        caller = await done(store.session("top", agent="boss"))
+        await done(caller.ask("planner", "a trip"))
+        await done(caller.pause())
+        item = await claim(store, "planner")
+        session = (await done(item.receive())).session
+        await done(session.add_artifact("draft", data={"v": 1}))
+        await done(session.add_artifact("draft", data={"v": 2}))
+        await done(session.add_artifact("secret", data="kept", returned=False))
+        calls = [await done(session.ask("a", number)) for number in range(2)]
+        await done(session.pause())
+        for number, call in enumerate(calls):
+            made = holdfast.Artifact(name=f"map {number}", uri=f"file:///{number}", data=None)
+            await done(store.answer(call.id, number, artifacts=[made]))
+        item, resumption = await resume(store)
+        names = ["draft", "draft", "secret", "map 0", "map 1"]
+        assert [each.name for each in resumption.artifacts] == names
+        assert [each.version for each in resumption.artifacts] == [1, 2, 1, 1, 1]
+        await done(item.complete("planned"))
+        _, final = await resume(store, "boss")
+        assert [each.name for each in final.answers[0].artifacts] == [
+            "draft", "draft", "map 0", "map 1",
+        ]  # fmt: skip
+        assert final.answers[0].artifacts[1].data == {"v": 2}
+
+    in_colour(case)
+
+
+def test_an_artifact_that_cannot_be_stored_is_refused_before_anything_is_written(
+    place: dict[str, Any],
+) -> None:
+    wrong: list[Any] = [
+        holdfast.Artifact(name="", data=1),
+        holdfast.Artifact(name="both", data=1, uri="file:///x"),
+        holdfast.Artifact(name="neither"),
+        holdfast.Artifact(name="n", data=1, version=0),
+        holdfast.Artifact(name="n", data={1}),
+        {"name": "a dict"},
+    ]
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("plan", agent="planner")
+        call = session.ask("a")
+        for each in wrong:
+            with pytest.raises(holdfast.InvalidArgument):
+                store.answer(call.id, artifacts=[each])
+        for given in ({"data": 1, "uri": "x"}, {}, {"uri": "x" * 1_001}):
+            with pytest.raises(holdfast.InvalidArgument):
+                session.add_artifact("n", **given)
+        assert (store.peer_call(call.id).state, session.artifacts()) == ("open", [])
+
+
+def test_peers_share_the_state_of_the_whole_tree(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        await done(session.state.set("budget", 7))
+        await done(session.ask("a"))
+        await done(session.pause())
+        request = await done((await claim(store, "a")).receive())
+        assert request.session.root_id == "plan"
+        assert await done(request.session.state.get("budget")) == 7
+
+    in_colour(case)

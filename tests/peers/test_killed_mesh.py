@@ -1,0 +1,125 @@
+"""Requests to agents with peers while instances of both are killed: every one ends once."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.mesh import Service
+from tests.crash.children import Child
+
+LEASE_SECONDS = 1.0
+WAIT_SECONDS = 240.0
+
+
+def plan(request: holdfast.PeerRequest[Any]) -> Any:
+    for number, kind in enumerate(request.input):
+        request.session.ask("peer", {"number": number, "kind": kind}, timeout_seconds="never")
+    request.session.save(asked=len(request.input), key="asked")
+    return request.session.pause({"kinds": request.input})
+
+
+def planned(resumption: holdfast.Resumption[Any]) -> Any:
+    if not resumption.is_consumed:
+        resumption.session.save(went_on=True)
+    return [[each.status, each.result] for each in resumption.answers]
+
+
+def serve_peer(request: holdfast.PeerRequest[Any]) -> Any:
+    time.sleep(0.01)
+    number, kind = request.input["number"], request.input["kind"]
+    if kind == "error":
+        raise holdfast.WorkFailed(f"{number} fails")
+    if kind == "twice":
+        # What is delivered again counts once.
+        store = holdfast.Store(request.session.runtime)
+        for _ in range(2):
+            store.answer(request.ask_id, f"{number} answers")
+    return f"{number} answers"
+
+
+SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
+
+
+def start(place: dict[str, Any], name: str) -> Child:
+    def serve(say: Any) -> None:
+        with holdfast.open(**place, durability="normal") as store:
+            worker = SERVICES[name].worker(
+                store,
+                instances=2,
+                lease_seconds=LEASE_SECONDS,
+                poll_seconds=0.05,
+                sweep_interval_seconds=0.2,
+            )
+            worker.run()
+
+    return Child(serve)
+
+
+@pytest.mark.parametrize(
+    ("requests", "kills"), [(40, 16), pytest.param(200, 120, marks=pytest.mark.slow)]
+)
+def test_every_request_ends_once_while_instances_are_killed(
+    requests: int, kills: int, place: dict[str, Any]
+) -> None:
+    random.seed(kills)
+    kinds = ["ok", "ok", "error", "twice"]
+    wanted = {
+        f"r{number}": [random.choice(kinds) for _ in range(random.randint(1, 5))]
+        for number in range(requests)
+    }
+    names = ["planner"] * 3 + ["peer"] * 2
+    children = [start(place, name) for name in names]
+    try:
+        with holdfast.open(**place, durability="normal") as store:
+            ends_at = time.monotonic() + WAIT_SECONDS
+            for number, (id, input) in enumerate(wanted.items()):
+                store.request("planner", input, request_id=id)
+                if number * kills // requests != (number + 1) * kills // requests:
+                    kill_one(place, names, children)
+            while store.asks(state="open", limit=1):
+                assert time.monotonic() < ends_at, "a request hangs"
+                time.sleep(0.1)
+            check(store, wanted)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def kill_one(place: dict[str, Any], names: list[str], children: list[Child]) -> None:
+    time.sleep(random.uniform(0.02, 0.2))
+    victim = random.randrange(len(children))
+    children[victim].kill()
+    children[victim].wait()
+    children[victim] = start(place, names[victim])
+
+
+def check(store: holdfast.Store, wanted: dict[str, list[str]]) -> None:
+    pauses: dict[str, list[holdfast.Pause]] = {id: [] for id in wanted}
+    for pause in store.pauses(limit=1_000):
+        pauses[pause.session_id].append(pause)
+    for id, kinds in wanted.items():
+        answer = store.peer_call(id).answer
+        expected = [
+            ["error", f"{number} fails"] if kind == "error" else ["ok", f"{number} answers"]
+            for number, kind in enumerate(kinds)
+        ]
+        assert answer is not None
+        assert (answer.status, answer.result) == ("ok", expected), id
+        session = store.find_session(id)
+        assert len(session.asks()) == len(kinds)
+        assert session.info().status == "completed"
+        if len(pauses[id]) == 1:
+            # However often it was begun anew, the turn after the pause was saved once.
+            assert len(session.history(kind="turn")) == 2
+    for state in ("waiting", "ready", "resumed"):
+        assert store.pauses(state=state) == []
+    resumed = [item.input["pause"] for item in store.work.list(type="resume", limit=1_000)]
+    assert len(set(resumed)) == len(resumed)
+    assert store.work.list(status=["pending", "in_progress"]) == []
+    assert [each for each in store.sessions(limit=1_000) if each.holder is not None] == []

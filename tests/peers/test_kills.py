@@ -1,0 +1,157 @@
+"""SIGKILL before every statement and COMMIT of a session's life with peers: all or nothing.
+
+The steps are two lives: asks, answers, pauses, a resumption, a timeout and an error; and a
+decision, a sleep, a cancellation and a late answer. Each step is whole or has left nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.crash.steps import Step, kill_at_every_statement
+
+HOUR_MS = 3_600_000
+
+
+def prepare(session: holdfast.Session) -> None:
+    holdfast.Store(session.runtime).session(session.id, agent=f"agent {session.id}")
+
+
+def ask(name: str, **given: Any) -> Step:
+    def step(session: holdfast.Session, store: holdfast.Store) -> None:
+        session.ask(f"peer {session.id}", {"n": name}, id=f"{session.id} {name}", **given)
+
+    return step
+
+
+def held(store: holdfast.Store, queue: str) -> holdfast.WorkItem:
+    """The item of a queue that runs; this process has claimed it, nobody else does."""
+    [item] = store.work.list(queue=queue, status="in_progress")
+    return store.work.get(item.id, fence=item.fence)
+
+
+def claim(kind: str) -> Step:
+    def step(session: holdfast.Session, store: holdfast.Store) -> None:
+        assert len(store.work.claim("w", queues=f"agent:{kind} {session.id}")) == 1
+
+    return step
+
+
+def receive(session: holdfast.Session, store: holdfast.Store) -> None:
+    held(store, f"agent:peer {session.id}").receive()
+
+
+def add_artifact(session: holdfast.Session, store: holdfast.Store) -> None:
+    driven(store, f"agent:peer {session.id}").add_artifact("map", data=[1])
+
+
+def complete_peer(session: holdfast.Session, store: holdfast.Store) -> None:
+    held(store, f"agent:peer {session.id}").complete({"ok": True})
+
+
+def fail_peer(session: holdfast.Session, store: holdfast.Store) -> None:
+    held(store, f"agent:peer {session.id}").fail("no", retry=False)
+
+
+def resume(session: holdfast.Session, store: holdfast.Store) -> None:
+    held(store, f"agent:agent {session.id}").resume()
+
+
+def driven(store: holdfast.Store, queue: str) -> holdfast.Session:
+    """The session as the item that drives it writes to it."""
+    found = held(store, queue).session
+    assert found is not None
+    return found
+
+
+def ask_driven(name: str, **given: Any) -> Step:
+    """Ask from the item that resumed the session."""
+
+    def step(session: holdfast.Session, store: holdfast.Store) -> None:
+        resumed = driven(store, f"agent:agent {session.id}")
+        resumed.ask(f"peer {session.id}", {"n": name}, id=f"{session.id} {name}", **given)
+
+    return step
+
+
+def pause_driven(session: holdfast.Session, store: holdfast.Store) -> None:
+    driven(store, f"agent:agent {session.id}").pause({"again": 1}, need=1)
+
+
+def approve(session: holdfast.Session, store: holdfast.Store) -> None:
+    [waiting] = store.pauses(agent=f"agent {session.id}", state="waiting")
+    store.approve(waiting.id, by="ann", note="yes")
+
+
+def sleep(session: holdfast.Session, store: holdfast.Store) -> None:
+    driven(store, f"agent:agent {session.id}").sleep(store.now_ms() + HOUR_MS)
+
+
+ANSWERED: dict[str, Step] = {
+    "ask": ask("first", correlation={"c": 1}),
+    "ask another": ask("second"),
+    "an answer before the pause": lambda session, store: store.answer(f"{session.id} first", "one"),
+    "pause": lambda session, store: session.pause({"step": 1}),
+    "claim the request": claim("peer"),
+    "receive": receive,
+    "add an artifact": add_artifact,
+    "progress": lambda session, store: store.progress(f"{session.id} second", "half"),
+    "the last answer": complete_peer,
+    "claim the resumption": claim("agent"),
+    "resume": resume,
+    "ask from the resumed session": ask_driven("third", timeout_seconds=0),
+    "ask once more": ask_driven("fourth"),
+    "pause again, one has timed out": pause_driven,
+    "claim the next request": claim("peer"),
+    "the peer fails for good": fail_peer,
+}
+DECIDED: dict[str, Step] = {
+    "wait for approval": lambda session, store: session.wait_for_approval("may I?"),
+    "approve": approve,
+    "claim after the decision": claim("agent"),
+    "resume after the decision": resume,
+    "ask": ask_driven("first"),
+    "sleep": sleep,
+    "cancel": lambda session, store: session.cancel(),
+    "a late answer": lambda session, store: store.answer(f"{session.id} first", "late"),
+}
+
+
+def shape(store: holdfast.Store, id: str) -> Any:
+    """Everything that can be read of a session's peers, without ids and times."""
+    session = store.find_session(id)
+    calls = []
+    for call in session.asks():
+        answer = call.answer and (call.answer.result, call.answer.artifacts)
+        calls.append((call.id, call.state, call.progress, answer, call.late is not None))
+    pauses = [
+        (each.generation, each.reason, each.state, each.open_asks, each.ok_asks, each.context)
+        for each in store.pauses(agent=f"agent {id}")
+    ]
+    queues = [f"agent:{kind} {id}" for kind in ("agent", "peer")]
+    items = [
+        (item.type, item.status, item.waits_for, item.fence)
+        for queue in queues
+        for item in reversed(store.work.list(queue=queue))
+    ]
+    sessions = [(each.id, each.status, each.is_driven) for each in session.tree()]
+    history = [record.kind for record in session.history()]
+    return calls, pauses, items, sessions, history, [event.kind for event in store.events(id)]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(ANSWERED, id="answered"),
+        pytest.param(DECIDED, id="decided", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_every_statement_all_or_nothing(
+    steps: dict[str, Step], place: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = kill_at_every_statement(place, steps, shape, prepare)
+    with capsys.disabled():
+        print(f"\n{place['url'].partition(':')[0]}: killed at {len(places)} points of peers")

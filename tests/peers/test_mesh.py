@@ -1,0 +1,218 @@
+"""Agents as services, and callers that are no session: on both databases, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.mesh import Mesh, Service
+from holdfast.testing.subject import Subject, done, raises
+from tests.conftest import InColour
+from tests.peers.agents import status
+
+
+def plan(request: holdfast.PeerRequest[Any]) -> Any:
+    for city in request.input["cities"]:
+        request.session.ask("weather", {"city": city})
+    return request.session.pause({"cities": request.input["cities"]})
+
+
+def planned(resumption: holdfast.Resumption[Any]) -> Any:
+    return [answer.result for answer in resumption.answers]
+
+
+def weather(request: holdfast.PeerRequest[Any]) -> Any:
+    store = holdfast.Store(request.session.runtime)
+    store.progress(request.ask_id, f"looking at {request.input['city']}")
+    return f"{request.input['city']}: sun"
+
+
+async def plan_async(request: holdfast.PeerRequest[Any]) -> Any:
+    for city in request.input["cities"]:
+        await request.session.ask("weather", {"city": city})
+    return await request.session.pause()
+
+
+async def planned_async(resumption: holdfast.Resumption[Any]) -> Any:
+    return planned(resumption)
+
+
+async def weather_async(request: holdfast.PeerRequest[Any]) -> Any:
+    store = holdfast.AsyncStore(request.session.runtime)
+    await store.progress(request.ask_id, f"looking at {request.input['city']}")
+    return f"{request.input['city']}: sun"
+
+
+SERVICES = {
+    "sync": [Service("planner", plan, planned), Service("weather", weather)],
+    "async": [Service("planner", plan_async, planned_async), Service("weather", weather_async)],
+}
+
+
+class Served:
+    """The workers of services, running until the end of the block."""
+
+    def __init__(self, subject: Subject, store: Any, services: list[Service]) -> None:
+        self._is_async = subject.colour == "async"
+        self._workers: list[Any] = [each.worker(store, poll_seconds=0.05) for each in services]
+        self._running: list[Any] = []
+
+    async def __aenter__(self) -> None:
+        for worker in self._workers:
+            if self._is_async:
+                self._running.append(asyncio.ensure_future(worker.run()))
+            else:
+                self._running.append(threading.Thread(target=worker.run))
+                self._running[-1].start()
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+        for running in self._running:
+            await (running if self._is_async else asyncio.to_thread(running.join))
+
+
+def test_a_caller_gets_progress_and_the_answer_and_again_when_it_reconnects(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store = await subject.open(durability="normal")
+        mesh = Mesh(store)
+        notes: list[Any] = []
+        given = {"cities": ["Oslo", "Rome"]}
+        async with Served(subject, store, SERVICES[subject.colour]):
+            asked = mesh.request(
+                "planner", given, request_id="r1", user="ann", on_progress=notes.append
+            )
+            call = await done(asked) if subject.colour == "async" else asked
+        assert call.answer.result == ["Oslo: sun", "Rome: sun"]
+        assert sorted(notes) == ["looking at Oslo", "looking at Rome"]
+        again = await done(mesh.request("planner", given, request_id="r1"))
+        assert again.answer == call.answer
+        await raises(holdfast.RequestMismatch, lambda: mesh.request("planner", {}, request_id="r1"))
+        sessions = await done(store.sessions(root="r1"))
+        assert {each.user for each in sessions} == {"ann"}
+        assert [each.status for each in sessions] == ["completed"] * 3
+        assert await done(store.asks(state="open")) == []
+
+    in_colour(case)
+
+
+def test_a_request_that_is_cancelled_has_a_final_answer(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store = await subject.open(durability="normal")
+        mesh = Mesh(store)
+        call = await done(mesh.request("planner", {}, request_id="r1", wait_seconds=0))
+        assert call.state == "open"
+        await done((await done(store.find_session("r1"))).cancel())
+        final = await done(mesh.request("planner", {}, request_id="r1"))
+        assert (final.answer.status, await status(store, "r1")) == ("cancelled", "cancelled")
+
+    in_colour(case)
+
+
+def test_a_deadline_is_noticed_on_time_and_not_at_the_next_sweep(place: dict[str, Any]) -> None:
+    def ask(request: holdfast.PeerRequest[Any]) -> Any:
+        request.session.ask("silent", timeout_seconds=0.2)
+        return request.session.pause()
+
+    def go_on(resumption: holdfast.Resumption[Any]) -> Any:
+        return [answer.status for answer in resumption.answers]
+
+    with holdfast.open(**place, durability="normal") as store:
+        service = Service("asker", ask, go_on)
+        worker = service.worker(store, poll_seconds=0.05, sweep_interval_seconds=3600)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        try:
+            call = Mesh(store).request("asker", wait_seconds=120)
+        finally:
+            worker.stop()
+            running.join()
+        assert call.answer is not None
+        assert call.answer.result == ["timeout"]
+
+
+def test_what_a_service_raises_is_an_error_answer(place: dict[str, Any]) -> None:
+    def broken(request: Any) -> None:
+        raise holdfast.WorkFailed("there is no such city")
+
+    with holdfast.open(**place, durability="normal") as store:
+        call = store.request("broken", request_id="r1")
+        Service("broken", broken).worker(store, poll_seconds=0.05).run(until_empty=True)
+        answer = store.peer_call(call.id).answer
+        assert answer is not None
+        assert (answer.status, answer.result) == ("error", "there is no such city")
+        assert store.find_session("r1").info().status == "failed"
+
+
+def test_a_service_without_on_resume_cannot_go_on_and_says_so(place: dict[str, Any]) -> None:
+    def napping(request: holdfast.PeerRequest[Any]) -> None:
+        request.session.sleep(0)
+
+    with holdfast.open(**place, durability="normal") as store:
+        store.request("napper", request_id="r1")
+        Service("napper", napping).worker(store, poll_seconds=0.05).run(until_empty=True)
+        answer = store.peer_call("r1").answer
+        assert answer is not None
+        assert "has no on_resume" in answer.result
+
+
+def test_an_attempt_after_the_session_has_ended_only_completes_its_item(
+    place: dict[str, Any],
+) -> None:
+    def ending(request: holdfast.PeerRequest[Any]) -> None:
+        holdfast.Store(request.session.runtime).answer(request.ask_id, "answered")
+        request.session.end()
+        raise RuntimeError("died before it could say so")
+
+    with holdfast.open(**place, durability="normal") as store:
+        store.request("hasty", request_id="r1")
+        worker = Service("hasty", ending).worker(store, poll_seconds=0.05)
+        worker.run(until_empty=True)
+        [item] = store.work.list(queue="agent:hasty")
+        store.work.retry(item.id)
+        Service("hasty", ending).worker(store, poll_seconds=0.05).run(until_empty=True)
+        assert store.work.get(item.id).status == "completed"
+        answer = store.peer_call("r1").answer
+        assert answer is not None
+        assert answer.result == "answered"
+
+
+def test_a_service_goes_on_at_once_if_the_answers_are_in(place: dict[str, Any]) -> None:
+    def ask(request: holdfast.PeerRequest[Any]) -> Any:
+        store = holdfast.Store(request.session.runtime)
+        store.answer(request.session.ask("peer", 1).id, "quick")
+        return request.session.pause({"asked": 1})
+
+    def go_on(resumption: holdfast.Resumption[Any]) -> Any:
+        if resumption.generation == 1:
+            store = holdfast.Store(resumption.session.runtime)
+            store.answer(resumption.session.ask("peer", 2).id, "again")
+            return resumption.session.pause({"asked": 2})
+        return [resumption.context, *(answer.result for answer in resumption.answers)]
+
+    with holdfast.open(**place, durability="normal") as store:
+        store.request("asker", request_id="r1")
+        Service("asker", ask, go_on).worker(store, poll_seconds=0.05).run(until_empty=True)
+        answer = store.peer_call("r1").answer
+        assert answer is not None
+        assert answer.result == [{"asked": 2}, "again"]
+
+
+def test_what_is_no_service_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.InvalidArgument):
+        Service("", plan)
+    with pytest.raises(holdfast.InvalidArgument):
+        Service("a", "plan")  # type: ignore[arg-type]
+    with pytest.raises(holdfast.InvalidArgument):
+        Mesh("store")  # type: ignore[arg-type]
+    with holdfast.open(**place) as store:
+        with pytest.raises(holdfast.InvalidArgument):
+            Service("a", plan).worker(store, queues=["b"])
+        with pytest.raises(holdfast.InvalidArgument):
+            store.request("a", request_id="x" * 201)

@@ -1,0 +1,297 @@
+"""Pauses: a waiting session holds nothing, goes on once, and is handed the same after a crash."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.subject import Subject, done, raises
+from tests.checkpoints.colours import sql
+from tests.conftest import InColour
+from tests.peers.agents import claim, opened, planner, results, resume, serve, status, waiting_items
+
+
+def test_a_waiting_session_holds_no_lease_and_its_driver_is_fenced(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        driven = await done(session.drive())
+        await done(driven.ask("a"))
+        assert isinstance(await done(driven.pause()), holdfast.Parked)
+        info = await done(session.info())
+        assert (info.status, info.holder, info.is_driven) == ("waiting", None, False)
+        await raises(holdfast.LeaseLost, lambda: driven.save(late=1))
+        await done(driven.close())
+
+    in_colour(case)
+
+
+def test_a_pause_completes_the_item_that_led_to_it(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        caller = await planner(store, "top")
+        call = await done(caller.ask("planner", "trip"))
+        await done(caller.pause())
+        item = await claim(store, "planner", lease_seconds=30)
+        session = (await done(item.receive())).session
+        await done(session.ask("a", timeout_seconds="never"))
+        parked = await done(session.pause())
+        assert item.status == "completed"
+        stored = await done(store.work.get(item.id))
+        assert stored.output == {"paused": parked.pause_id}
+        # Its lease has gone with it: no sweep runs it again, and the call is still open.
+        clock.advance(60)
+        assert (await done(store.recover())).swept.requeued == 0
+        assert (await done(store.peer_call(call.id))).state == "open"
+        await serve(store, "a", 1)
+        resumed, _ = await resume(store)
+        await done(resumed.complete("planned"))
+        assert (await done(store.peer_call(call.id))).answer.result == "planned"
+
+    in_colour(case)
+
+
+def test_a_zombie_cannot_pause(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        await done(session.ask("a", timeout_seconds="never"))
+        await done(session.pause())
+        zombie = (await done((await claim(store, "a", lease_seconds=30)).receive())).session
+        for seconds in (31, 5):
+            clock.advance(seconds)
+            await done(store.recover())
+        await done((await claim(store, "a")).receive())
+        await raises(holdfast.LeaseLost, lambda: zombie.ask("b"))
+        await raises(holdfast.LeaseLost, zombie.pause)
+        assert await done(store.asks(agent="b")) == []
+
+    in_colour(case)
+
+
+def test_a_crash_while_resuming_hands_over_the_same_answers(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a"))
+        await done(session.pause({"k": 1}))
+        await done(store.answer(call.id, "answer"))
+        item = await claim(store, "planner", lease_seconds=30)
+        first = await done(item.resume())
+        await done(first.session.record("manual_checkpoint", {"evidence": "does not close it"}))
+        for seconds in (31, 5):
+            clock.advance(seconds)
+            await done(store.recover())
+        item = await claim(store, "planner", lease_seconds=30)
+        second = await done(item.resume())
+        assert results(second.answers) == results(first.answers)
+        assert (second.context, second.is_consumed) == ({"k": 1}, False)
+        await done(second.session.save(turn=1))
+        for seconds in (31, 10):
+            clock.advance(seconds)
+            await done(store.recover())
+        _, third = await resume(store)
+        assert third.is_consumed
+
+    in_colour(case)
+
+
+def test_an_attempt_that_is_repeated_makes_no_call_twice(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        caller = await planner(store, "top")
+        await done(caller.ask("planner", "trip", timeout_seconds="never"))
+        await done(caller.pause())
+        ids: list[list[str]] = []
+        for seconds in (31, 5):
+            session = (
+                await done((await claim(store, "planner", lease_seconds=30)).receive())
+            ).session
+            asked = [await done(session.ask("a", {"n": 1})) for _ in range(2)]
+            ids.append([call.id for call in asked])
+            clock.advance(seconds)
+            await done(store.recover())
+            clock.advance(seconds)
+            await done(store.recover())
+        assert ids[0] == ids[1]
+        assert len(set(ids[0])) == 2
+        assert len(await done(store.asks(agent="a"))) == 2
+
+    in_colour(case)
+
+
+def test_an_ask_that_is_repeated_belongs_to_the_next_pause(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a", 1, id="mine"))
+        await done(store.answer("mine", "once"))
+        assert results((await done(session.pause())).answers) == [("ok", "once")]
+        again = await done(session.ask("a", 1, id="mine"))
+        assert (again.number, again.state) == (call.number, "ok")
+        assert results((await done(session.pause())).answers) == [("ok", "once")]
+        await raises(holdfast.RequestMismatch, lambda: session.ask("a", 2, id="mine"))
+        await raises(holdfast.RequestMismatch, lambda: session.ask("b", 1, id="mine"))
+        await raises(holdfast.InvalidArgument, lambda: session.ask("b", 1, id="plan"))
+        assert len(await waiting_items(store, "a")) == 0
+
+    in_colour(case)
+
+
+def test_who_cannot_wait_is_told(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        nobody = await done(store.session("nobody"))
+        await done(nobody.ask("a"))
+        error = await raises(holdfast.InvalidArgument, nobody.pause)
+        assert "has no agent" in str(error)
+        session = await planner(store)
+        await done(session.ask("a"))
+        for need in (2, 0, "most", True):
+            await raises(holdfast.InvalidArgument, partial(session.pause, need=need))
+        await raises(holdfast.InvalidArgument, lambda: session.pause(rest="drop"))
+        await raises(holdfast.InvalidArgument, lambda: session.ask("a", timeout_seconds=-1))
+        await raises(holdfast.InvalidArgument, lambda: session.ask("a", timeout_seconds=None))
+        await raises(holdfast.InvalidValue, lambda: session.ask("a", {1, 2}))
+        await done(session.pause())
+        for refused in (lambda: session.ask("a"), session.pause):
+            await raises(holdfast.SessionWaiting, refused)
+
+    in_colour(case)
+
+
+def test_a_sleep_ends_when_it_is_due(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        until = datetime.fromtimestamp(clock.now_ms() / 1000 + 90, UTC)
+        await done(session.sleep(until, context="later"))
+        [pause] = await done(store.pauses(reason="time"))
+        assert (pause.wakes_at, pause.state) == (clock.now_ms() + 90_000, "waiting")
+        swept = (await done(store.recover())).swept
+        assert (swept.promoted, swept.next_due_ms) == (0, 90_000)
+        assert await done(store.work.claim("w", queues="agent:planner")) == []
+        clock.advance(90)
+        assert (await done(store.recover())).swept.promoted == 1
+        _, resumption = await resume(store)
+        assert (resumption.reason, resumption.context) == ("time", "later")
+        assert await status(store, "plan") == "active"
+
+    in_colour(case)
+
+
+@pytest.mark.parametrize("is_approved", [True, False])
+def test_a_person_decides_once_and_the_session_goes_on(
+    is_approved: bool, in_colour: InColour
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        parked = await done(session.wait_for_approval({"delete": "all"}, context=1))
+        assert (await status(store, "plan"), await waiting_items(store, "planner")) == (
+            "waiting",
+            [],
+        )
+        right, wrong = store.approve, store.reject
+        if not is_approved:
+            right, wrong = wrong, right
+        await done(right(parked.pause_id, by="ann", note="why not"))
+        await done(right(parked.pause_id, by="ann", note="again, a lost reply"))
+        await raises(holdfast.Conflict, lambda: wrong(parked.pause_id, by="bob"))
+        item, resumption = await resume(store)
+        decision = resumption.decision
+        assert (decision.is_approved, decision.by, decision.note) == (is_approved, "ann", "why not")
+        await done(item.complete())
+        records = await done(session.history(kind="approval_point"))
+        assert [sorted(record.data) for record in records] == [
+            ["by", "decision", "note", "pause"],
+            ["pause", "question"],
+        ]
+        audited = [each.action for each in await done(store.audit.list())]
+        assert audited == ["approved" if is_approved else "rejected"]
+        await raises(holdfast.NotFound, lambda: store.approve("nobody", by="ann"))
+
+    in_colour(case)
+
+
+def test_only_an_approval_is_approved(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        parked = await done(session.sleep(clock.now_ms() + 1000))
+        await raises(holdfast.InvalidArgument, lambda: store.approve(parked.pause_id, by="ann"))
+
+    in_colour(case)
+
+
+def test_quick_peers_are_waited_for_in_memory_and_slow_ones_let_go(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store = await subject.open(durability="normal")
+        session = await planner(store)
+        call = await done(session.ask("a"))
+
+        def answered() -> Any:
+            return store.answer(call.id, "quick")
+
+        def waited() -> Any:
+            return session.answers(grace_seconds=60)
+
+        outcome, _ = await subject.together([waited, answered])
+        assert results(outcome.answers) == [("ok", "quick")]
+        await done(session.ask("a", timeout_seconds=0.05))
+        outcome = await done(session.answers(grace_seconds=60))
+        assert [answer.status for answer in outcome.answers] == ["timeout"]
+        await done(session.ask("a"))
+        assert isinstance(await done(session.answers(grace_seconds=0.02)), holdfast.Parked)
+
+    in_colour(case)
+
+
+def test_who_drives_by_hand_goes_on_in_place_of_the_item(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        assert await done(session.resumption()) is None
+        call = await done(session.ask("a"))
+        await done(session.pause({"k": 1}))
+        assert await done(session.resumption()) is None
+        await done(store.answer(call.id, "in"))
+        driven = await done(session.drive())
+        resumption = await done(driven.resumption())
+        assert (results(resumption.answers), resumption.context) == ([("ok", "in")], {"k": 1})
+        info = await done(session.info())
+        assert (info.status, info.is_driven) == ("active", True)
+        assert await waiting_items(store, "planner") == []
+        await done(driven.save(turn=1))
+        assert (await done(driven.resumption())).is_consumed
+        await done(driven.close())
+
+    in_colour(case)
+
+
+def test_a_session_that_asks_nobody_writes_no_row_here(place: dict[str, Any]) -> None:
+    texts: list[str] = []
+    hooks = holdfast.kernel.driver.Hooks(probe=lambda point: texts.append(point.sql))
+    with holdfast.open(**place, hooks=hooks, durability="normal") as store:
+        session = store.session("alone", agent="planner")
+        with session.drive() as driven:
+            driven.append("transcript", ["hello"])
+            driven.state.set("k", 1)
+        store.work.submit("mail", session=session)
+        [item] = store.work.claim("w")
+        item.drive().save(x=1)
+        item.complete()
+        session.end()
+        written = [
+            text
+            for text in texts
+            if any(table in text for table in ("hf_asks", "hf_pauses", "hf_artifacts"))
+            and not text.lstrip().startswith("SELECT")
+        ]
+        assert written == []
+        for table in ("hf_asks", "hf_pauses", "hf_artifacts"):
+            assert sql(store, f"SELECT 1 FROM {table}") == []

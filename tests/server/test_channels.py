@@ -1,0 +1,69 @@
+"""The readers that followers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from holdfast import StoreUnavailable
+from holdfast.records import Event
+from holdfast.server.channels import Backlog, Hub, Source
+from holdfast.server.frames import EventFrames, Frames
+
+SECONDS_MAX = 60
+
+
+def frames(position: int) -> Frames[Any]:
+    event = Event(
+        root_id="root", position=position, session_id="root", kind="kind", data={}, created_at=0
+    )
+    return EventFrames(event, str(position))
+
+
+def test_who_comes_after_a_reader_failed_has_one_that_works() -> None:
+    """Those that it failed may still be taking what they have: nobody may join them."""
+
+    async def main() -> None:
+        readers = 0
+        fails, failed, goes_on = (asyncio.Event() for _ in range(3))
+
+        async def follow(after: int) -> AsyncGenerator[Frames[Any], None]:
+            nonlocal readers
+            readers += 1
+            if readers == 1:
+                yield frames(1)
+                await fails.wait()
+                asyncio.get_running_loop().call_soon(failed.set)
+                raise StoreUnavailable("the database is away")
+            await goes_on.wait()
+            yield frames(2)
+            await asyncio.Event().wait()
+
+        async def head() -> int:
+            return readers
+
+        async def page(after: int) -> list[Frames[Any]]:
+            return []
+
+        hub = Hub(Backlog(10, 1_000), lambda: False)
+        source = Source("feed", head, page, follow)
+        first = hub.subscribe(source, 0)
+        await first.begin()
+        fails.set()
+        async with asyncio.timeout(SECONDS_MAX):
+            await failed.wait()
+            second = hub.subscribe(source, None)
+            await second.begin()
+            goes_on.set()
+            assert await second.next() == frames(2)
+            assert await first.next() == frames(1)
+            with pytest.raises(StoreUnavailable):
+                await first.next()
+            for follower in (first, second):
+                await follower.close()
+            assert not hub._followed, "a channel that nobody follows is kept"
+
+    asyncio.run(main())

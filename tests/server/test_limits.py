@@ -1,0 +1,330 @@
+"""What is too large, too deep, malformed, too much or too slow: refused, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+import holdfast
+from holdfast.server.options import Options, ServerLimits
+from tests.server.live import Live, live
+from tests.server.serving import Served, error, serving
+
+LIMITS = ServerLimits(body_bytes=100_000, header_bytes=4_096)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('limits')}/store.db"
+    limits = holdfast.Limits(value_bytes=50_000, keys_per_root=3, batch_operations=2)
+    with serving(Options(limits=LIMITS), url=url, limits=limits) as served:
+        served.runner.run(served._make("one", None))
+        yield served
+
+
+def put(served: Served, content: bytes, **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    path = "/sessions/one/state/keys/k"
+    return served.put(path, content=content, headers={"if-match": "*"} | named)
+
+
+def test_limits_are_told(small: Served) -> None:
+    told = small.get("/limits").json()
+    assert (told["server"]["body_bytes"], told["store"]["value_bytes"]) == (100_000, 50_000)
+
+
+def test_bodies_up_to_their_limit_are_taken(small: Served) -> None:
+    around = len(b'{"value": ""}')
+    most = b'{"value": "%b"}' % (b"x" * (LIMITS.body_bytes - around))
+    assert error(put(small, most)) == (413, "too_large")
+    assert "value_bytes" in put(small, most).json()["detail"]
+    over = put(small, most + b" ")
+    assert error(over) == (413, "too_large")
+    assert (over.json()["limit"], over.json()["actual"]) == (100_000, 100_001)
+    assert put(small, b'{"value": "%b"}' % (b"x" * 49_000)).status_code == 200
+    chunks = small.put(
+        "/sessions/one/state/keys/k",
+        content=pieces(),
+        headers={"if-match": "*"},
+    )
+    assert error(chunks) == (413, "too_large")
+
+
+async def pieces() -> Any:
+    yield b'{"value": "'
+    for _ in range(200):
+        yield b"x" * 1_000
+
+
+MALFORMED = [
+    b"", b"{", b'{"value": 1', b'{"value": NaN}', b'{"value": Infinity}', b'{"value": -Infinity}',
+    b'{"value": 1, "value": 2}', b'{"value": {"a": 1, "a": 2}}', b'{"value": "\\ud800"}',
+    b'{"value": 1e999}', b'{"value": 01}', b'{"value": \'a\'}', b'{"value": 1}x', b"\xff\xfe",
+    b'{"value": "\x00"}', b'\xef\xbb\xbf{"value": 1}', b'{"value": "\xff"}', b'{"value": 1,}',
+    b'{value: 1}', b'{"value": "a\nb"}', b"null x", b'{"value": tru}', b'{"value": [1, 2}',
+]  # fmt: skip
+UNFIT = [
+    b"null", b"[]", b"{}", b'"text"', b"1", b'{"value": 1, "version": 2}', b'{"Value": 1}',
+    b'{"other": 1}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", MALFORMED)
+def test_what_is_no_json_is_malformed(small: Served, content: bytes) -> None:
+    assert error(put(small, content)) == (400, "malformed")
+
+
+@pytest.mark.parametrize("content", UNFIT)
+def test_what_does_not_fit_names_the_place(small: Served, content: bytes) -> None:
+    answer = put(small, content)
+    assert error(answer) == (422, "invalid_request")
+    assert "pointer" in answer.json()
+
+
+@pytest.mark.parametrize(
+    ("bomb", "expected"),
+    [
+        (b'{"value": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", (422, "invalid_request")),
+        (
+            b'{"value": ' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
+            (422, "invalid_request"),
+        ),
+        (b'{"value": ' + b"9" * 90_000 + b"}", (413, "too_large")),
+        (b'{"value": [' + b"[" * 64 + b"]" * 64 + b"]}", (422, "invalid_request")),
+    ],
+)
+def test_bombs_are_refused(small: Served, bomb: bytes, expected: tuple[int, str]) -> None:
+    assert error(put(small, bomb)) == expected
+    nested = b'{"value": ' + b"[" * 60 + b"]" * 60 + b"}"
+    assert put(small, nested).status_code == 200
+
+
+def test_values_keep_their_types(small: Served) -> None:
+    for text in ("null", "false", "0", '""', "[]", "{}", "1.0", "true", "-0.0", "9" * 4_000):
+        content = b'{"value": ' + text.encode() + b"}"
+        assert put(small, content).status_code == 200
+        body = small.get("/sessions/one/state/keys/k").text
+        assert f'"value":{text},' in body
+
+
+def test_other_types_of_bodies_are_refused(small: Served) -> None:
+    body = b'{"value": 1}'
+    for media in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"):
+        assert error(put(small, body, content_type=media)) == (415, "unsupported_media_type")
+    assert put(small, body, content_type="application/json; charset=utf-8").status_code == 200
+    assert error(put(small, body, content_encoding="gzip")) == (415, "unsupported_media_type")
+
+
+def test_headers_have_a_limit(small: Served) -> None:
+    assert error(put(small, b"{}", x="y" * 4_096)) == (431, "headers_too_large")
+
+
+def test_keys_and_batches_have_limits(small: Served) -> None:
+    path = "/sessions/one/state"
+    small.put(path, json={"state": {"a": 1, "b": 2}}, headers={"if-match": "*"})
+    body = {"operations": [{"op": "set", "key": key, "value": 1} for key in "cd"]}
+    assert error(small.post(f"{path}/batch", json=body)) == (413, "too_large")
+    three = {"operations": [{"op": "set", "key": "a", "value": 1}] * 3}
+    assert error(small.post(f"{path}/batch", json=three)) == (413, "too_large")
+    assert error(small.post(f"{path}/batch", json={"operations": []})) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "limit=1&limit=2", "other=1", "since=-1", "since=%FF"]
+)
+def test_queries_are_checked(small: Served, query: str) -> None:
+    answer = small.get(f"/sessions/one/state/events?{query}")
+    assert answer.status_code in {400, 422}
+    assert "body" not in answer.json()["detail"]
+    assert small.get("/sessions/one/state/events?limit=999999").status_code == 200
+
+
+PRECONDITIONS = [
+    {"if-match": '"1", "2"'}, {"if-match": "x"}, {"if-match": '"1'}, {"if-match": 'W/"1"'},
+    {"if-match": "-1"}, {"if-match": '""'}, {"if-match": "1.0"}, {"if-match": '"g1"'},
+    {"if-match": '"1"', "if-none-match": "*"}, {"if-none-match": '"1"'},
+    {"x-if-match": "other"}, {"x-if-match": "skip", "if-match": '"1"'},
+    {"x-if-match": "skip", "if-none-match": "*"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", PRECONDITIONS)
+def test_preconditions_that_say_nothing_clear_are_refused(
+    small: Served, headers: dict[str, str]
+) -> None:
+    answer = small.put("/sessions/one/state/keys/k", json={"value": 1}, headers=headers)
+    assert error(answer) == (400, "precondition_invalid")
+
+
+def test_a_bare_version_and_zero_are_taken(small: Served) -> None:
+    path = "/sessions/one/state/keys/bare"
+    small.put("/sessions/one/state", json={"state": {}}, headers={"if-match": "*"})
+    assert small.put(path, json={"value": 1}, headers={"if-match": '"0"'}).status_code == 200
+    assert small.put(path, json={"value": 2}, headers={"if-match": "1"}).status_code == 200
+    missing = small.put("/sessions/one/state/keys/no", json={"value": 1}, headers={"if-match": "5"})
+    told = missing.json()
+    assert (told["current_version"], told["current_value"], told["your_version"]) == (0, None, 5)
+
+
+def test_a_token_may_ask_only_so_often(tmp_path: Path) -> None:
+    options = Options(limits=ServerLimits(requests_per_second=5))
+    with serving(options, url=f"sqlite:///{tmp_path}/store.db") as served:
+        codes = [served.get("/limits").status_code for _ in range(40)]
+        assert codes[:10] == [200] * 10
+        assert 429 in codes
+        assert served.get("/healthz").status_code == 200
+
+
+def test_a_follower_too_many_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    options = Options(limits=ServerLimits(streams_per_token=0))
+    with serving(options, url=f"sqlite:///{tmp_path}/store.db") as served:
+        root, _ = served.tree()
+        path = f"/sessions/{root}/state/stream"
+        refused = served.get(path, headers={"accept": "text/event-stream"})
+        assert error(refused) == (429, "rate_limited")
+        assert not served.api.context.hub._followed, "a channel that nobody follows is kept"
+
+
+def test_unknown_addresses_and_methods_have_the_same_shape(small: Served) -> None:
+    for path in ("/nothing", "/sessions//state", "/sessions/one/state/"):
+        assert error(small.get(path)) == (404, "not_found")
+    wrong = small.request("POST", "/sessions/one/state/keys/k")
+    assert error(wrong) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "DELETE, GET, PATCH, PUT"
+
+
+def test_a_base_path_is_part_of_every_address(tmp_path: Path) -> None:
+    options = Options(base_path="/holdfast")
+    with serving(options, url=f"sqlite:///{tmp_path}/store.db") as served:
+        assert served.get("/holdfast/healthz").status_code == 200
+        assert error(served.get("/healthz")) == (404, "not_found")
+        made = served.post("/holdfast/sessions", json={})
+        assert made.headers["location"] == f"/holdfast/sessions/{made.json()['id']}"
+        assert served.get("/holdfast/openapi.json").json()["servers"] == [{"url": "/holdfast"}]
+
+
+# On a socket
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path_factory.mktemp('slow')}/store.db"}
+    with holdfast.open(**place) as store:
+        store.session("one")
+    limits = ServerLimits(request_seconds=1.0, connections=150, frame_bytes=10_000)
+    with live(Options(limits=limits), **place) as server:
+        yield server
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has ended a connection; it has 30 s."""
+    connection.settimeout(30)
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /limits HTTP/1.1\r\nHost: loc",
+        b"PUT /sessions/one/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+        b"PUT /limits HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"GET /feed HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"X: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /feed HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Content-Length: 3\r\n\r\nabc",
+    ],
+)
+def test_clients_that_do_not_finish_a_request_are_given_up(server: Live, sent: bytes) -> None:
+    with server.raw() as connection:
+        connection.sendall(sent)
+        assert is_closed(connection)
+    assert server.client.get("/limits").status_code == 200
+
+
+def test_a_websocket_lasts_longer_than_a_request_may_take(server: Live) -> None:
+    with server.socket("/sessions/one/state/stream") as watching, server.raw() as later:
+        assert is_closed(later)
+        server.put("one", "lasting", 1)
+        assert json.loads(watching.recv(30))["key"] == "lasting"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /limits HTTP/1.1\r\n\r\n",
+        b"GET /limits HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /limits HTTP/1.1\r\nX: " + b"a" * 100_000,
+    ],
+)
+def test_malformed_requests_are_refused(server: Live, sent: bytes) -> None:
+    with server.raw() as connection:
+        connection.sendall(sent)
+        connection.settimeout(30)
+        first = connection.recv(65_536)
+        assert first.split(b" ")[1] in {b"400", b"421", b"414", b"431"}
+    assert server.client.get("/limits").status_code == 200
+
+
+def test_many_idle_connections_leave_the_server_responsive(server: Live) -> None:
+    idle = [server.raw() for _ in range(200)]
+    try:
+        # Those above the limit are ended at once, the others when they have said nothing for long.
+        assert all(map(is_closed, idle))
+    finally:
+        for each in idle:
+            each.close()
+    assert server.client.get("/limits").status_code == 200
+    # New ones are taken again as soon as the server has noticed that the old ones are gone.
+    deadline = time.monotonic() + 30
+    while not is_served(server):
+        assert time.monotonic() < deadline
+
+
+def is_served(server: Live) -> bool:
+    """Whether a new connection is served."""
+    try:
+        return httpx.get(f"{server.url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_frames_that_are_too_large_end_their_socket(server: Live) -> None:
+    with server.socket("/sessions/one/state/stream") as watching:
+        watching.send("ignored")
+        server.put("one", "k", 1)
+        assert json.loads(watching.recv(30))["key"] == "k"
+        watching.send("x" * 20_000)
+        with pytest.raises(ConnectionClosed):
+            watching.recv(30)
+        # The rest of the frame may be on its way: then the connection is reset.
+        assert watching.close_code in {1009, 1006}
+    assert server.client.get("/limits").status_code == 200
+
+
+def test_requests_and_followers_are_counted(server: Live) -> None:
+    with server.socket("/sessions/one/state/stream"):
+        deadline = time.monotonic() + 30
+        while "holdfast_followers 1\n" not in server.client.get("/metrics").text:
+            assert time.monotonic() < deadline
+    text = server.client.get("/metrics").text
+    assert 'holdfast_requests_total{method="GET",route="/limits",status="200"}' in text
+    assert 'route="/sessions/{id}/state/stream"' in text
+    assert "one" not in text.replace("none", "")

@@ -1,0 +1,276 @@
+"""`holdfast serve`: its start, its end, its sockets, and what kills leave."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import holdfast
+from holdfast.server.serve import Address
+from holdfast.server.start import start_token
+from tests.server.processes import (
+    client_of,
+    free_port,
+    made_token,
+    server_process,
+    token_file,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> dict[str, Any]:
+    return {"url": f"sqlite:///{tmp_path}/store.db"}
+
+
+def test_the_first_start_makes_a_token_that_only_its_owner_can_read(file: dict[str, Any]) -> None:
+    path = token_file(file)
+    with server_process("--port=0", **file) as (process, told):
+        assert (told["token_file"], set(told)) == (
+            str(path),
+            {"url", "token_file", "dashboard", "mcp"},
+        )
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        secret = path.read_text().strip()
+        with client_of(told, secret) as client:
+            assert client.get("/sessions").json()["sessions"] == []
+            assert client.get("/readyz").json() == {"status": "ok"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    with server_process("--port=0", "--read-only", **file) as (_, told):
+        assert path.read_text().strip() == secret
+        with client_of(told, secret) as client:
+            assert client.post("/sessions", json={}).status_code == 403
+    with holdfast.open(**file) as store:
+        [token] = store.tokens.list()
+        assert (token.name, token.permission) == ("first-start", "admin")
+
+
+def test_the_token_of_a_schema_is_kept_with_the_users_settings(
+    postgres_dsn: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    place = {"url": postgres_dsn, "namespace": namespace}
+    first = start_token(place, is_read_only=False)
+    assert (first.path.parent, first.is_new) == (tmp_path / "holdfast", True)
+    assert start_token(place, is_read_only=False).secret == first.secret
+    # A start that was killed before it wrote the file has left a token that nobody knows.
+    first.path.unlink()
+    again = start_token(place, is_read_only=False)
+    assert (again.is_new, again.secret != first.secret) == (True, True)
+    with holdfast.open(postgres_dsn, namespace=namespace) as store:
+        assert store.tokens.find(first.secret or "") is None
+        store.tokens.create("own")
+    first.path.unlink()
+    assert start_token(place, is_read_only=False).secret is None
+    first.path.write_text("x")
+    first.path.chmod(0o644)
+    with pytest.raises(holdfast.InvalidArgument, match="others can read"):
+        start_token(place, is_read_only=False)
+
+
+def test_what_people_are_told_can_be_pasted(file: dict[str, Any]) -> None:
+    arguments = [sys.executable, "-m", "holdfast", "serve", "--port=0", f"--url={file['url']}"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(11)]
+        assert lines[0].startswith("Serving at http://127.0.0.1:")
+        assert lines[1].startswith("Dashboard: http://127.0.0.1:")
+        assert lines[2].startswith("Token: hf_")
+        assert lines[5] == "Try it:\n"
+        assert lines[6].startswith('  curl -H "Authorization: Bearer $(cat ')
+        [local, over_http] = (json.loads(each)["mcpServers"]["holdfast"] for each in lines[9:])
+        assert local["args"][-4:] == ["--url", file["url"], "--session", "my-agent"]
+        assert over_http["url"] == f"{lines[0].split()[-1]}/mcp"
+        assert lines[2].split()[1] not in "".join(lines[9:])
+        shown = subprocess.run(["sh", "-c", lines[6]], capture_output=True, text=True, check=False)
+        assert shown.returncode == 127 or '"sessions":[]' in shown.stdout
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode in {0, 130}
+
+
+def test_a_unix_socket_is_its_owners_alone(tmp_path: Path, file: dict[str, Any]) -> None:
+    path = tmp_path / "s"
+    secret = made_token(file)
+    for _ in range(2):
+        with server_process(f"--uds={path}", **file) as (process, _):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            transport = httpx.HTTPTransport(uds=str(path))
+            bearer = {"authorization": f"Bearer {secret}"}
+            with httpx.Client(transport=transport, base_url="http://localhost") as client:
+                assert client.get("/sessions/one/state", headers=bearer).status_code == 200
+            # What a killed server leaves behind does not stop the next one.
+            process.kill()
+            process.wait(60)
+    path.unlink()
+    path.write_text("mine")
+    with server_process(f"--uds={path}", **file) as (process, told):
+        assert told is None
+        assert process.wait(60) == 2
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "192.0.2.1"},
+        {"certfile": "x"},
+        {"port": 99_999},
+    ],
+)
+def test_addresses_that_are_unsafe_or_cannot_be_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.InvalidArgument):
+        Address(**given)
+
+
+def test_what_is_refused_at_the_start_is_one_sentence(file: dict[str, Any]) -> None:
+    for options in (["--host=0.0.0.0"], ["--host=203.0.113.1", "--insecure"], ["--base-path=x"]):
+        with server_process(*options, **file) as (process, told):
+            assert told is None
+            assert process.wait(60) == 2
+
+
+def test_a_kill_under_load_loses_no_answered_write(place: dict[str, Any]) -> None:
+    secret = made_token(place)
+    answered: list[list[int]] = [[] for _ in range(3)]
+    with server_process("--port=0", **place) as (process, told):
+        enough = threading.Event()
+
+        def write(number: int) -> None:
+            with client_of(told, secret) as client:
+                for value in range(10_000):
+                    path = f"/sessions/one/state/keys/w{number}-{value}"
+                    try:
+                        answer = client.put(path, json={"value": 1}, headers={"if-match": "*"})
+                    except httpx.TransportError:
+                        return
+                    if answer.status_code == 200:
+                        answered[number].append(value)
+                    if sum(map(len, answered)) >= 60:
+                        enough.set()
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        assert enough.wait(120)
+        process.kill()
+        for thread in threads:
+            thread.join(60)
+    with holdfast.open(**place) as store:
+        kept = set(store.find_session("one").state.keys())
+    lost = [f"w{n}-{v}" for n, values in enumerate(answered) for v in values]
+    assert [key for key in lost if key not in kept] == []
+
+
+def increment_over_rest(client: httpx.Client, key: str) -> bool:
+    path, body = "/sessions/one/state/keys/n/ops", {"operation": "increment"}
+    return client.post(path, json=body, headers={"idempotency-key": key}).status_code == 200
+
+
+def increment_over_mcp(client: httpx.Client, key: str) -> bool:
+    call = {"name": "state_increment", "arguments": {"key": "n", "idempotency_key": key}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    answer = client.post("/mcp", json=body, headers={"x-agent-session-id": "one"})
+    return answer.status_code == 200 and not answer.json()["result"].get("isError")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "increment_once"),
+    [
+        (2, increment_over_rest),
+        pytest.param(10, increment_over_rest, marks=pytest.mark.slow),
+        pytest.param(10, increment_over_mcp, marks=pytest.mark.slow),
+    ],
+)
+def test_a_client_with_keys_counts_exactly_through_restarts(
+    place: dict[str, Any], restarts: int, increment_once: Callable[[httpx.Client, str], bool]
+) -> None:
+    secret, port = made_token(place), free_port()
+    counted = 0
+    stop = threading.Event()
+
+    def increment() -> None:
+        nonlocal counted
+        bearer = {"authorization": f"Bearer {secret}"}
+        base = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=base, headers=bearer, timeout=5) as client:
+            while not stop.is_set():
+                try:
+                    counted += increment_once(client, f"k{counted}")
+                except httpx.TransportError:
+                    stop.wait(0.05)
+
+    thread = threading.Thread(target=increment)
+    thread.start()
+    try:
+        for _ in range(restarts):
+            before = counted
+            with server_process(f"--port={port}", **place) as (process, told):
+                assert told is not None
+                while counted < before + 15:
+                    assert thread.is_alive()
+                    stop.wait(0.01)
+                process.kill()
+                process.wait(60)
+        # One more, so that the last request is answered.
+        with server_process(f"--port={port}", **place):
+            before = counted
+            while counted == before:
+                assert thread.is_alive()
+                stop.wait(0.01)
+            stop.set()
+            thread.join(60)
+    finally:
+        stop.set()
+        thread.join(60)
+    with holdfast.open(**place) as store:
+        assert store.find_session("one").state.get("n") == counted
+
+
+def test_two_servers_on_one_store_behave_as_one(place: dict[str, Any]) -> None:
+    secret = made_token(place)
+    path = "/sessions/one/state/keys/n"
+    with (
+        server_process("--port=0", **place) as (_, first),
+        server_process("--port=0", **place) as (_, second),
+        client_of(first, secret) as one,
+        client_of(second, secret) as two,
+    ):
+        stream = two.stream("GET", "/sessions/one/state/stream?after_sequence=0")
+
+        def increment(client: httpx.Client) -> None:
+            for _ in range(10):
+                body = {"operation": "increment"}
+                assert client.post(f"{path}/ops", json=body).status_code == 200
+
+        threads = [threading.Thread(target=increment, args=(each,)) for each in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert [client.get(path).json()["value"] for client in (one, two)] == [20, 20]
+        with stream as answer:
+            ids = (line for line in answer.iter_lines() if line.startswith("id: "))
+            assert [next(ids) for _ in range(20)] == [f"id: {n}" for n in range(1, 21)]
+            one.post(f"{path}/ops", json={"operation": "increment"})
+            assert next(ids) == "id: 21"
+        late = {"if-match": '"1"', "idempotency-key": "same"}
+        assert [c.put(path, json={"value": 0}, headers=late).status_code for c in (one, two)] == [
+            409, 409,
+        ]  # fmt: skip
+        key = {"idempotency-key": "both"}
+        body = {"operation": "increment"}
+        answers = [c.post(f"{path}/ops", json=body, headers=key) for c in (one, two)]
+        assert answers[0].json() == answers[1].json()
+        assert answers[1].headers["idempotency-replayed"] == "true"

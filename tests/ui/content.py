@@ -1,0 +1,109 @@
+"""A store with something of everything, and the addresses of all pages that show it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from urllib.parse import quote
+
+import holdfast
+
+ROOT = "trip"
+CHILD = "trip-hotels"
+ITEM = "failed-mail"
+
+
+def fill(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
+    """Make a tree of sessions; `mark` is put into every text that users may choose.
+
+    `turned` is put into values beside it, which may hold what names may not.
+    """
+    root = store.session(
+        ROOT, name=f"Trip{mark}", agent=f"traveller{mark}", user=f"user{mark}",
+        metadata={f"m{mark}": mark + turned},
+    )  # fmt: skip
+    child = store.session(CHILD, parent=root, agent="booker")
+    root.append("transcript", [said("user", f"Find a hotel in Rome{mark}{turned}")])
+    root.save({"plan": {"city": f"Rome{mark}{turned}"}, "notes": [f"one{mark}"]})
+    root.save({"plan": {"city": f"Paris{mark}{turned}"}})
+    root.rewind(2)
+    root.append("transcript", [_asked(mark + turned), _answered(mark + turned)])
+    root.spend(f"model{mark}", source=f"loop{mark}", input_tokens=900, output_tokens=90, usd="0.01")
+    root.call(search, city=f"Rome{mark}{turned}")
+    doubt(root, "book_hotel", mark)
+    child.append("transcript", [said("user", "Which hotels?")])
+    child.state.set(f"plan{mark}", {"city": f"Rome{mark}{turned}", "nights": 1})
+    root.state.merge(f"plan{mark}", {"nights": 2})
+    root.state.set("budget/euro", 300)
+    with contextlib.suppress(holdfast.VersionConflict):
+        child.state.set("budget/euro", 400, if_version=7)
+    fill_work(store, mark, turned)
+
+
+def fill_work(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
+    """Submit items that wait, run, have failed and are done."""
+    store.work.submit(f"mail{mark}", {f"to{mark}": mark + turned}, id=ITEM, max_retries=0)
+    [held] = store.work.claim(f"worker{mark}", lease_seconds=3_600)
+    held.fail(f"HTTP 503{mark}{turned}")
+    store.work.submit("mail", session=ROOT, id="later", delay_seconds=3_600)
+    store.work.submit("mail", session=ROOT, id="runs")
+    store.work.claim(f"worker{mark}", lease_seconds=3_600)
+
+
+@holdfast.tool(effect="read")
+def search(city: str) -> list[str]:
+    return [f"Casa {city}"]
+
+
+def doubt(session: Any, tool: str, mark: str = "") -> str:
+    """Issue an effect whose outcome nobody knows; return its id."""
+    begun = session.begin(f"{tool}{mark}", {f"hotel{mark}": mark}, f"call-{tool}{mark}")
+    assert isinstance(begun, holdfast.Issued)
+    begun.fail(f"the connection broke{mark}")
+    id: str = session.unresolved()[-1].id
+    return id
+
+
+def _asked(mark: str) -> dict[str, Any]:
+    call = {
+        "id": "c1",
+        "function": {"name": f"search{mark}", "arguments": f'{{"q": "{len(mark)}"}}'},
+    }
+    reasoning = {"kind": "reasoning", "text": f"Think{mark}"}
+    return {"role": "assistant", "content": [reasoning, f"I look{mark}"], "tool_calls": [call]}
+
+
+def _answered(mark: str) -> dict[str, Any]:
+    result = {"kind": "tool_result", "call_id": f"c1{mark}", "content": [mark], "is_error": True}
+    return {"role": f"tool{mark}", "blocks": [result, {"odd": mark}]}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def kinds_of_pages() -> list[str]:
+    """Return one address of each kind of page."""
+    parts = (
+        "", "/transcript", "/checkpoints", "/checkpoints/2", "/diff?a=2&b=3", "/effects", "/spend",
+        "/state", "/state/budget%2Feuro",
+    )  # fmt: skip
+    of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
+    alone = ["/ui/", "/ui/sessions", "/ui/in-doubt", "/ui/work", f"/ui/work/{ITEM}"]
+    return [*alone, *of_session, "/ui/spend?by=session"]
+
+
+def pages() -> list[str]:
+    """Return the address of every page, also of those with little to show."""
+    parts = (
+        "/transcript?version=1&last=1", "/checkpoints/4", "/diff?a=2&b=2", "/state?at=1",
+        "/state?prefix=none",
+    )  # fmt: skip
+    return [
+        *kinds_of_pages(),
+        f"/ui/sessions?status=failed&agent={quote('no one')}",
+        *(f"/ui/sessions/{ROOT}{part}" for part in parts),
+        *(f"/ui/sessions/{CHILD}{part}" for part in ("/effects", "/spend")),
+        "/ui/work?status=completed",
+        *(f"/ui/work/{id}" for id in ("later", "runs")),
+    ]

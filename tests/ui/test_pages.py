@@ -1,0 +1,209 @@
+"""Pages as they are sent: safe, whole without a browser's help, and with a JSON twin."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import holdfast
+from holdfast.server.options import Options
+from tests.server.serving import Served, error, serving
+from tests.ui.content import CHILD, ROOT, fill, pages
+
+HTML = {"accept": "text/html"}
+
+
+@pytest.fixture(scope="module")
+def filled(database: dict[str, Any]) -> Iterator[Served]:
+    with holdfast.open(**database) as store:
+        fill(store)
+    with serving(**database) as served:
+        yield served
+
+
+@pytest.mark.parametrize("path", pages())
+def test_every_page_is_safe_and_has_a_twin(filled: Served, path: str) -> None:
+    answer = filled.get(path, headers=HTML)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-store"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=|<style|javascript:", answer.text)
+    for form in re.findall(r"<form[^>]*method=\"post\".*?</form>", answer.text, re.S):
+        assert 'name="csrf"' in form
+    assert answer.text.count("<h1") == 1
+    twin = re.search(r'href="([^"]*)">This page as JSON', answer.text)
+    assert twin is not None
+    data = filled.get(html.unescape(twin[1]))
+    assert data.headers["content-type"] == "application/json"
+    assert isinstance(data.json(), dict)
+    curl = re.search(r'id="twin-curl">(.*?)</code>', answer.text)
+    assert curl is not None
+    asked = re.search(r"http://localhost(/[^ ']*)", html.unescape(curl[1]))
+    assert asked is not None
+    assert filled.get(asked[1]).status_code == 200
+
+
+def test_sessions_are_filtered_and_paged_newest_first(filled: Served) -> None:
+    def rows(path: str) -> list[str]:
+        text = filled.get(path, headers=HTML).text
+        found: list[str] = re.findall(r'<tr data-row="([^"]*)"', text)
+        return found
+
+    assert rows("/ui/sessions") == [CHILD, ROOT]
+    assert rows("/ui/sessions?agent=booker&status=active") == [CHILD]
+    first = filled.get("/ui/sessions?limit=1", headers=HTML).text
+    following = re.search(r'href="([^"]*)" rel="next"', first)
+    assert following is not None
+    second = html.unescape(following[1])
+    assert rows(second) == [ROOT]
+    assert "First page" in filled.get(second, headers=HTML).text
+    assert "No session matches" in filled.get("/ui/sessions?agent=x", headers=HTML).text
+    assert error(filled.get("/ui/sessions?status=odd")) == (422, "invalid_request")
+
+
+def test_a_problem_is_a_page_for_people_and_json_for_programs(filled: Served) -> None:
+    page = filled.get("/ui/nothing", headers=HTML)
+    assert (page.status_code, "There is nothing here" in page.text) == (404, True)
+    assert "content-security-policy" in page.headers
+    assert error(filled.get("/ui/nothing")) == (404, "not_found")
+    assert error(filled.get("/nothing", headers=HTML)) == (404, "not_found")
+
+
+def test_files_are_kept_for_ever_under_their_hash(filled: Served) -> None:
+    text = filled.get("/ui/", headers=HTML).text
+    found = re.findall(r'(?:src|href)="(/ui/static/[^"]*)"', text)
+    assert len(found) >= 4
+    for path in found:
+        answer = filled.get(path, token=None)
+        assert (answer.status_code, "immutable" in answer.headers["cache-control"]) == (200, True)
+
+
+def test_a_limited_token_sees_its_own_tree(filled: Served) -> None:
+    async def made() -> str:
+        other = await filled.store.session("other", reopen=True)
+        return (await filled.store.tokens.create("limited", session=other)).secret
+
+    secret = filled.runner.run(made())
+    assert filled.get("/ui/", token=secret).headers["location"] == "/ui/sessions"
+    page = filled.get("/ui/sessions", token=secret).text
+    assert (f">{CHILD}<" in page, ">other<" in page) == (False, True)
+
+
+MARK = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
+TURNED = "\u202e\u2066\u200f\x1b[31m"
+
+
+def test_what_agents_wrote_is_shown_as_text(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        fill(store, MARK, TURNED)
+        [effect] = store.effects(status="unknown")
+    seen = 0
+    with serving(**place) as served:
+        key = f"/ui/sessions/{ROOT}/state/plan{quote(MARK, safe='')}"
+        for path in (*pages(), f"/ui/effects/{effect.id}", key):
+            answer = served.get(path, headers=HTML)
+            assert answer.status_code == 200, path
+            text = answer.text
+            assert "<script>alert" not in text
+            assert "&lt;script&gt;alert" in text or "Rome" not in text
+            assert "7 * 7" in text or "alert" not in text
+            assert not set(TURNED) - {"[", "3", "1", "m"} & set(text), path
+            for tag in re.findall(r"<[^>]*alert[^>]*>", text):
+                # Inside a tag it stands in an attribute, which it cannot leave.
+                assert "&#34;&#39;&amp;" in tag or "%22%27%26" in tag, tag
+            seen += text.count("&lt;script&gt;alert")
+    assert seen > 40
+
+
+def test_a_fork_and_a_rewind_need_the_right_to_write(filled: Served) -> None:
+    async def made() -> str:
+        return (await filled.store.tokens.create("reader")).secret
+
+    reader = filled.runner.run(made())
+    path = f"/ui/sessions/{ROOT}/checkpoints/2"
+    assert "Fork at version 2" in filled.get(path, headers=HTML).text
+    assert "Fork at version 2" not in filled.get(path, headers=HTML, token=reader).text
+    for action in ("fork", "rewind"):
+        refused = filled.post(f"{path}/{action}", data={"name": "x"}, token=reader)
+        assert error(refused) == (403, "forbidden")
+    unsure = filled.post(f"{path}/rewind", data={"expected_version": "5"})
+    assert error(unsure) == (422, "invalid_request")
+    stale = filled.post(f"{path}/rewind", data={"expected_version": "4", "agreed": "yes"})
+    assert error(stale) == (409, "version_conflict")
+    assert error(filled.get(f"/ui/sessions/{ROOT}/checkpoints/99")) == (404, "checkpoint_not_found")
+    assert error(filled.get(f"/ui/sessions/{ROOT}/checkpoints/x")) == (404, "checkpoint_not_found")
+    assert error(filled.get("/ui/sessions/none/effects")) == (404, "session_not_found")
+
+
+def test_versions_are_drawn_with_the_branches_that_rewinds_left(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        for number in range(5):
+            session.save({"n": number})
+        session.rewind(2)  # version 6
+        session.save({"n": 6})
+        session.rewind(4)  # version 8, on what the first rewind had left
+    with serving(**place) as served:
+        text = served.get("/ui/sessions/s/checkpoints", headers=HTML).text
+    rows = re.findall(r'<tr data-row="(\d+)".*?aria-label="([^"]*)"', text, re.S)
+    left = [int(version) for version, label in rows if label == "left by a rewind"]
+    assert [int(version) for version, _ in rows] == list(range(8, 0, -1))
+    assert left == [7, 6, 5]
+    assert text.count("rewound to version") == 2
+
+
+def test_the_history_of_a_key_says_what_changed(filled: Served) -> None:
+    text = filled.get(f"/ui/sessions/{ROOT}/state/plan", headers=HTML).text
+    versions = re.findall(r'id="change-\d+">(Version \d)', text)
+    assert versions == ["Version 2", "Version 1"]
+    assert re.search(r"removed:</span><pre><bdi>1<.*?added:</span><pre><bdi>2<", text, re.S)
+    assert error(filled.get(f"/ui/sessions/{ROOT}/state/none")) == (404, "key_not_found")
+    past = filled.get(f"/ui/sessions/{ROOT}/state?at=1&format=json").json()
+    assert past["keys"]["plan"]["value"]["nights"] == 1
+    assert list(past["keys"]) == ["plan"]
+    board = filled.get(f"/ui/sessions/{ROOT}/state", headers=HTML).text
+    assert "Refused writes" in board
+
+
+def test_a_large_state_is_shown_in_part(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    document: dict[str, Any] = {f"key-{number:05}": number for number in range(9_999)}
+    with holdfast.open(**place) as store:
+        state = store.session("s").state
+        state.initialize({**document, "large": "x" * 900_000})
+    with serving(**place) as served:
+        text = served.get("/ui/sessions/s/state", headers=HTML).text
+        assert text.count("<tr data-row=") == 200
+        assert "9,800 more keys" in text
+        large = served.get("/ui/sessions/s/state?prefix=large", headers=HTML).text
+        assert len(large) < 100_000
+        assert "characters in all" in large
+        narrowed = served.get("/ui/sessions/s/state?prefix=key-0000", headers=HTML).text
+        assert narrowed.count("<tr data-row=") == 10
+
+
+@pytest.fixture
+def empty(tmp_path: Any) -> Iterator[Served]:
+    with serving(Options(), url=f"sqlite:///{tmp_path}/store.db") as served:
+        yield served
+
+
+def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
+    assert "There is no work yet" in empty.get("/ui/work", headers=HTML).text
+    assert "Nothing is in doubt" in empty.get("/ui/in-doubt", headers=HTML).text
+    assert "Nothing was spent yet" in empty.get("/ui/spend", headers=HTML).text
+
+
+def test_an_empty_store_says_what_to_do_next(empty: Served) -> None:
+    for path in ("/ui/", "/ui/sessions"):
+        assert "There is no session yet" in empty.get(path, headers=HTML).text
