@@ -90,6 +90,10 @@ bench: $(BENCH_VENV) ## Measure side by side with peers
 docs: $(VENV)/dev ## Check the links of the documentation and run its examples
 	$(BIN)/pytest tests/docs
 
+.PHONY: pictures
+pictures: $(VENV)/dev browser ## Take the pictures of the dashboard in docs/pictures
+	$(BIN)/python -m tests.ui.pictures
+
 .PHONY: lock
 lock: ## Write the locked versions in requirements/ (LOCK_ARGS=--upgrade renews them)
 	requirements/lock $(LOCK_ARGS)

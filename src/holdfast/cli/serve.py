@@ -12,6 +12,16 @@ from .output import json_line
 PORT = 8317
 
 
+def require_server() -> None:
+    """Raise InvalidArgument where what the server is made of is not installed."""
+    try:
+        from ..server import serve  # noqa: F401
+    except ImportError as error:
+        raise InvalidArgument(
+            f"the server needs {error.name}: pip install 'holdfast-agents[server]'"
+        ) from None
+
+
 def serve(
     url: Url = None,
     namespace: Namespace = None,
@@ -39,13 +49,9 @@ def serve(
     A token is needed for everything. The first start makes one and writes it to a file that only
     you can read; `holdfast tokens` makes more.
     """
-    try:
-        from ..server.serve import Address, Serving
-    except ImportError as error:
-        raise InvalidArgument(
-            f"the server needs {error.name}: pip install 'holdfast-agents[server]'"
-        ) from None
+    require_server()
     from ..server.options import Options
+    from ..server.serve import Address, Serving
     from ..server.sign_in import SignIn
     from ..server.start import start_token, told
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from ...errors import InvalidArgument
-from ..command import Answer, AsJson, option
+from ..command import Answer, AsJson, flag, option
+from ..serve import PORT, require_server
+from ..serve import serve as serve_store
 
 if TYPE_CHECKING:
     from ...store import Store
@@ -30,6 +32,10 @@ def demo(
         option("PATH", f"Leave {FILE} here.", show_default="the working directory"),
     ] = None,
     trips: Annotated[int, option("N", "How many to plan.", min=1, max=TRIPS_MAX)] = 1,
+    serve: Annotated[
+        bool, flag("--serve", "Then show the dashboard, with a newsroom of agents at work.")
+    ] = False,
+    port: Annotated[int, option("PORT", "Where to show it; 0 takes a free one.")] = PORT,
     as_json: AsJson = False,
 ) -> Answer:
     """Kill an agent five times while it pays for a trip, and show that it pays once.
@@ -38,6 +44,8 @@ def demo(
     """
     from .timeline import Timeline
 
+    if serve:
+        require_server()
     if directory is not None and not directory.is_dir():
         raise InvalidArgument(f"there is no directory {directory}; create it first")
     path = FILE if directory is None else str(directory.resolve() / FILE)
@@ -54,6 +62,9 @@ def demo(
     }
     timeline.conclude(pairs, problems)
     timeline.suggest(path, commands)
+    if serve:
+        timeline.invite()
+        _show(url, port, as_json=as_json)
     return Answer(data, lambda: (), exit_code=1 if problems else 0)
 
 
@@ -84,6 +95,17 @@ def _play(
         fork = trip.fork(unpaid, name=f"{trip.id}, before it paid")
         timeline.compare(fork.id, unpaid, trip.diff(unpaid, paid).lines())
         return pairs, _commands(store, url, trip.id, unpaid, paid)
+
+
+def _show(url: str, port: int, *, as_json: bool) -> None:
+    """Serve the store, in which agents go on, until a signal comes."""
+    from ...store import open
+    from .scene import furnish, lively
+
+    with open(url) as store:
+        furnish(store)
+    with lively(url):
+        serve_store(url=url, port=port, as_json=as_json)
 
 
 def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[tuple[str, str]]:

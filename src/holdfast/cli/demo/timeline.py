@@ -139,6 +139,10 @@ class Timeline:
             self._say(f"\n  {what}:", "dim")
             self._out.print(f"  {command}", markup=False, soft_wrap=True)
 
+    def invite(self) -> None:
+        """Say that the dashboard comes."""
+        self._say("\nOpen the dashboard at the address below; Ctrl-C ends it.\n", "bold")
+
     def _line(self, *columns: str) -> None:
         *texts, style = columns
         self._say(LINE.format(*texts).rstrip(), style)

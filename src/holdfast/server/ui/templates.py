@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,7 +17,7 @@ from markupsafe import Markup
 from ... import __version__
 from ...access import Token
 from ...checkpoints.diff import brief
-from ...clock import iso, wall_ms
+from ...clock import iso
 from ...formatting import ago, plural, size
 from .files import STATIC
 
@@ -69,7 +69,7 @@ class Frame:
     json_place: str | None = None
     next_place: str | None = None
     first_place: str | None = None
-    now_ms: int = field(default_factory=wall_ms)
+    now_ms: int = 0
 
     @property
     def may_write(self) -> bool:

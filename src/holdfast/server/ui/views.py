@@ -98,7 +98,7 @@ class Pages(Endpoints):
                     return view
                 if call.query.format == "json":
                     return Answer(view.status, view.data, dict(HEADERS))
-                return _shown(call, view)
+                return _shown(call, view, await call.store.now_ms())
 
             wide = {"is_store_wide": is_store_wide}
             return self.add("GET", _path(path), "read", query=query, is_hidden=True, **wide)(answer)
@@ -162,13 +162,13 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
     return Answer(status, text.encode(), {**HEADERS, **(headers or {})}, content_type=HTML)
 
 
-def _shown(call: Call, view: View) -> Answer:
+def _shown(call: Call, view: View, now_ms: int) -> Answer:
     asked = {
         name: value for name, value in msgspec.to_builtins(call.query).items() if value is not None
     }
     place = _place(call.instance, asked)
     frame = frame_of(call.context.options, call.headers, place)
-    frame.token = call.token
+    frame.token, frame.now_ms = call.token, now_ms
     frame.live = None if view.live is None else frame.link(*view.live)
     frame.poll_ms = view.poll_ms
     frame.commands = view.commands
