@@ -17,6 +17,7 @@ error that an embedded store raises. No code travels, and none is looked up by n
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections import Counter
@@ -105,8 +106,9 @@ def _can_travel(cls: type) -> bool:
 class Wire:
     """Encodes values and decodes them into handles of one store."""
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: Any, *, extensions_max: int | None = None) -> None:
         self._runtime = runtime
+        self._extensions_left = math.inf if extensions_max is None else extensions_max
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self._strangers: dict[str, type] = {}
         self._may_have_large_maps = False
@@ -132,17 +134,22 @@ class Wire:
             raise InvalidArgument("what was sent has a map whose keys are not text")
         return self._decoder.decode(data)
 
+    def _parts(self, data: memoryview) -> Any:
+        self._extensions_left -= 1
+        if self._extensions_left < 0:
+            raise InvalidArgument("what was sent has too many parts; send it in several calls")
+        return self._decoded(data)
+
     def _extension(self, code: int, data: memoryview) -> Any:
-        parts = self._decoded(data)
-        match code, parts:
-            case 1, bytes():
-                return int.from_bytes(parts, "big", signed=True)
-            case 2, list():
+        match code, self._parts(data):
+            case 1, bytes(number):
+                return int.from_bytes(number, "big", signed=True)
+            case 2, list(parts):
                 return tuple(parts)
-            case 3, list():
+            case 3, list(parts):
                 _require_harmless(parts)
                 return set(parts)
-            case 4, list():
+            case 4, list(parts):
                 _require_harmless([key for key, _ in parts])
                 return dict(parts)
             case 5, [str(name), *rest]:
@@ -151,14 +158,14 @@ class Wire:
                 return _ERRORS.get(name, HoldfastError)(message, **given)
             case 6, [str(name), str(message), None]:
                 return _stranger(name, Exception)(message)
-            case 7, str():
-                return datetime.fromisoformat(parts)
-            case 8, str():
-                return _decimal(parts)
-            case 9, str():
-                return self._stranger(parts)()
-            case 10, dict():
-                return Counter(parts)
+            case 7, str(text):
+                return datetime.fromisoformat(text)
+            case 8, str(text):
+                return _decimal(text)
+            case 9, str(text):
+                return self._stranger(text)()
+            case 10, dict(counts):
+                return Counter(counts)
         raise InvalidArgument(f"what was sent has an unknown extension {code}")
 
     def _stranger(self, name: str) -> type:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import threading
@@ -9,7 +10,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 from urllib.parse import urlsplit
 
 import httpx
@@ -35,7 +38,7 @@ from holdfast.kernel.operation import Call
 from holdfast.kernel.remote.exchange import Response, exchange
 from holdfast.leases import Guard, Keeper
 from holdfast.maintenance.recovery import RecoveryOps
-from holdfast.server.calls import Calls, Sent, operations
+from holdfast.server.calls import LARGE_BYTES, PARTS_MAX, Calls, Sent, operations
 from holdfast.session import Session
 from holdfast.sessions import IdentityOps
 from holdfast.sessions.access import Place
@@ -303,6 +306,45 @@ def test_no_operation_of_a_closed_module_can_be_called() -> None:
         assert name not in names
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_large_call_is_decoded_beside_the_event_loop(tmp_path: Path, is_large: bool) -> None:
+    decoded_by = []
+    decode = Wire.decode
+
+    def noted(wire: Wire, data: bytes) -> Any:
+        decoded_by.append(threading.get_ident())
+        return decode(wire, data)
+
+    async def run() -> None:
+        async with holdfast.aopen(f"sqlite:///{tmp_path}/store.db") as store:
+            session = await store.session("s")
+            token = await store.tokens.create("t", permission="write")
+            text = (LARGE_BYTES if is_large else 1) * "x"
+            body = Wire(store.runtime).encode([session, ["log", [text]], {}, []])
+            with mock.patch.object(Wire, "decode", noted):
+                sent = Sent("CheckpointOps.append", body, "lane", 1)
+                status, _ = await Calls(store).answer(token, sent)
+            assert status == 200
+            assert (decoded_by == [threading.get_ident()]) is not is_large
+
+    asyncio.run(run())
+
+
+def test_a_call_of_too_many_parts_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with holdfast.aopen(f"sqlite:///{tmp_path}/store.db") as store:
+            session = await store.session("s")
+            body = Wire(store.runtime).encode([session, ["log", (PARTS_MAX + 1) * [()]], {}, []])
+            sent = Sent("CheckpointOps.append", body, "lane", 1)
+            token = await store.tokens.create("t", permission="write")
+            status, answer = await Calls(store).answer(token, sent)
+            assert status == InvalidArgument.http_status
+            assert "too many parts" in str(Wire(store.runtime).decode(answer))
+            assert await session.latest() is None
+
+    asyncio.run(run())
+
+
 # A token of one tree
 
 
@@ -318,8 +360,6 @@ async def as_token(place: dict[str, Any], calls: list[Call[Any]], token: Token) 
 
 
 def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
-    import asyncio
-
     from holdfast.items import Work
     from holdfast.store import StoreHandle
 
@@ -379,8 +419,6 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
 
 
 def test_deleting_needs_a_token_for_administration(tmp_path: Any) -> None:
-    import asyncio
-
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:
         calls = [Call(cast("Any", Session.delete), store.session("s"))]
@@ -441,8 +479,6 @@ def test_a_lane_is_not_used_after_a_commit_that_is_unknown(store: holdfast.Store
 
 
 def test_a_token_for_reading_writes_nothing(tmp_path: Any) -> None:
-    import asyncio
-
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:
         session = store.session("s")

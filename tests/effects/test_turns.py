@@ -266,9 +266,12 @@ def trial(place: dict[str, Any], tmp_path: Path) -> Trial:
     return Trial(place, tmp_path)
 
 
-def rules(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def rules(
+    examples: int, *, derandomize: bool
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=examples,
+        derandomize=derandomize,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -286,13 +289,13 @@ REWOUND = [("turn", 0), ("save", 0), ("turn", 1), ("rewind", 1)]
 @example(Plan([TURN], [("turn", 0), ("save", 0), ("fork", 1)], 0, death=5))
 @example(Plan([TURN], [], 0, death=9, together=True))
 @example(Plan([[("mail", "v1"), ("charge", "v1"), ("mail", "v2")]], [], 0, death=12, together=True))
-@rules(25)
+@rules(25, derandomize=True)
 def test_any_turn_killed_anywhere_and_run_again(trial: Trial, plan: Plan) -> None:
     trial.check(plan)
 
 
 @pytest.mark.slow
 @given(plan=PLANS)
-@rules(1_000)
+@rules(1_000, derandomize=False)
 def test_any_turn_killed_anywhere_and_run_again_for_long(trial: Trial, plan: Plan) -> None:
     trial.check(plan)

@@ -112,3 +112,10 @@ def test_large_plain_data_arrives(wire: Wire) -> None:
     with pytest.raises(InvalidArgument, match="cannot be read"):
         wire.decode(wire.encode(value)[:-1])
     assert msgspec.msgpack.decode(wire.encode(value)) == value
+
+
+def test_a_message_of_too_many_parts_is_refused() -> None:
+    sent = encode(4 * [Ext(2, encode([]))])
+    assert Wire(None, extensions_max=4).decode(sent) == [(), (), (), ()]
+    with pytest.raises(InvalidArgument, match="too many parts"):
+        Wire(None, extensions_max=3).decode(sent)
