@@ -187,6 +187,7 @@ BAD: list[dict[str, Any]] = [
     {"permission": "root"},
     {"permission": None},
     {"session": 7},
+    {"session": "one", "permission": "approve"},
     {"session": ""},
     {"expires_in_seconds": 0},
     {"expires_in_seconds": -1},

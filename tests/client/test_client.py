@@ -374,7 +374,7 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
         foreign = Guard("effect", stolen.id, stolen.number, stolen.fence)
         tool = named_tool("pay", "mutate")
         everywhere = prepare(store.ledger, tool, {}, **once_rules("key", None, None)).request
-        allowed = [
+        allowed: list[Call[Any]] = [
             Call(Ledger.standing, store.ledger, (mine._place, 1)),
             Call(Session.append, mine, ("log", [1])),
             Call(Session.latest, mine),
@@ -384,7 +384,7 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
             Call(StoreHandle.effects, store, (), {"session": "mine"}),
             Call(Work.submit, store.work, ("t",), {"session": mine}),
         ]
-        refused = [
+        refused: list[Call[Any]] = [
             Call(Session.append, other, ("log", [1])),
             Call(Session.latest, other),
             Call(StoreHandle.session, store, ("child2",), {"parent": "other"}),
@@ -408,14 +408,43 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
             Call(Ledger.withdraw, store.ledger, (mine._place, None, [stolen.id])),
             Call(Keeper.renew, store.ledger.keeper, ([(foreign, 60.0)],)),
         ]
-        token = store.tokens.create("tree", permission="write", session="mine")
+        allowed += [
+            Call(StoreHandle.peer_call, store, ("asked",)),
+            Call(StoreHandle.progress, store, ("asked", "half")),
+            Call(StoreHandle.answer, store, ("asked", 1)),
+            Call(StoreHandle.cancel_ask, store, ("asked",)),
+        ]
+        store.session("asking", parent=mine, agent="a").ask("peer", id="asked")
+        foreign_session = store.session("asking elsewhere", parent=other, agent="a")
+        foreign_session.ask("peer", id="theirs")
+        waiting = store.session("waiting", parent=mine, agent="a").wait_for_approval("pay?")
+        refused += [
+            Call(StoreHandle.pauses, store),
+            Call(StoreHandle.asks, store),
+            Call(StoreHandle.find_pause, store, (waiting.pause_id,)),
+            Call(StoreHandle.find_ask, store, ("asked",)),
+            Call(StoreHandle.request, store, ("peer",)),
+            Call(StoreHandle.approve, store, (waiting.pause_id,), {"by": "me"}),
+            Call(StoreHandle.reject, store, (waiting.pause_id,), {"by": "me"}),
+        ]
+        unknown = [Call(StoreHandle.peer_call, store, (id,)) for id in ("theirs", "never was")] + [
+            Call(StoreHandle.answer, store, ("theirs", 1)),
+            Call(StoreHandle.cancel_ask, store, ("theirs",)),
+            Call(StoreHandle.progress, store, (), {"ask_id": "theirs", "note": 1}),
+        ]
+        token = store.tokens.create("tree", permission="admin", session="mine")
         answers = asyncio.run(as_token(place, allowed, token))
         assert [type(each) for each in answers] == [list] * len(allowed)
         answers = asyncio.run(as_token(place, refused, token))
         assert [type(each) for each in answers] == [Forbidden] * len(refused)
+        answers = asyncio.run(as_token(place, unknown, token))
+        assert [type(each) for each in answers] == [holdfast.AskNotFound] * len(unknown)
+        assert store.peer_call("theirs").state == "open"
+        assert store.get_pause(waiting.pause_id).state == "waiting"
         assert store.session("other").info().version == 0
         assert store.effect(stolen.id).status == "issued"
-        assert [each.id for each in store.sessions()] == ["mine", "other", "child"]
+        made = ["asking", "asked", "asking elsewhere", "theirs", "waiting"]
+        assert [each.id for each in store.sessions()] == ["mine", "other", *made, "child"]
 
 
 def test_deleting_needs_a_token_for_administration(tmp_path: Any) -> None:
@@ -427,6 +456,52 @@ def test_deleting_needs_a_token_for_administration(tmp_path: Any) -> None:
             [answer] = asyncio.run(as_token(place, calls, token))
             assert isinstance(answer, expected)
         assert store.sessions() == []
+
+
+def test_a_decision_needs_a_token_that_may_approve(tmp_path: Any) -> None:
+    import asyncio
+
+    from holdfast.store import StoreHandle
+
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        pause_id = store.session("s", agent="a").wait_for_approval("pay?").pause_id
+        calls = [Call(StoreHandle.approve, store, (pause_id,), {"by": "ann"})]
+        for permission, expected in (("write", Forbidden), ("approve", list)):
+            token = store.tokens.create(permission, permission=cast("Any", permission))
+            [answer] = asyncio.run(as_token(place, calls, token))
+            assert isinstance(answer, expected)
+        assert store.get_pause(pause_id).decision is not None
+
+
+def test_agents_are_served_and_asked_through_a_server(store: holdfast.Store) -> None:
+    from holdfast.mesh import Mesh, Service
+
+    def plan(request: holdfast.PeerRequest[Any]) -> Any:
+        request.session.ask("weather", request.input)
+        return request.session.pause({"city": request.input})
+
+    def planned(resumption: holdfast.Resumption[Any]) -> Any:
+        return [resumption.context, resumption.answers[0].result]
+
+    def weather(request: holdfast.PeerRequest[Any]) -> Any:
+        holdfast.Store(request.session.runtime).progress(request.ask_id, "looking")
+        request.session.add_artifact("picture", uri="s3://sky")
+        return "sun"
+
+    mesh, notes = Mesh(store), list[Any]()
+    services = [Service("planner", plan, planned), Service("weather", weather)]
+    assert mesh.request("planner", "Oslo", request_id="r1", wait_seconds=0).state == "open"
+    for service in (*services, services[0]):
+        service.worker(store, poll_seconds=0.05).run(until_empty=True)
+    found = mesh.wait("r1", on_progress=notes.append)
+    assert found.answer is not None
+    assert (found.answer.result, notes) == ([{"city": "Oslo"}, "sun"], ["looking"])
+    assert [each.uri for each in found.answer.artifacts] == ["s3://sky"]
+    assert mesh.request("planner", "Oslo", request_id="r1").answer == found.answer
+    waiting = store.session("payer", agent="payer").wait_for_approval("pay?")
+    store.approve(waiting.pause_id, by="ann")
+    assert store.get_pause(waiting.pause_id).state == "ready"
 
 
 def test_no_operation_of_a_deletion_can_be_called_by_itself() -> None:

@@ -29,6 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "state_increment": {"key": "forged"},
     "state_append": {"key": "forged", "items": "[1]"},
     "state_patch": {"patch": '{"forged": 1}'},
+    "answer": {"result": "1"},
 }
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 ACCEPT = {"accept": "application/json, text/event-stream"}

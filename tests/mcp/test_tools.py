@@ -101,6 +101,9 @@ async def read_what_was_done(client: Client, root: str) -> None:
     unknown = await refused(client, "checkpoint_get", version=3)
     assert unknown["error"] == "checkpoint_not_found"
 
+    assert (await call(client, "pauses_list"))["pauses"] == []
+    assert (await refused(client, "answer", result="1"))["error"] == "not_found"
+
     [content] = (await client.read_resource(f"state://{root}")).contents
     assert from_json(content.text) == await call(client, "state_get")  # type: ignore[union-attr]
 
@@ -169,7 +172,36 @@ def test_annotations_are_honest() -> None:
         "effects_list": reading,
         "checkpoints_list": reading,
         "checkpoint_get": reading,
+        "pauses_list": reading,
+        "answer": (False, False, True),
     }
+
+
+def test_a_session_reads_its_pauses_and_answers_what_it_was_asked_for(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        asker = store.session("asker", agent="planner")
+        asker.ask("peer", {"city": "Oslo"}, id="asked")
+        asker.pause({"step": 1})
+
+    async def main() -> None:
+        async with in_memory("asked", place) as (client, _):
+            assert (await refused(client, "answer", result="sun"))["error"] == "invalid_request"
+            told = await call(client, "answer", result='{"sun": true}')
+            assert told == {"ask_id": "asked", "receipt": "counted"}
+            again = await call(client, "answer", result='"rain"', status="error")
+            assert again["receipt"] == "duplicate"
+        async with in_memory("asker", place) as (client, _):
+            [pause] = (await call(client, "pauses_list"))["pauses"]
+            assert (pause["reason"], pause["state"]) == ("peers", "ready")
+            assert (await refused(client, "answer", result="1"))["error"] == "not_found"
+
+    asyncio.run(main())
+    with holdfast.open(**place) as store:
+        answer = store.peer_call("asked").answer
+        assert answer is not None
+        assert (answer.status, answer.result) == ("ok", {"sun": True})
 
 
 def test_a_repeated_call_changes_nothing_again(tmp_path: Path) -> None:

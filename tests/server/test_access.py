@@ -36,6 +36,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         make = {
             "reader": {"permission": "read"},
             "writer": {"permission": "write"},
+            "approver": {"permission": "approve"},
             "limited": {"permission": "admin", "session": "mine"},
         }
         for name, given in make.items():
@@ -51,6 +52,10 @@ async def _start(served: Served, name: str) -> None:
     begun = await session.begin("pay", {"n": 1}, f"call-{name}")
     assert isinstance(begun, holdfast.Issued)
     await begun.fail("broke")
+    waiting = await served.store.session(f"waiting-{name}", parent=session, agent="planner")
+    await waiting.ask("peer", id=f"ask-{name}")
+    await waiting.wait_for_approval("pay?")
+    await served.store.request("planner", request_id=f"request-{name}")
 
 
 def path_of(endpoint: Endpoint, session: str, served: Served) -> str:
@@ -61,7 +66,18 @@ def path_of(endpoint: Endpoint, session: str, served: Served) -> str:
     elif endpoint.path.startswith("/effects"):
         [effect] = served.runner.run(_effects(served, session))
         id = effect.id
-    return endpoint.path.format(id=id, key="k", version="1", operation="StoreHandle.now_ms")
+    elif endpoint.path.startswith("/pauses"):
+        [pause] = served.runner.run(_pauses(served, session))
+        id = pause.id
+    elif endpoint.path.startswith(("/asks", "/requests")):
+        id = f"{endpoint.path[1:].partition('s/')[0]}-{session}"
+    return endpoint.path.format(
+        id=id, name="planner", key="k", version="1", operation="StoreHandle.now_ms"
+    )
+
+
+async def _pauses(served: Served, session: str) -> Any:
+    return await (await served.store.session(f"waiting-{session}")).pauses()
 
 
 async def _effects(served: Served, session: str) -> Any:
@@ -98,8 +114,10 @@ def test_a_token_does_no_more_than_it_is_for(guarded: Served, endpoint: Endpoint
     if endpoint.permission != "read":
         refused = ask(guarded, endpoint, "mine", "reader", **claimed)
         assert error(refused) == (403, "forbidden")
-    if endpoint.permission == "admin":
+    if endpoint.permission in {"approve", "admin"}:
         assert error(ask(guarded, endpoint, "mine", "writer", **claimed)) == (403, "forbidden")
+    if endpoint.permission == "admin":
+        assert error(ask(guarded, endpoint, "mine", "approver", **claimed)) == (403, "forbidden")
 
 
 @pytest.mark.parametrize("endpoint", IN_SESSION, ids=lambda each: f"{each.method} {each.path}")
@@ -129,7 +147,7 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
         return guarded.request(method, path, token="limited", **given)
 
     found = limited("GET", "/sessions").json()["sessions"]
-    assert [each["id"] for each in found] == ["mine"]
+    assert sorted(each["id"] for each in found) == ["ask-mine", "mine", "waiting-mine"]
     assert error(limited("GET", "/sessions?root=theirs")) == (403, "forbidden")
     for body in ({}, {"id": "new"}, {"id": "theirs"}, {"id": "theirs", "parent": "mine"}):
         assert error(limited("POST", "/sessions", json=body)) == (403, "forbidden")
@@ -139,7 +157,7 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     assert error(guarded.get("/sessions/new")) == (404, "session_not_found")
     assert limited("POST", "/sessions", json={"parent": "mine"}).status_code == 201
     assert error(limited("POST", "/sessions/mine/fork", json={"version": 1})) == (403, "forbidden")
-    for path in ("/effects", "/work-items", "/spend", "/feed", "/metrics"):
+    for path in ("/effects", "/work-items", "/spend", "/feed", "/metrics", "/pauses", "/asks"):
         assert error(limited("GET", path)) == (403, "forbidden")
     for path in ("/effects", "/work-items", "/spend"):
         assert error(limited("GET", f"{path}?session=theirs")) == (404, "session_not_found")
@@ -151,13 +169,22 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     assert error(limited("POST", "/work-items", json=foreign)) == (404, "session_not_found")
     taken = {"type": "t", "session": "mine", "id": "item-theirs"}
     assert limited("POST", "/work-items", json=taken).status_code in {403, 409}
+    by_id = ("/effects/{id}", "/work-items/{id}", "/pauses/{id}", "/asks/{id}", "/requests/{id}")
     for endpoint in CLOSED:
-        if endpoint.path.startswith(("/effects/{id}", "/work-items/{id}")):
+        if endpoint.path.startswith(by_id):
             answer = ask(guarded, endpoint, "theirs", "limited")
-            assert error(answer) == (404, "not_found"), endpoint.path
-            assert "theirs" not in answer.text.replace(
-                answer.json().get("instance", ""), ""
-            ).replace("item-theirs", "")
+            unknown = (403, "forbidden") if endpoint.is_store_wide else (404, "not_found")
+            assert error(answer) == unknown, endpoint.path
+            told = answer.text.replace(answer.json().get("instance", ""), "")
+            for prefix in ("item", "ask", "request"):
+                told = told.replace(f"{prefix}-theirs", "")
+            assert "theirs" not in told
+    for decision in ("approve", "reject"):
+        own = ask(guarded, ROUTES[f"POST /pauses/{{id}}/{decision}"], "mine", "limited")
+        assert error(own) == (403, "forbidden")
+    assert limited("GET", "/asks/ask-mine").json()["state"] == "open"
+    assert [each["state"] for each in limited("GET", "/sessions/waiting-mine/pauses").json()[
+        "pauses"]] == ["waiting"]  # fmt: skip
     actor = {"type": "set", "key": "k", "value": 1, "actor": "theirs"}
     assert error(limited("POST", "/sessions/mine/state/events", json=actor)) == (403, "forbidden")
     assert guarded.get("/sessions/theirs/state/keys/k").json()["value"] == 1

@@ -27,6 +27,7 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 # What only ends with its client.
+KNOWN = {"/sessions": "one", "/work-items": "item", "/asks": "request", "/requests": "request"}
 FOLLOWED = {"/sessions/{id}/state/stream"}
 
 
@@ -68,20 +69,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         session.save({"c": [1]})
         session.state.set("k", 1)
         store.work.submit("t", id="item")
-    limits = ServerLimits(wrong_tokens_per_minute=1_000_000)
+        store.request("planner", request_id="request")
+        waiting = store.session("waiting", agent="planner")
+        waiting.wait_for_approval("pay?")
+        [pause] = waiting.pauses()
+    limits = ServerLimits(wrong_tokens_per_minute=1_000_000, wait_seconds=0.05)
     with live(Options(limits=limits), **place) as server:
+        KNOWN["/pauses"] = pause.id
         yield server
 
 
 def with_known_names(description: dict[str, Any]) -> dict[str, Any]:
     """Return the description with examples of names, so that some requests find something."""
-    known = {"/sessions": "one", "/work-items": "item"}
     for path, operations in description["paths"].items():
         for operation in operations.values():
             for parameter in operation["parameters"]:
-                prefix = next((each for each in known if path.startswith(each)), None)
+                prefix = next((each for each in KNOWN if path.startswith(each)), None)
                 if parameter["name"] == "id" and prefix:
-                    parameter["schema"] = {"anyOf": [{"const": known[prefix]}, parameter["schema"]]}
+                    parameter["schema"] = {"anyOf": [{"const": KNOWN[prefix]}, parameter["schema"]]}
     return description
 
 

@@ -14,7 +14,7 @@ CREATE TABLE hf_tokens (
     id TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL,
     digest TEXT NOT NULL UNIQUE,
-    permission TEXT NOT NULL CHECK (permission IN ('read', 'write', 'admin')),
+    permission TEXT NOT NULL CHECK (permission IN ('read', 'write', 'approve', 'admin')),
     root_id TEXT,
     created_by TEXT,
     created_at INTEGER NOT NULL,

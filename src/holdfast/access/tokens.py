@@ -29,7 +29,7 @@ from ..sessions.rows import find_place
 from ..wire import travels
 from .audit import record
 
-Permission = Literal["read", "write", "admin"]
+Permission = Literal["read", "write", "approve", "admin"]
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 
 PREFIX = "hf_"
@@ -115,6 +115,8 @@ class Tokens(Handle[C]):
         """
         require_text("name", name)
         require_one_of("permission", permission, PERMISSIONS)
+        if permission == "approve" and session is not None:
+            raise InvalidArgument("a token of one tree cannot approve; leave the session out")
         expires_in_ms = _expires_in_ms(expires_in_seconds)
         maker = self.runtime.actor if by is None else _actor_of(by)
         secret = PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARACTERS))

@@ -41,6 +41,15 @@ class Shape:
         values = [_told(name, getattr(record, name)) for name in self._names]
         return self.type(*values, *(make(record) for _, make in self._more.values()))
 
+    def optional(self, name: str) -> tuple[Any, Callable[[Any], Any]]:
+        """Return how a record is told inside another, in the field of this name, if it is there."""
+
+        def told(outer: Any) -> Any:
+            inner = getattr(outer, name)
+            return None if inner is None else self(inner)
+
+        return self.type | None, told
+
 
 def struct(name: str, about: str, **given: Any) -> Any:
     """Return the type of an answer that holds records."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..clock import iso
+from ..peers import Answer, Artifact, Decision, Pause, PeerCall
 from ..records import Checkpoint, Effect, LoadedCheckpoint
 from ..state.records import Entry, StateEvent, StateSnapshot
 from .records import Shape
@@ -16,6 +17,23 @@ Json = Any
 CHECKPOINT = Shape("Checkpoint", Checkpoint)
 LOADED = Shape("LoadedCheckpoint", LoadedCheckpoint)
 EFFECT = Shape("Effect", Effect)
+ARTIFACT = Shape("Artifact", Artifact, leave_out=("returned",))
+ANSWER = Shape(
+    "PeerAnswer",
+    Answer,
+    leave_out=("artifacts",),
+    more={"artifacts": (ARTIFACT.many, lambda answer: list(map(ARTIFACT, answer.artifacts)))},
+)
+PEER_CALL = Shape(
+    "PeerCall",
+    PeerCall,
+    leave_out=("answer", "late"),
+    more={"answer": ANSWER.optional("answer"), "late": ANSWER.optional("late")},
+)
+DECISION = Shape("Decision", Decision)
+PAUSE = Shape(
+    "Pause", Pause, leave_out=("decision",), more={"decision": DECISION.optional("decision")}
+)
 
 
 class KeyShape(msgspec.Struct, omit_defaults=True):

@@ -18,7 +18,7 @@ def create(
     store: Store,
     name: Annotated[str, argument("NAME", "What it is called, here and in the audit trail.")],
     permission: Annotated[
-        str, option("PERMISSION", "read, write or admin.", offers=PERMISSIONS)
+        str, option("PERMISSION", "read, write, approve or admin.", offers=PERMISSIONS)
     ] = "read",
     session: Annotated[
         str | None, option("SESSION", "Limit it to this session's tree.", offers=session_ids)

@@ -10,10 +10,11 @@ import msgspec
 from ..answers.problems import Refusal
 from ..answers.reads import events_page
 from ..answers.records import struct
-from ..answers.shapes import CHECKPOINT, EFFECT, LOADED, KeyInState, key_in_state
+from ..answers.shapes import CHECKPOINT, EFFECT, LOADED, PAUSE, KeyInState, key_in_state
 from ..clock import iso
 from ..codec import from_json
 from ..errors import InvalidValue, KeyNotFound, VersionConflict
+from ..peers.records import Receipt
 from ..records import EffectStatus, Kind
 from ..state.records import Entry
 from .caller import Caller
@@ -120,6 +121,13 @@ class CheckpointArguments(Arguments, kw_only=True):
     last: Items | None = None
 
 
+class AnswerArguments(Arguments, kw_only=True):
+    """The answer to what this session was asked for."""
+
+    result: JsonText
+    status: Literal["ok", "error"] = "ok"
+
+
 class OneKey(KeyInState):
     """One key."""
 
@@ -193,6 +201,16 @@ EffectsResult = struct(
     effects=EFFECT.many,
     next_after=int | None,
 )
+PausesResult = struct("PausesResult", "Pauses, oldest first.", pauses=PAUSE.many)
+
+
+class AnswerResult(msgspec.Struct):
+    """Whether the answer counted: `duplicate` and `late` ones change nothing."""
+
+    ask_id: str
+    receipt: Receipt
+
+
 CheckpointsResult = struct(
     "CheckpointsResult",
     "Versions, the newest first; `next_before` is what to ask for next.",
@@ -361,6 +379,29 @@ async def checkpoint_get(caller: Caller, given: CheckpointArguments) -> Any:
     return LOADED(loaded)
 
 
+@tools.add("List this session's pauses", "read", takes=Arguments, gives=PausesResult)
+async def pauses_list(caller: Caller, given: Arguments) -> Any:
+    """List the pauses of your own session, oldest first: what it waits for, or waited for. Whether
+    something is approved is for people to decide; no tool does.
+    """
+    return PausesResult(list(map(PAUSE, await caller.session.pauses())))
+
+
+@tools.add(
+    "Answer the request of another agent",
+    "write",
+    takes=AnswerArguments,
+    gives=AnswerResult,
+)
+async def answer(caller: Caller, given: AnswerArguments) -> AnswerResult:
+    """Answer what another agent has asked of your own session. It is given once: an answer that is
+    sent again, or after the other agent has stopped waiting, changes nothing.
+    """
+    result = _parsed(caller, "result", given.result)
+    id = caller.session.id
+    return AnswerResult(id, await caller.store.answer(id, result, status=given.status))
+
+
 async def read_state(caller: Caller, key: str | None) -> OneKey | AllKeys:
     """Return one key, or all at one moment."""
     state = caller.session.state
@@ -374,7 +415,7 @@ async def read_state(caller: Caller, key: str | None) -> OneKey | AllKeys:
     return OneKey(entry.value, entry.version, iso(entry.updated_at), entry.updated_by, entry.key)
 
 
-def _parsed(caller: Caller, name: Literal["value", "items", "patch"], text: str) -> Json:
+def _parsed(caller: Caller, name: Literal["value", "items", "patch", "result"], text: str) -> Json:
     try:
         return from_json(text, caller.store.runtime.codec.limits, name=name)
     except InvalidValue as error:

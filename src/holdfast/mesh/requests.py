@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..arguments import require_seconds, require_text
+from ..arguments import require_seconds
 from ..errors import InvalidArgument
-from ..feed import read_events
 from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, invoke, perform, wait
-from ..kernel.operation import C, Handle, Op, query
+from ..kernel.operation import C, Handle
 from ..kernel.signals import TREE_TOPIC
 from ..leases import uptime_seconds
 from ..peers import PeerCall, StorePeers
 from ..peers.asks import Timeout
-from ..records import Event
 from ..store import StoreHandle
 
 POLL_SECONDS = 1.0
@@ -29,7 +27,7 @@ class Mesh(Handle[C]):
         if not isinstance(store, StoreHandle):
             raise InvalidArgument(f"a mesh needs a store, not {type(store).__name__}")
         super().__init__(store.runtime)
-        self._peers: StorePeers[Any] = StorePeers(store.runtime)
+        self._store: StoreHandle[Any] = store
 
     @flow
     def request(
@@ -49,35 +47,64 @@ class Mesh(Handle[C]):
         twice. `on_progress` is called with every note of the agent and of its peers. If the answer
         has not come after `wait_seconds`, the call is returned as it is, with the state `open`.
         """
-        if wait_seconds is not None:
-            require_seconds("wait_seconds", wait_seconds, WAIT_SECONDS_MAX)
+        require_wait(wait_seconds)
         given: dict[str, Any] = {"request_id": request_id, "user": user}
         call = yield from perform(
             StorePeers.request,
-            self._peers,
+            self._store,
             agent,
             input,
             timeout_seconds=timeout_seconds,
             **given,
         )
+        return (yield from self._waited(call, wait_seconds, on_progress))
+
+    @flow
+    def wait(
+        self,
+        request_id: str,
+        *,
+        wait_seconds: float | None = None,
+        on_progress: Callable[[Any], object] | None = None,
+    ) -> Flow[PeerCall]:
+        """Wait for the answer to a request that was made before, by whichever process.
+
+        Raises AskNotFound if there is no such request, or its answer was removed. Notes of progress
+        that came before are told too.
+        """
+        require_wait(wait_seconds)
+        call = yield from perform(StorePeers.peer_call, self._store, request_id)
+        return (yield from self._waited(call, wait_seconds, on_progress))
+
+    def _waited(
+        self,
+        call: PeerCall,
+        wait_seconds: float | None,
+        on_progress: Callable[[Any], object] | None,
+    ) -> Flow[PeerCall]:
+        """Return a call with its answer, or as it is when the time is over."""
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
         signals, topic = self.runtime.signals, f"{TREE_TOPIC}{call.root_id}"
         after = 0
         while True:
             seen = signals.count(topic)
-            call, events = yield from perform(Mesh._look, self, call.id, after)
-            for event in events:
-                after = event.position
-                if event.kind == "peer_progressed" and on_progress is not None:
-                    yield from invoke(on_progress, event.data["note"])
+            if on_progress is None:
+                call = yield from perform(StorePeers.peer_call, self._store, call.id)
+            else:
+                call, events = yield from perform(StorePeers._followed, self._store, call.id, after)
+                for event in events:
+                    after = event.position
+                    if event.kind == "peer_progressed":
+                        yield from invoke(on_progress, event.data["note"])
+                if len(events) == EVENTS_PER_READ_MAX:
+                    continue
             left = POLL_SECONDS if ends_at is None else ends_at - uptime_seconds()
             if call.state != "open" or left <= 0:
                 return call
             yield from wait(min(left, POLL_SECONDS), topic, seen)
 
-    @query
-    def _look(self, id: str, after: int) -> Op[tuple[PeerCall, list[Event]]]:
-        """Return a request, and what happened in its tree since a position."""
-        call = yield from StorePeers.peer_call(self._peers, require_text("id", id))
-        found = yield from read_events(self.runtime.codec, call.root_id, after, EVENTS_PER_READ_MAX)
-        return call, found
+
+def require_wait(wait_seconds: float | None) -> None:
+    """Check how long a caller waits; None waits for the answer."""
+    if wait_seconds is not None:
+        require_seconds("wait_seconds", wait_seconds, WAIT_SECONDS_MAX)

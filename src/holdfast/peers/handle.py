@@ -15,14 +15,16 @@ from ..arguments import (
     require_text_or_none,
     require_whole,
 )
-from ..errors import AskNotFound, InvalidArgument, NotFound
-from ..feed import create_tree
+from ..errors import AskNotFound, Compacted, InvalidArgument, NotFound
+from ..feed import create_tree, read_events
+from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, perform, wait
 from ..kernel.nouns import find_row
-from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows
+from ..kernel.operation import C, Handle, Lock, Op, Row, listed, one, operation, query, rows
 from ..kernel.signals import TREE_TOPIC
 from ..kernel.sql import merged
 from ..leases import uptime_seconds
+from ..records import Event
 from ..sessions.access import lock_and_read, require_writable
 from ..sessions.handle import SessionHandle
 from ..work.items import Item
@@ -42,6 +44,7 @@ from .asks import (
 )
 from .pauses import (
     COUNT_UNCOLLECTED,
+    READ_PAUSE,
     SELECT_PAUSES,
     Wish,
     begin_pause,
@@ -126,6 +129,13 @@ class SessionPeers(SessionHandle[C]):
         statement = f"{SELECT_ASKS} WHERE session_number = :number ORDER BY number"
         found = yield from rows(statement, number=self.number)
         return [call_of(self.runtime.codec, row) for row in found]
+
+    @query
+    def pauses(self) -> Op[list[Pause]]:
+        """Return this session's pauses, oldest first, until retention removes them."""
+        statement = f"{SELECT_PAUSES} WHERE session_number = :number ORDER BY generation"
+        found = yield from rows(statement, number=self.number)
+        return [pause_of(self.runtime.codec, row) for row in found]
 
     @operation
     def pause(
@@ -294,6 +304,20 @@ class StorePeers(Handle[C]):
         return call_of(self.runtime.codec, (yield from read_ask(ask_id)))
 
     @query
+    def _followed(self, ask_id: str, after: int) -> Op[tuple[PeerCall, list[Event]]]:
+        """Return a call, and what happened in its tree after a position of the feed."""
+        require_whole("after", after, 0)
+        call = call_of(self.runtime.codec, (yield from read_ask(ask_id)))
+        given = self.runtime.codec, call.root_id
+        try:
+            found = yield from read_events(*given, after, EVENTS_PER_READ_MAX)
+        except Compacted as error:
+            # The answer is kept longer than the notes that came before it may be.
+            oldest = int(str(error.fields["oldest_position"]))
+            found = yield from read_events(*given, oldest, EVENTS_PER_READ_MAX)
+        return call, found
+
+    @query
     def find_ask(self, ask_id: str) -> Op[PeerCall]:
         """Return a call by its id, its number or a unique prefix of its id, or raise AskNotFound.
 
@@ -340,12 +364,21 @@ class StorePeers(Handle[C]):
         return [pause_of(self.runtime.codec, row) for row in found]
 
     @query
-    def find_pause(self, pause_id: str) -> Op[Pause]:
-        """Return a pause by its id, its number or a unique prefix of its id, or raise NotFound."""
-        row = yield from find_row("pause", SELECT_PAUSES, require_text("pause_id", pause_id))
+    def get_pause(self, pause_id: str) -> Op[Pause]:
+        """Return a pause by its id, or raise NotFound."""
+        row = yield from one(READ_PAUSE, id=require_text("pause_id", pause_id))
+        return self._known_pause(row, pause_id)
+
+    def _known_pause(self, row: Row | None, pause_id: str) -> Pause:
         if row is None:
             raise NotFound(f"there is no pause {pause_id!r}", id=pause_id)
         return pause_of(self.runtime.codec, row)
+
+    @query
+    def find_pause(self, pause_id: str) -> Op[Pause]:
+        """Return a pause by its id, its number or a unique prefix of its id, or raise NotFound."""
+        row = yield from find_row("pause", SELECT_PAUSES, require_text("pause_id", pause_id))
+        return self._known_pause(row, pause_id)
 
     @operation
     def approve(self, pause_id: str, *, by: str, note: str | None = None) -> Op[None]:

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from ..access import Token, Tokens
+from ..access import PERMISSIONS, Permission, Token, Tokens
 from ..answers.problems import Refusal
 from ..arguments import NAME_CHARACTERS_MAX
 from ..errors import SessionNotFound
@@ -17,7 +17,7 @@ from ..feed.events import read_position
 from ..kernel.operation import Async, Handle, Op, one, query
 from ..session import Session
 from ..sessions.rows import READ_SESSION, read_place
-from .endpoints import Endpoint, Permission
+from .endpoints import Endpoint
 from .messages import Call, Headers
 from .options import Options
 
@@ -25,7 +25,7 @@ Find = Callable[[str], Awaitable[Token | None]]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s:@/\\?#\[\],]+)(?::\d{1,5})?")
 _BEARER = re.compile(r"(?i:bearer) +(?P<secret>[\x21-\x7e]{1,512})")
-RANKS: dict[Permission, int] = {"read": 0, "write": 1, "admin": 2}
+RANKS: dict[Permission, int] = {each: rank for rank, each in enumerate(PERMISSIONS)}
 # How long a token that was revoked elsewhere may still be taken.
 REMEMBERED_SECONDS = 2.0
 REMEMBERED_MAX = 10_000

@@ -11,12 +11,12 @@ import asyncio
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from ..access import Token, Tokens
+from ..access import Permission, Token, Tokens
 from ..agent.commits import CommitOps
 from ..arguments import shown
 from ..effects import Issued
@@ -25,6 +25,7 @@ from ..effects.noun import _Recovery
 from ..effects.requests import EffectRequest
 from ..effects.statements import EFFECT_BY_ID, Ticket
 from ..errors import (
+    AskNotFound,
     Forbidden,
     HoldfastError,
     InvalidArgument,
@@ -50,6 +51,7 @@ from ..kernel.operation import (
 )
 from ..leases import Guard, Keeper
 from ..maintenance.recovery import _Instance
+from ..peers.asks import READ_ASK
 from ..portable import PortableOps
 from ..records import SessionRef
 from ..replies import lane_reply, settle_lane
@@ -67,7 +69,6 @@ from ..work.claims import find_ready, not_ended
 from ..work.items import COLUMNS, READ_ITEM, Item, readable
 from ..work.transitions import Transition, turn
 from .access import RANKS
-from .endpoints import Permission
 
 HOLDERS: Final = (
     StoreHandle, Session, State, Work, WorkItem, Ledger, Keeper, CommitOps, ConflictLog,
@@ -88,16 +89,25 @@ IN_A_TREE: Final = frozenset(
 )  # fmt: skip
 # What it may call for a session of that tree.
 OF_A_SESSION: Final = frozenset({"StoreEffects.effects"})
-ADMINISTRATIVE: Final = frozenset(
+# And for a peer call of that tree.
+OF_AN_ASK: Final = frozenset(
     {
-        "MaintenanceOps.prune",
-        "Session.delete",
-        "StorePeers.approve",
-        "StorePeers.reject",
-        "Tokens.list",
-        "Tokens.revoke",
+        "StorePeers.answer",
+        "StorePeers.cancel_ask",
+        "StorePeers.peer_call",
+        "StorePeers.progress",
+        "StorePeers._followed",
     }
 )
+# What needs more than a token for writing.
+NEEDED: Final[Mapping[str, Permission]] = {
+    "MaintenanceOps.prune": "admin",
+    "Session.delete": "admin",
+    "StorePeers.approve": "approve",
+    "StorePeers.reject": "approve",
+    "Tokens.list": "admin",
+    "Tokens.revoke": "admin",
+}
 IDS_MAX = 10_000
 # Each takes a few microseconds to decode; 10,000 submissions in one call have half as many.
 PARTS_MAX = 200_000
@@ -173,9 +183,7 @@ class Calls:
         writes = definition.mode == "write" or isinstance(definition, served)
         if writes and self._is_read_only:
             raise StoreReadOnly("this server was started with --read-only; nothing was written")
-        _require(token, "write" if writes else "read")
-        if sent.name in ADMINISTRATIVE:
-            _require(token, "admin")
+        _require(token, NEEDED.get(sent.name, "write" if writes else "read"))
         decode = partial(_given, wire, sent)
         is_large = len(sent.body) > LARGE_BYTES
         instance, arguments, keywords, ids = (
@@ -249,7 +257,7 @@ class Asked:
         )
         given = self.by_name()
         is_of_a_session = self.name in OF_A_SESSION and self.session_id() is not None
-        if not is_bound and not is_of_a_session and self.name not in IN_A_TREE:
+        if not is_bound and not is_of_a_session and self.name not in IN_A_TREE | OF_AN_ASK:
             raise Forbidden(f"{self._refused()}; nothing was done")
         if holder == "TreeReader" or self.name == "StoreHandle.events":
             _require_root(self.token, given["root_id"])
@@ -350,6 +358,8 @@ class ServedCall:
         if asked.name in OF_A_SESSION:
             for row in (yield from rows(READ_SESSION, id=asked.session_id())):
                 _require_root(asked.token, row["root_id"])
+        if asked.name in OF_AN_ASK and asked.token.root_id is not None:
+            yield from self._ask(asked.by_name()["ask_id"])
         if asked.name == "Ledger.withdraw":
             for id in asked.by_name()["ids"]:
                 for row in (yield from rows(EFFECT_BY_ID, id=id)):
@@ -377,6 +387,12 @@ class ServedCall:
         if row is None or (row["number"], row["root_id"]) != (number, root_id):
             raise SessionNotFound(f"there is no session {id!r}", id=id)
         _require_root(self._asked.token, root_id)
+
+    def _ask(self, id: str) -> Op[None]:
+        """Keep a token of one tree from calls outside it, which are as unknown as none."""
+        row = yield from one(READ_ASK, id=id)
+        if row is not None and row["root_id"] != self._asked.token.root_id:
+            raise AskNotFound(f"there is no ask {id!r}", id=id)
 
     def _item(self, item: Item[Any]) -> Op[None]:
         row = yield from one(READ_ITEM, id=item.id)

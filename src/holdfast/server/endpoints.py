@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from ..access import Permission
 from ..answers.problems import Refusal
 from .messages import JSON, Call
 
-Permission = Literal["read", "write", "admin"]
 Handler = Callable[[Call], Awaitable[Any]]
 H = TypeVar("H", bound=Handler)
 

@@ -31,6 +31,15 @@ class Metrics:
         finally:
             self.answering -= 1
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave out a request that is under way while it only waits."""
+        self.answering -= 1
+        try:
+            yield
+        finally:
+            self.answering += 1
+
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one request; `route` is the path with its names, never with their values."""
         place = (method, route)

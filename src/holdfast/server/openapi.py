@@ -155,7 +155,7 @@ def problems_of(endpoint: Endpoint) -> tuple[str, ...]:
         codes.append("session_not_found")
     if endpoint.body is not None:
         codes += WITH_BODY
-    if endpoint.permission in {"write", "admin"}:
+    if endpoint.permission not in {None, "read"}:
         codes += WITH_WRITE
     return tuple(dict.fromkeys(codes))
 

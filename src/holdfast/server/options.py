@@ -30,6 +30,8 @@ class ServerLimits:
     """How often a WebSocket is asked whether it lives, and how long it may take to answer."""
     request_seconds: float = 30.0
     """How long a client may take to send a request."""
+    wait_seconds: float = 60.0
+    """How long a request may wait for the answer of an agent."""
     idempotency_hours: int = 24
 
 

@@ -11,6 +11,7 @@ from . import (
     follow,
     keys,
     mcp,
+    peers,
     sessions,
     spend,
     system,
@@ -18,8 +19,8 @@ from . import (
 )
 
 MODULES = (
-    keys, documents, events, follow, sessions, checkpoints, effects, work, spend, system, mcp,
-    calls,
+    keys, documents, events, follow, sessions, checkpoints, effects, work, peers, spend, system,
+    mcp, calls,
 )  # fmt: skip
 ENDPOINTS: tuple[Endpoint, ...] = tuple(
     each for module in (*MODULES, *pages.MODULES) for each in module.routes.all

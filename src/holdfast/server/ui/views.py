@@ -10,9 +10,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from ...access import Permission
 from ...answers.problems import Refusal
 from ..bodies import parse_query
-from ..endpoints import PAGES, Endpoints, Handler, Permission
+from ..endpoints import PAGES, Endpoints, Handler
 from ..messages import Answer, Call, Headers
 from ..options import Options
 from ..pages import Cursor, Limit
