@@ -231,6 +231,14 @@ def test_keys_are_listed_by_prefix_and_without_values(shared: Served) -> None:
     # An empty value is told as one where values are asked for.
     [one] = shared.get(f"{path}?prefix=b%2F1&include=value").json()["keys"]
     assert (one["key"], one["value"], one["updated_by"]) == ("b/1", None, root)
+    written = shared.put(
+        f"/sessions/{child}/state/keys/a", json={"value": 2}, headers={"if-match": "*"}
+    )
+    assert written.status_code == 200
+    for query in (f"updated_by={child}", f"since={one['sequence']}", "since=7&prefix=a"):
+        [other] = shared.get(f"{path}?{query}").json()["keys"]
+        assert (other["key"], other["updated_by"]) == ("a", child)
+    assert shared.get(f"{path}?updated_by=nobody").json()["keys"] == []
     found: list[str] = []
     url = f"/sessions/{child}/state/keys?limit=2"
     while url:
@@ -238,7 +246,7 @@ def test_keys_are_listed_by_prefix_and_without_values(shared: Served) -> None:
         found += [each["key"] for each in page.json()["keys"]]
         url = page.links["next"]["url"] if "link" in page.headers else ""
     assert found == ["a", "b", "b/1", "b/é", "b/🌍"]
-    for query in ("cursor=%FF", "cursor=_w==", "include=all", "prefix=%00"):
+    for query in ("cursor=%FF", "cursor=_w==", "include=all", "prefix=%00", "since=-1", "since=x"):
         assert shared.get(f"{path}?{query}").status_code in {400, 422}
 
 

@@ -389,9 +389,15 @@ def test_key_history(shared: Served) -> None:
     found = page.json()["history"]
     assert [each["version"] for each in found] == [4, 3, 2]
     assert (found[0]["deleted"], found[1]["value"]) == (True, 2)
+    assert [each["operation"] for each in found] == ["delete", "set", "set"]
     assert page.headers["link"].endswith('rel="next"')
     following = page.headers["link"].partition(">")[0].removeprefix("<")
     assert [each["version"] for each in shared.get(following).json()["history"]] == [1]
+    newer = shared.get(f"{path}/history?after_sequence={found[2]['sequence']}&limit=1")
+    assert [each["version"] for each in newer.json()["history"]] == [4]
+    following = newer.headers["link"].partition(">")[0].removeprefix("<")
+    last = shared.get(following)
+    assert [each["version"] for each in last.json()["history"]] == [3]
     assert error(shared.get(f"{path}/history?cursor=x")) == (422, "invalid_request")
 
 

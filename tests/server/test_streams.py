@@ -136,6 +136,15 @@ def test_the_feed_of_a_tree_and_of_all(server: Live) -> None:
     page = server.client.get("/sessions/child-five/feed?limit=1").json()
     assert (page["has_more"], page["events"][0]["type"]) == (True, "session_created")
     server.put("five", "k", 1)
+    asked = {"after": str(page["next_after"]), "kinds": "state_changed", "values": "false"}
+    rest = server.client.get("/sessions/five/feed", params=asked).json()
+    assert (rest["next_after"], rest["has_more"]) == (3, False)
+    assert [sorted(each) for each in rest["events"]] == [
+        ["position", "root_session_id", "session_id", "timestamp", "type"]
+    ]
+    asked = {"after": "0", "kinds": "none", "limit": "2"}
+    nothing = server.client.get("/sessions/five/feed", params=asked).json()
+    assert nothing == {"events": [], "next_after": 2, "has_more": True}
     with server.socket("/sessions/five/feed?after=2") as watching:
         told = json.loads(watching.recv(30))
         assert (told["type"], told["position"]) == ("state_changed", 3)
@@ -149,6 +158,8 @@ def test_the_feed_of_a_tree_and_of_all(server: Live) -> None:
             break
     mine = [each["position"] for each in found if each["root_session_id"] == "five"]
     assert mine == [1, 2, 3]
+    changed = server.client.get("/feed", params={"kinds": "state_changed", "limit": "1000"}).json()
+    assert {each["type"] for each in changed["events"]} == {"state_changed"}
     with server.client.stream(
         "GET", "/feed", params={"cursor": cursor}, headers={"accept": "text/event-stream"}
     ) as answer:

@@ -35,6 +35,46 @@ def test_a_root_and_all_its_descendants_share_one_state(store: holdfast.Store) -
     assert store.session("other").state.keys() == []
 
 
+def listed(entries: list[holdfast.state.Entry]) -> list[str]:
+    return [each.key for each in entries]
+
+
+def test_keys_are_listed_by_name_writer_and_change(store: holdfast.Store) -> None:
+    root = store.session("root")
+    child = store.session("child", parent=root)
+    state = root.state
+    state.replace({"a": 1, "b/1": [1], "b/2": {"x": 1}, "c": None})
+    child.state.set("b/1", [2])
+    state.delete("a")
+    assert listed(state.entries()) == ["b/1", "b/2", "c"]
+    assert listed(state.entries(prefix="b/")) == ["b/1", "b/2"]
+    assert listed(state.entries(prefix="b/", after="b/1", limit=1)) == ["b/2"]
+    assert listed(state.entries(updated_by=child)) == ["b/1"] == listed(state.entries(since=1))
+    assert listed(state.entries(updated_by="root", prefix="b/")) == ["b/2"]
+    assert listed(state.entries(since=3)) == listed(state.entries(updated_by="nobody")) == []
+    [entry] = state.entries(since=1, values=True)
+    assert (entry.value, entry.version, entry.is_deleted) == ([2], 2, False)
+    assert state.entries(since=1)[0].value is None
+    for wrong in ({"updated_by": 7}, {"since": -1}, {"prefix": "\n"}, {"limit": 0}):
+        with pytest.raises(holdfast.InvalidArgument):
+            state.entries(**wrong)
+
+
+def test_history_tells_each_change_between_two_sequences(state: State) -> None:
+    state.set("n", 1, idempotency_key="first")
+    state.increment("n", 2)
+    state.set("other", 1)
+    state.delete("n")
+    told = [(each.sequence, each.operation, each.value) for each in state.history("n")]
+    assert told == [(4, "delete", None), (2, "increment", 3), (1, "set", 1)]
+    assert [each.idempotency_key for each in state.history("n")] == [None, None, "first"]
+    assert [each.sequence for each in state.history("n", after=1)] == [4, 2]
+    assert [each.value for each in state.history("n", after=1, before=4)] == [3]
+    assert state.history("n", after=4) == []
+    with pytest.raises(holdfast.InvalidArgument, match="after"):
+        state.history("n", after=-1)
+
+
 @pytest.mark.parametrize("value", [None, {}, [], 0, False, "", -0.0, 2**200, {"a": [None]}])
 def test_a_value_comes_back_as_it_was_set(state: State, value: Any) -> None:
     assert state.set("k", value).value == value

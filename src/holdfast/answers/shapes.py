@@ -136,7 +136,9 @@ class VersionShape(msgspec.Struct, omit_defaults=True):
     sequence: int
     updated_at: str
     updated_by: str
+    operation: str
     deleted: bool = False
+    idempotency_key: str | None = None
 
 
 class HistoryShape(msgspec.Struct):
@@ -182,7 +184,9 @@ def version_shape(entry: Entry) -> VersionShape:
         entry.sequence,
         iso(entry.updated_at),
         entry.updated_by,
+        entry.operation or "",
         entry.is_deleted,
+        entry.idempotency_key,
     )
 
 

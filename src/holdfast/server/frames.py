@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,7 @@ from ..state.records import Entry, StateChange
 from .messages import encode
 
 VALUE_BYTES_MAX = 8_192
+VALUES = ("value", "patch", "event", "data")
 STATE_KINDS = ("state_key_updated", "state_key_deleted", "state_updated", "state_event")
 # Who asks for nothing is told of keys and documents; the log is for those who ask.
 DEFAULT_KINDS = frozenset(STATE_KINDS[:3])
@@ -44,12 +45,7 @@ class Frames(Generic[T]):
 
     @cached_property
     def _brief(self) -> list[tuple[str, str]]:
-        brief = []
-        for each in self._told():
-            for name in ("value", "patch", "event", "data"):
-                each.pop(name, None)
-            brief.append((each["type"], encode(each).decode()))
-        return brief
+        return [(each["type"], encode(_without_values(each)).decode()) for each in self._told()]
 
     def _told(self) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
@@ -87,6 +83,10 @@ class StateFrames(Frames[StateChange]):
         yield {"type": "state_event", **place, "event": mutation, "session_id": by, **when}
 
 
+def _without_values(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in message.items() if name not in VALUES}
+
+
 def _key_message(entry: Entry, place: dict[str, Any], when: dict[str, str]) -> dict[str, Any]:
     by = entry.updated_by
     if entry.is_deleted:
@@ -118,6 +118,14 @@ def event_message(event: Event) -> dict[str, Any]:
         "data": event.data,
         "timestamp": iso(event.created_at),
     }
+
+
+def event_messages(
+    events: Iterable[Event], kinds: frozenset[str] | None, *, values: bool
+) -> list[dict[str, Any]]:
+    """Return those of a page's events that are wanted."""
+    wanted = [event_message(each) for each in events if kinds is None or each.kind in kinds]
+    return wanted if values else [_without_values(each) for each in wanted]
 
 
 class EventFrames(Frames[Event]):

@@ -11,7 +11,6 @@ from ..arguments import (
     require_limit,
     require_seconds,
     require_text,
-    require_text_or_none,
     require_whole,
 )
 from ..errors import InvalidArgument, LimitExceeded, VersionConflict
@@ -100,21 +99,40 @@ class State(Handle[C]):
 
     @query
     def entries(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100, values: bool = False
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        updated_by: object = None,
+        since: int = 0,
+        limit: int = 100,
+        values: bool = False,
     ) -> Op[list[Entry]]:
-        """Return a page of existing keys, sorted; values are read only if they are wanted."""
+        """Return a page of existing keys, sorted; values are read only if they are wanted.
+
+        With `updated_by`, those that it wrote last; with `since`, those changed after a sequence.
+        """
         require_limit(limit, PAGE_MAX)
         for each in (prefix, after):
             if each:
                 require_key(each)
-        place = (self.runtime.codec, self.root_id, prefix, after or "")
-        return (yield from read.list_entries(*place, limit, values=values))
+        return (
+            yield from read.list_entries(
+                self.runtime.codec,
+                self.root_id,
+                prefix=prefix,
+                after=after or "",
+                updated_by=_writer(updated_by),
+                since=require_whole("since", since, 0, VERSION_MAX),
+                limit=limit,
+                values=values,
+            )
+        )
 
     @query
     def keys(self, *, updated_by: object = None) -> Op[list[str]]:
         """Return the existing keys, sorted; with `updated_by`, those it wrote last."""
-        writer = getattr(updated_by, "id", updated_by)
-        require_text_or_none("updated_by", writer)
+        writer = _writer(updated_by)
         found = yield from rows(read.LIST_KEYS, root_id=self.root_id, updated_by=writer)
         if not found:
             yield from require_root(self.root_id)
@@ -133,12 +151,18 @@ class State(Handle[C]):
         return (yield from read.snapshot(self.runtime.codec, self.root_id, at_sequence))
 
     @query
-    def history(self, key: str, *, before: int | None = None, limit: int = 100) -> Op[list[Entry]]:
-        """Return the entry after each change of a key, newest first; `before` is a sequence."""
+    def history(
+        self, key: str, *, after: int = 0, before: int | None = None, limit: int = 100
+    ) -> Op[list[Entry]]:
+        """Return the entry after each change of a key, newest first.
+
+        `after` and `before` are sequences that the changes lie between.
+        """
         require_limit(limit, PAGE_MAX)
+        require_whole("after", after, 0, VERSION_MAX)
         bound = VERSION_MAX if before is None else require_whole("before", before, 1, VERSION_MAX)
-        key = require_key(key)
-        return (yield from read.history(self.runtime.codec, self.root_id, key, bound, limit))
+        place = (self.runtime.codec, self.root_id, require_key(key))
+        return (yield from read.history(*place, after, bound, limit))
 
     @query
     def events(self, *, after: int = 0, limit: int = 100) -> Op[list[StateEvent]]:
@@ -509,6 +533,12 @@ class State(Handle[C]):
             require_text("idempotency_key", idempotency_key)
             request = KeyedRequest(idempotency_key, request_digest(self.runtime.codec, asked))
         return StateWrite(self.runtime, session._place, item_id, request)
+
+
+def _writer(given: object) -> str | None:
+    """Return the id of a session that was given as itself or by its id."""
+    id = getattr(given, "id", given)
+    return None if id is None else require_text("updated_by", id)
 
 
 def _versions(given: object) -> dict[str, int]:

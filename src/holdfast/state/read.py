@@ -37,6 +37,7 @@ SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key = 
 PAGE_OF_KEYS = """
 SELECT key, version, {value}, sequence, updated_by, updated_at FROM hf_state_entries
 WHERE root_id = :root_id AND value IS NOT NULL AND key > :after AND key >= :prefix AND key < :end
+    AND sequence > :since AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
 ORDER BY key LIMIT :limit
 """
 LIST_KEYS = """
@@ -76,7 +77,7 @@ ORDER BY h.key, h.sequence
 """  # noqa: S608
 READ_HISTORY = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events h
-WHERE h.root_id = :root_id AND h.key = :key AND h.sequence < :before
+WHERE h.root_id = :root_id AND h.key = :key AND h.sequence < :before AND h.sequence > :after
     AND h.sequence >= coalesce({LAST.format(key=":key")}, 0)
 ORDER BY h.sequence DESC LIMIT :limit
 """  # noqa: S608
@@ -125,13 +126,22 @@ def entry_of(codec: Codec, root_id: str, row: Row) -> Entry:
 
 
 def list_entries(
-    codec: Codec, root_id: str, prefix: str, after: str, limit: int, *, values: bool
+    codec: Codec,
+    root_id: str,
+    *,
+    prefix: str,
+    after: str,
+    updated_by: str | None,
+    since: int,
+    limit: int,
+    values: bool,
 ) -> Op[list[Entry]]:
     """Return keys that begin with a prefix, in order; without `values` none is read."""
     statement = PAGE_OF_KEYS.format(value="value" if values else "NULL AS value")
     # No character comes after the last one, and no key ends with it.
-    given = {"prefix": prefix, "after": after, "end": prefix + LAST_CHARACTER}
-    found = yield from rows(statement, root_id=root_id, limit=limit, **given)
+    span = {"prefix": prefix, "after": after, "end": prefix + LAST_CHARACTER}
+    wanted = {"updated_by": updated_by, "since": since, "limit": limit}
+    found = yield from rows(statement, root_id=root_id, **span, **wanted)
     if not found:
         yield from require_root(root_id)
     return [replace(entry_of(codec, root_id, row), is_deleted=False) for row in found]
@@ -172,6 +182,8 @@ def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry
             updated_by=row["session_id"],
             updated_at=row["created_at"],
             is_deleted=value is MISSING,
+            operation=row["operation"],
+            idempotency_key=row["idempotency_key"],
         )
 
 
@@ -255,11 +267,14 @@ def snapshot(codec: Codec, root_id: str, at: int | None) -> Op[StateSnapshot]:
     )
 
 
-def history(codec: Codec, root_id: str, key: str, before: int, limit: int) -> Op[list[Entry]]:
-    """Return the entry after each change of a key, newest first."""
+def history(
+    codec: Codec, root_id: str, key: str, after: int, before: int, limit: int
+) -> Op[list[Entry]]:
+    """Return the entry after each change of a key between two sequences, newest first."""
     _, floor = yield from read_head(root_id)
     asked = {"root_id": root_id, "key": key}
-    page = yield from rows(READ_HISTORY, **asked, before=before, at=floor, limit=limit)
+    ends = {"after": after, "before": before, "at": floor}
+    page = yield from rows(READ_HISTORY, **asked, **ends, limit=limit)
     if not page:
         return []
     oldest = page[-1]["sequence"]

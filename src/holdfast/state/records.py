@@ -25,6 +25,10 @@ class Entry:
     """Whether the call that returned it found no such key."""
     previous: Any = field(default=None, compare=False, repr=False)
     """The number before an increment; None if there was none, and after other calls."""
+    operation: str | None = field(default=None, compare=False, repr=False)
+    """What changed the key, in what `history` returns."""
+    idempotency_key: str | None = field(default=None, compare=False, repr=False)
+    """The key of that change, if it had one, in what `history` returns."""
 
 
 @travels

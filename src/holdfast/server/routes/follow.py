@@ -15,7 +15,7 @@ from ...store import AsyncStore
 from .. import pages
 from ..channels import Source
 from ..endpoints import Endpoints
-from ..frames import DEFAULT_KINDS, STATE_KINDS, EventFrames, Frames, StateFrames, event_message
+from ..frames import DEFAULT_KINDS, STATE_KINDS, EventFrames, Frames, StateFrames, event_messages
 from ..messages import Answer, Call
 from ..stream import Alone, Following
 from .keys import Version
@@ -57,9 +57,10 @@ class AllFeedQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FeedShape(msgspec.Struct):
-    """A page of a tree's events, oldest first."""
+    """A page of a tree's events, oldest first; `next_after` is where to go on, now or later."""
 
     events: list[dict[str, Json]]
+    next_after: int
     has_more: bool
 
 
@@ -117,12 +118,14 @@ async def follow_state(call: Call) -> Following:
 async def tree_feed(call: Call) -> Answer | Following:
     """Read the events of the session's tree, or follow them (Accept: text/event-stream)."""
     root_id, store = call.session.root_id, call.store
-    after = _last_event(call, call.query.after)
+    after, kinds = _last_event(call, call.query.after), _kinds(call.query.kinds, None)
     if not call.wants_events:
         limit = pages.limit_of(call)
         found = await store.events(root_id, after=after or 0, limit=limit + 1)
-        shown = [event_message(each) for each in found[:limit]]
-        return Answer(200, FeedShape(shown, len(found) > limit))
+        page_of_events = found[:limit]
+        shown = event_messages(page_of_events, kinds, values=call.query.values)
+        reached = page_of_events[-1].position if page_of_events else after or 0
+        return Answer(200, FeedShape(shown, reached, len(found) > limit))
     if after is not None and not call.is_websocket:
         await store.events(root_id, after=after, limit=1)
 
@@ -141,7 +144,7 @@ async def tree_feed(call: Call) -> Answer | Following:
 
     source = Source(f"feed {root_id}", head, page, later)
     follower = call.context.hub.subscribe(source, after)
-    return Following(follower, _kinds(call.query.kinds, None), call.query.values)
+    return Following(follower, kinds, call.query.values)
 
 
 @routes.add(
@@ -157,10 +160,11 @@ async def tree_feed(call: Call) -> Answer | Following:
 async def all_feeds(call: Call) -> Answer | Following:
     """Read the events of all trees, or follow them; each tree's are in order."""
     cursor = call.headers.get(LAST_EVENT) or call.query.cursor
+    kinds = _kinds(call.query.kinds, None)
     if call.wants_events:
         await _require_cursor(call.store, cursor)
         follower = Alone(_all_frames(call.store, cursor))
-        return Following(follower, _kinds(call.query.kinds, None), call.query.values)
+        return Following(follower, kinds, call.query.values)
     limit, found = pages.limit_of(call), []
     reading: Any = call.store.follow_all(after=cursor, wait=False)
     async with contextlib.aclosing(reading) as events:
@@ -169,7 +173,7 @@ async def all_feeds(call: Call) -> Answer | Following:
             if len(found) > limit:
                 break
     page = found[:limit]
-    shown = [event_message(each) for each in page]
+    shown = event_messages(page, kinds, values=call.query.values)
     after = page[-1].cursor if page else cursor
     return Answer(200, AllFeedShape(shown, after, len(found) > limit))
 

@@ -53,6 +53,20 @@ class KeysQuery(msgspec.Struct, forbid_unknown_fields=True):
     include: Annotated[
         Literal["value"] | None, msgspec.Meta(description="`value`: tell the values too.")
     ] = None
+    updated_by: Annotated[
+        str | None, msgspec.Meta(description="The session that wrote the keys last.")
+    ] = None
+    since: Annotated[
+        int, msgspec.Meta(ge=0, le=2**53, description="Keys that changed after this sequence.")
+    ] = 0
+    limit: pages.Limit = pages.PAGE
+    cursor: pages.Cursor | None = None
+
+
+class HistoryQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which part of a key's history."""
+
+    after_sequence: Version = 0
     limit: pages.Limit = pages.PAGE
     cursor: pages.Cursor | None = None
 
@@ -181,8 +195,14 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 async def list_keys(call: Call) -> Answer:
     """List the keys, sorted, without their values unless `include=value` asks for them."""
     limit, values = pages.limit_of(call), call.query.include == "value"
-    given = {"prefix": call.query.prefix, "after": pages.name_of(call), "values": values}
-    found = await call.session.state.entries(**given, limit=limit)
+    found = await call.session.state.entries(
+        prefix=call.query.prefix,
+        after=pages.name_of(call),
+        updated_by=call.query.updated_by,
+        since=call.query.since,
+        limit=limit,
+        values=values,
+    )
     cursor = pages.next_cursor(found, limit, "key")
     shown = [listed_shape(each, values=values) for each in found]
     return pages.paged(call, KeysShape(shown, cursor), cursor)
@@ -324,13 +344,16 @@ async def batch(call: Call) -> Answer:
     "GET",
     f"{KEY}/history",
     "read",
-    query=pages.PageQuery,
+    query=HistoryQuery,
     answers={200: HistoryShape},
 )
 async def key_history(call: Call) -> Answer:
     """Read what each change of a key left, the newest first."""
     limit, before = pages.limit_of(call), pages.place_of(call)
-    found = await call.session.state.history(call.path["key"], before=before, limit=limit)
+    after = call.query.after_sequence
+    found = await call.session.state.history(
+        call.path["key"], after=after, before=before, limit=limit
+    )
     cursor = pages.next_cursor(found, limit, "sequence")
     return pages.paged(call, HistoryShape(list(map(version_shape, found)), cursor), cursor)
 
