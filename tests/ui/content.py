@@ -86,7 +86,7 @@ def kinds_of_pages() -> list[str]:
     """Return one address of each kind of page."""
     parts = (
         "", "/transcript", "/checkpoints", "/checkpoints/2", "/diff?a=2&b=3", "/effects", "/spend",
-        "/state", "/state/budget%2Feuro",
+        "/state", "/state/budget%2Feuro", "/timeline", "/moments?a=3&b=15",
     )  # fmt: skip
     of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
     alone = ["/ui/", "/ui/sessions", "/ui/in-doubt", "/ui/work", f"/ui/work/{ITEM}"]
@@ -97,7 +97,7 @@ def pages() -> list[str]:
     """Return the address of every page, also of those with little to show."""
     parts = (
         "/transcript?version=1&last=1", "/checkpoints/4", "/diff?a=2&b=2", "/state?at=1",
-        "/state?prefix=none",
+        "/state?prefix=none", "/timeline?at=5", "/timeline?until=4", "/moments?a=9&b=9",
     )  # fmt: skip
     return [
         *kinds_of_pages(),

@@ -22,7 +22,7 @@ PAGES = {
     "dashboard": "/ui/",
     "dashboard-transcript": f"/ui/sessions/{REPORT}-gauges/transcript",
     "dashboard-checkpoints": f"/ui/sessions/{REPORT}-draft/checkpoints",
-    "dashboard-state": f"/ui/sessions/{REPORT}/state?at=9",
+    "dashboard-timeline": f"/ui/sessions/{REPORT}/timeline?at=30&until=48",
     "dashboard-in-doubt": "/ui/in-doubt",
 }
 # It is shown in commands.

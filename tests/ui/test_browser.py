@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,6 +262,44 @@ def test_a_key_of_another_process_appears_and_the_past_is_played_back(
         page.keyboard.press("ArrowLeft")
         expect(row).to_contain_text(value)
     expect(page.get_by_text("This is the past.")).to_be_visible()
+
+
+def test_a_timeline_is_played_back_and_grows(page: Page, place: dict[str, Any]) -> None:
+    lines = "s = store.session('played'); [s.state.set('n', n * 11) for n in range(1, 5)]"
+    in_another_process(place, lines)
+    page.goto("/ui/sessions/played/timeline")
+    expect(page.locator("#live")).to_contain_text("Live")
+    scrubber = page.get_by_role("slider")
+    moment = page.locator('[data-region="moment"]')
+    row = moment.get_by_role("row").filter(has=page.get_by_role("link", name="n", exact=True))
+    expect(row).to_contain_text("44")
+    in_another_process(place, "store.session('played').state.set('n', 55)")
+    # Who looks at the newest event goes with it.
+    expect(row).to_contain_text("55")
+    expect(scrubber).to_have_value(re.compile("[67]"))
+    scrubber.focus()
+    page.keyboard.press("Home")
+    expect(moment).to_contain_text("The tree shared no state.")
+    for value in ("11", "22", "33"):
+        page.keyboard.press("ArrowRight")
+        expect(row).to_contain_text(value)
+    page.keyboard.press("ArrowLeft")
+    expect(row).to_contain_text("22")
+    assert "at=3" in page.url
+    page.reload()
+    expect(row).to_contain_text("22")
+    page.get_by_label("Speed").select_option("4")
+    scrubber.focus()
+    page.keyboard.press("Space")
+    expect(row).to_contain_text("55")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    page.locator('[data-position="2"]').click()
+    expect(row).to_contain_text("11")
+    page.get_by_label("Compare it with event").fill("4")
+    page.get_by_role("button", name="Compare the two moments").click()
+    expect(page.get_by_role("heading", name="Event 4 compared with event 2")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("removed:33")
+    expect(page.locator("main")).to_contain_text("added:11")
 
 
 def test_work_is_steered_and_claims_are_seen(page: Page, place: dict[str, Any]) -> None:

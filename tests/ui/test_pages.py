@@ -207,3 +207,62 @@ def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
 def test_an_empty_store_says_what_to_do_next(empty: Served) -> None:
     for path in ("/ui/", "/ui/sessions"):
         assert "There is no session yet" in empty.get(path, headers=HTML).text
+
+
+def test_every_moment_of_a_timeline_has_its_own_state_and_versions(filled: Served) -> None:
+    feed = filled.get(f"/sessions/{ROOT}/feed").json()["events"]
+    sequence, versions = 0, {}
+    for event in feed:
+        if event["type"] == "state_changed":
+            sequence = event["data"]["sequence"]
+        if event["type"] == "checkpoint_saved":
+            versions[event["session_id"]] = event["data"]["version"]
+        at = event["position"]
+        for until in ("", f"&until={at}"):
+            page = filled.get(f"/ui/sessions/{CHILD}/timeline?at={at}&format=json{until}").json()
+            assert (page["at"], page["state_sequence"]) == (at, sequence)
+            assert page["versions"] == versions
+    assert sequence > 2
+
+
+def test_the_state_of_a_moment_is_looked_for_in_earlier_events(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.state.set("n", 1)
+        for number in range(450):
+            session.spend("model", input_tokens=number)
+        session.state.set("n", 2)
+    with serving(**place) as served:
+
+        def sequence(at: int) -> Any:
+            path = f"/ui/sessions/s/timeline?at={at}&until={at}&format=json"
+            return served.get(path).json()["state_sequence"]
+
+        assert [sequence(at) for at in (1, 2, 3, 202, 400, 452, 453)] == [0, 1, 1, 1, 1, 1, 2]
+        page = served.get("/ui/sessions/s/timeline", headers=HTML).text
+        assert page.count("data-position=") == 200
+        assert "Earlier</a>" in page
+        earlier = served.get("/ui/sessions/s/timeline?until=200", headers=HTML).text
+        assert "Later</a>" in earlier
+        far = served.get("/ui/sessions/s/moments?a=2&b=453&format=json").json()
+        assert far["state"][0]["values"][0]["after"] == 2
+
+
+def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.state.set("n", 1)
+        session.end()
+        store.prune(history_days=0)
+        store.session("s", reopen=True)
+    with serving(**place) as served:
+        page = served.get("/ui/sessions/s/timeline?format=json").json()
+        assert 0 < len(page["events"]) < page["newest"]
+        assert page["state_sequence"] is None
+        text = served.get("/ui/sessions/s/timeline", headers=HTML).text
+        assert "No event near this one tells which state it was" in text
+        old = served.get("/ui/sessions/s/timeline?until=1", headers=HTML)
+        assert (old.status_code, "No event of this tree is kept" in old.text) == (200, True)
+        assert error(served.get("/ui/sessions/s/moments?a=1&b=2")) == (410, "history_compacted")

@@ -107,6 +107,7 @@ async function refresh() {
     if (answer.ok) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (exchange(fresh) > 0) speak("The page was updated.");
+      document.dispatchEvent(new CustomEvent("refreshed", { detail: fresh }));
     }
   } catch {
     stale = true;

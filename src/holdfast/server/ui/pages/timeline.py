@@ -1,0 +1,252 @@
+"""The events of a tree as lanes, and what it was like at any moment; two moments compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ....checkpoints.diff import Diff, compare
+from ....errors import Compacted
+from ....records import Event
+from ....state.records import StateSnapshot
+from ...frames import event_message
+from ...messages import Call
+from ..templates import api_path
+from ..views import ROWS_MAX, PageQuery, Pages, View
+from .session import session_view
+
+routes = Pages()
+EVENTS = 200
+LANES_MAX = 40
+# How far to look for the sequence of the shared state where nothing near tells it.
+LOOK_EVENTS, LOOKS = 1_000, 5
+Position = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Look = Literal["checkpoint", "state", "effect", "doubt", "session", "other"]
+
+
+class TimelineQuery(PageQuery):
+    """Which moment, and the last event that is drawn."""
+
+    at: Position | None = None
+    until: Position | None = None
+
+
+class MomentsQuery(PageQuery):
+    """Which two moments."""
+
+    a: Position
+    b: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event, and where and how it is drawn."""
+
+    event: Event
+    lane: int
+    percent: float
+    look: Look
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a tree was like after an event."""
+
+    event: Event
+    sequence: int | None
+    """Of the shared state; None if nothing near tells it."""
+    versions: dict[str, int]
+    """Of the sessions that are drawn."""
+
+
+@routes.page("/sessions/{id}/timeline", TimelineQuery)
+async def timeline_page(call: Call) -> View:
+    """Show the events of a tree, a lane for each session, and the tree at one of them."""
+    newest = await call.context.sessions.position(call.session.root_id)
+    until = min(call.query.until or newest, newest)
+    events = await _window(call, until)
+    at = min(max(call.query.at or until, events[0].position), until) if events else 0
+    lanes = list(dict.fromkeys(each.session_id for each in events))
+    drawn = _marks(events, lanes)
+    moment = await _moment(call, events, at) if events else None
+    given: dict[str, Any] = {"snapshot": None, "keys": [], "left_out": 0}
+    if moment is not None:
+        given = await _state(call, moment)
+    return await session_view(
+        call,
+        "timeline",
+        data={
+            "newest": newest,
+            "at": at,
+            "state_sequence": None if moment is None else moment.sequence,
+            "versions": {} if moment is None else moment.versions,
+            "events": [event_message(each) for each in events],
+        },
+        path=api_path("/feed", after=max(until - EVENTS, 0), limit=EVENTS),
+        words=("feed", "export", call.session.root_id),
+        drawn=drawn,
+        marks_at=next((each for each in drawn if each.event.position == at), None),
+        lanes=lanes[:LANES_MAX],
+        lanes_left_out=max(len(lanes) - LANES_MAX, 0),
+        moment=moment,
+        at=at,
+        first=events[0].position if events else 0,
+        until=until,
+        newest=newest,
+        step=EVENTS,
+        **given,
+    )
+
+
+async def _window(call: Call, until: int, count: int = EVENTS) -> list[Event]:
+    """Return the events up to a position, as far as they are kept."""
+    after, root_id = max(until - count, 0), call.session.root_id
+    try:
+        return await call.store.events(root_id, after=after, limit=until - after) if until else []
+    except Compacted as error:
+        kept: int = error.oldest
+        if kept >= until:
+            return []
+        return await call.store.events(root_id, after=kept, limit=until - kept)
+
+
+def _marks(events: Sequence[Event], lanes: Sequence[str]) -> list[Mark]:
+    rows = {id: min(row, LANES_MAX - 1) for row, id in enumerate(lanes)}
+    wide = max(len(events) - 1, 1)
+    return [
+        Mark(each, rows[each.session_id], 1 + 98 * place / wide, _look(each.kind), words_of(each))
+        for place, each in enumerate(events)
+    ]
+
+
+def _look(kind: str) -> Look:
+    if kind == "checkpoint_saved":
+        return "checkpoint"
+    if kind == "effect_unknown":
+        return "doubt"
+    for start, look in (("state_", "state"), ("effect_", "effect"), ("session_", "session")):
+        if kind.startswith(start):
+            return look  # type: ignore[return-value]
+    return "other"
+
+
+def words_of(event: Event) -> str:
+    """Return an event in a few words."""
+    data = event.data if isinstance(event.data, dict) else {}
+    what = event.kind.replace("_", " ")
+    match event.kind:
+        case "checkpoint_saved":
+            about = f"version {data.get('version', '?')}"
+        case "state_changed":
+            about = f"{data.get('operation', '')} {data.get('key') or 'the document'}"
+        case "session_status_changed":
+            about = f"to {data.get('to', '?')}"
+        case _:
+            about = str(data.get("tool") or data.get("agent") or data.get("type") or "")
+    return f"{what}: {about}" if about else what
+
+
+async def _moment(call: Call, events: Sequence[Event], at: int) -> Moment:
+    """Return what the tree was like after the event at a position."""
+    before = [each for each in events if each.position <= at]
+    after = [each for each in events if each.position > at]
+    sequence = await _sequence(call, before, after)
+    versions: dict[str, int] = {}
+    for event in reversed(after):
+        if event.kind == "checkpoint_saved" and "version" in event.data:
+            versions[event.session_id] = event.data["version"] - 1
+    for event in before:
+        if event.kind == "checkpoint_saved" and "version" in event.data:
+            versions[event.session_id] = event.data["version"]
+    return Moment(before[-1], sequence, {id: n for id, n in versions.items() if n})
+
+
+async def _sequence(call: Call, before: Sequence[Event], after: Sequence[Event]) -> int | None:
+    """Return the sequence of the shared state between two rows of events."""
+    found = _told(reversed(before), 0)
+    if found is None:
+        found = _told(after, 1)
+    first = before[0].position
+    for _ in range(LOOKS):
+        if found is not None or first == 1:
+            break
+        earlier = await _window(call, first - 1, LOOK_EVENTS)
+        if not earlier:
+            return None
+        found, first = _told(reversed(earlier), 0), earlier[0].position
+    return 0 if found is None and first == 1 else found
+
+
+def _told(events: Iterable[Event], back: int) -> int | None:
+    for each in events:
+        if each.kind == "state_changed" and "sequence" in each.data:
+            return int(each.data["sequence"]) - back
+    return None
+
+
+async def _state(call: Call, moment: Moment) -> dict[str, Any]:
+    """Return the shared state at a moment, as its rows are shown."""
+    snapshot = await _snapshot(call, moment)
+    keys = [] if snapshot is None else sorted(snapshot.document)
+    return {"snapshot": snapshot, "keys": keys[:ROWS_MAX], "left_out": len(keys[ROWS_MAX:])}
+
+
+async def _snapshot(call: Call, moment: Moment) -> StateSnapshot | None:
+    if moment.sequence is None:
+        return None
+    try:
+        snapshot: StateSnapshot = await call.session.state.snapshot(moment.sequence)
+    except Compacted:
+        return None
+    return snapshot
+
+
+@routes.page("/sessions/{id}/moments", MomentsQuery)
+async def moments_page(call: Call) -> View:
+    """Show what differs between a tree at two moments: its shared state, and its versions."""
+    a, b = await _found(call, call.query.a), await _found(call, call.query.b)
+    diff = await _diff(call, a, b)
+    known = sorted({*a.versions, *b.versions})
+    versions = {id: (a.versions.get(id), b.versions.get(id)) for id in known}
+    changed = {id: each for id, each in versions.items() if each[0] != each[1]}
+    sequences = {"before": a.sequence, "after": b.sequence}
+    return await session_view(
+        call,
+        "moments",
+        data={
+            "a": event_message(a.event),
+            "b": event_message(b.event),
+            "state": None if diff is None else diff.to_dict()["channels"],
+            "state_sequences": sequences,
+            "versions": {id: {"a": one, "b": other} for id, (one, other) in changed.items()},
+        },
+        path=api_path("/feed", after=a.event.position - 1, limit=1),
+        words=("state", "diff", call.session.root_id, *map(str, sequences.values())),
+        a=a,
+        b=b,
+        diff=diff,
+        versions=changed,
+        shown=ROWS_MAX,
+        words_of=words_of,
+    )
+
+
+async def _found(call: Call, position: int) -> Moment:
+    newest = await call.context.sessions.position(call.session.root_id)
+    position = min(position, newest)
+    events = await _window(call, min(position + EVENTS // 2, newest))
+    if not events or events[0].position > position:
+        raise Compacted(f"the events up to position {position} have been pruned", oldest=position)
+    return await _moment(call, events, position)
+
+
+async def _diff(call: Call, a: Moment, b: Moment) -> Diff | None:
+    """Return what differs in the shared state; None if it is not known at one of them."""
+    before, after = await _snapshot(call, a), await _snapshot(call, b)
+    if before is None or after is None:
+        return None
+    return compare(before.document, after.document)
