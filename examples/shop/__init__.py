@@ -1,0 +1,1 @@
+"""A small shop with ten bugs, and the world that finds them."""
