@@ -3,6 +3,7 @@
 from .budget import Budget, Price, Usage
 from .loop import Agent
 from .models import Model, ModelError, Request, Response, ScriptedModel, ToolSpec, call
+from .peers import Peer
 from .plan import Plan, Postcondition, Step, read_plan
 from .progress import (
     Answered,
@@ -44,6 +45,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Outcome",
+    "Peer",
     "Plan",
     "Postcondition",
     "Price",

@@ -19,6 +19,7 @@ from ..session import Session
 from ..store_sessions import StoreSessions
 from .budget import Budget
 from .models import Model
+from .peers import Peer, by_tool_name
 from .plan import Plan
 from .rules import (
     BACKOFF_SECONDS,
@@ -54,6 +55,7 @@ class Agent:
         model: Model,
         *,
         tools: Sequence[Tool[..., Any]] = (),
+        peers: Sequence[Peer] = (),
         system: str | None = None,
         budget: Budget | None = None,
         cadence: Cadence | Literal["turn", "call"] = "turn",
@@ -79,9 +81,11 @@ class Agent:
             raise InvalidArgument(
                 f"an agent needs a session (store.session(…)), not {type(session).__name__}"
             )
+        known = described(tools)
         self._rules = Rules(
             model=model,
-            tools=described(tools),
+            tools=known,
+            peers=by_tool_name(peers, known),
             system=system,
             budget=Budget() if budget is None else budget,
             cadence=cadence_of(cadence),
@@ -118,8 +122,9 @@ class Agent:
 
         Without a message it only continues. A message with an id is added once, however often the
         process is restarted. Raises SessionEnded if the session failed or was cancelled,
-        Unresolved when an effect is in doubt, BudgetExceeded, LoopDetected, ApprovalNeeded or
-        ModelFailed; the work so far is kept, and `run` continues from it.
+        Unresolved when an effect is in doubt, SessionWaiting when it waits for peers,
+        BudgetExceeded, LoopDetected, ApprovalNeeded or ModelFailed; the work so far is kept, and
+        `run` continues from it.
         """
         session, said = self._checked(message, message_id, is_async=False)
         driver = session.runtime.driver.twin()

@@ -13,6 +13,7 @@ from ..effects.tools import Tool, by_name
 from ..errors import InvalidArgument
 from .budget import Budget
 from .models import Model
+from .peers import Peer
 from .progress import Progress
 from .transcript import ToolCall
 
@@ -58,6 +59,7 @@ class Rules:
 
     model: Model
     tools: Mapping[str, Tool[..., Any]]
+    peers: Mapping[str, Peer]
     system: str | None
     budget: Budget
     cadence: Cadence

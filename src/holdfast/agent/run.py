@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,25 @@ from typing import Any
 import msgspec
 
 from ..effects.call_all import FATAL_ERRORS, CallAnswer, call_all
-from ..errors import ApprovalNeeded, HoldfastError, InvalidArgument, LimitExceeded, LoopDetected
+from ..errors import (
+    ApprovalNeeded,
+    HoldfastError,
+    InvalidArgument,
+    LimitExceeded,
+    LoopDetected,
+    SessionWaiting,
+)
 from ..formatting import plural
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
+from ..peers import Parked
 from ..session import Session
 from ..spend import Spend, Spent
 from ..store_sessions import StoreSessions
 from .commits import CommitOps, Executed, ModelAttempt
 from .model_calls import ModelCall
 from .models import Request
+from .peers import Peer, ask_id
 from .plan import PLAN_CHANNEL, Plan, read_plan, write_plan
 from .progress import Answered, Called, Calling, Resumed, Saved, Stopped
 from .rules import Rules
@@ -93,6 +102,10 @@ class AgentRun:
                 return (yield from self._outcome(old, is_old=True))
             self._add_message(text, message_id)
             return (yield from self._loop())
+        except SessionWaiting as error:
+            # Everything is stored, and nobody drives the session any more.
+            yield from self._report_stop(error)
+            raise
         except HoldfastError as error:
             yield from self._stop(error)
             if isinstance(error, ApprovalNeeded) and error.question is not None:
@@ -112,6 +125,11 @@ class AgentRun:
     def _open(self) -> Flow[None]:
         """Load the session, and count attempts that a dead process left open as spent."""
         info = yield from perform(Session.info, self._session)
+        if self._rules.peers and info.agent is None:
+            raise InvalidArgument(
+                f"session {info.id} has no agent, so it cannot wait for peers; start it with "
+                "store.session(…, agent=…)"
+            )
         yield from self._open_scratchpad(info.metadata)
         if info.status == "waiting":
             yield from perform(Session.resumption, self._session)
@@ -254,12 +272,18 @@ class AgentRun:
     def _call_tools(self, calls: Sequence[ToolCall]) -> Flow[None]:
         """Run the calls of a turn in order, grouping their commits where possible.
 
-        An error that stops one of them stops those after it; those before it have run.
+        An error that stops one of them stops those after it; those before it have run. Peers are
+        asked in order too, and are waited for once everything else has run.
         """
         group: list[CheckedCall] = []
+        asked: dict[str, CheckedCall] = {}
         try:
             for call in calls:
                 checked = yield from self._tools.check(call, self._messages)
+                if checked.peer is not None:
+                    yield from self._report(Calling(iteration=self._iteration, call=call))
+                    asked[(yield from self._ask_peer(checked, checked.peer))] = checked
+                    continue
                 if checked.prepared is None or self._rules.cadence.each_call:
                     before, group = group, []
                     yield from self._run_together(before)
@@ -272,6 +296,49 @@ class AgentRun:
             yield from self._run_together(group)
             raise
         yield from self._run_together(group)
+        if asked:
+            yield from self._wait_for_peers(asked)
+
+    def _ask_peer(self, checked: CheckedCall, peer: Peer) -> Flow[str]:
+        """Ask a peer, unless an earlier attempt did; return the id of the ask."""
+        info = yield from perform(Session.info, self._session)
+        call = checked.call
+        id = ask_id(info.id, info.epoch, call.id)
+        if not (yield from perform(Session._asked, self._session, [id])):
+            yield from perform(
+                Session.ask,
+                self._session,
+                peer.agent,
+                checked.content,
+                timeout_seconds=peer.timeout_seconds,
+                correlation={"tool_call": call.call_id, "block_id": call.id},
+                id=id,
+            )
+        return id
+
+    def _wait_for_peers(self, asked: Mapping[str, CheckedCall]) -> Flow[None]:
+        """Add the answers of peers as results, or pause until they are there."""
+        found = yield from perform(Session._asked, self._session, list(asked))
+        answers = [each.answer for each in found if each.answer is not None]
+        if len(answers) < len(asked):
+            # What the other calls of this turn gave is stored before the session is let go.
+            yield from self._flush()
+            paused = yield from perform(
+                Session.pause, self._session, {"iteration": self._iteration}
+            )
+            if isinstance(paused, Parked):
+                waits = plural(len(asked), "peer")
+                raise SessionWaiting(
+                    f"session {self._session.id} waits for {waits}; an instance of its agent goes "
+                    "on when they have answered, or `run` does",
+                    session_id=self._session.id,
+                    pause_id=paused.pause_id,
+                )
+            found = yield from perform(Session._asked, self._session, list(asked))
+            answers = [each.answer for each in found if each.answer is not None]
+        for answer in answers:
+            checked = asked[answer.ask_id]
+            yield from self._add(checked, self._tools.answered(checked, answer))
 
     def _run_together(self, group: Sequence[CheckedCall]) -> Flow[None]:
         """Run prepared calls, and add the result of each."""
@@ -290,8 +357,10 @@ class AgentRun:
         yield from call_all(calls, on_answer, gathers=self._rules.on_progress is None)
 
     def _add_result(self, checked: CheckedCall, answer: CallAnswer | None) -> Flow[None]:
+        yield from self._add(checked, self._tools.executed(checked, answer))
+
+    def _add(self, checked: CheckedCall, done: Executed) -> Flow[None]:
         call, repeats, limit = checked.call, checked.repeats, self._rules.repeats_max
-        done = self._tools.executed(checked, answer)
         self._executed.append(done)
         self.plan = self.plan if checked.plan is None else checked.plan
         if self._rules.cadence.each_call:
@@ -349,6 +418,9 @@ class AgentRun:
                 self._unstored = []
             except HoldfastError:
                 log.warning("the end of a run could not be recorded", exc_info=True)
+        yield from self._report_stop(error)
+
+    def _report_stop(self, error: HoldfastError) -> Flow[None]:
         yield from self._report(
             Stopped(iteration=self._iteration, error=type(error).__name__, fields=error.fields)
         )

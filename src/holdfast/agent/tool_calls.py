@@ -25,10 +25,12 @@ from ..errors import (
     Unresolved,
 )
 from ..kernel.flow import Flow, invoke, perform
+from ..peers import Answer
 from ..records import Kind, SessionInfo
 from ..session import Session
 from .commits import Executed
 from .models import ToolSpec
+from .peers import Peer, result_of
 from .plan import STEP_STATUSES, Plan, read_plan
 from .rules import CONTENT_BYTES_MAX, Permission, Rules
 from .transcript import Message, ToolCall, ToolResult
@@ -85,6 +87,8 @@ class CheckedCall:
     content: Any = None
     is_error: bool = False
     plan: Plan | None = None
+    peer: Peer | None = None
+    """Whom it asks; the content is what is asked."""
 
 
 class ToolCalls:
@@ -101,6 +105,7 @@ class ToolCalls:
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
             for tool in self._rules.tools.values()
         ]
+        specs += [peer.spec for peer in self._rules.peers.values()]
         return (*specs, PLAN_TOOL) if self._rules.planning else tuple(specs)
 
     def check(self, call: ToolCall, messages: Sequence[Message]) -> Flow[CheckedCall]:
@@ -120,6 +125,12 @@ class ToolCalls:
             if self._rules.planning and call.name == PLAN_TOOL.name:
                 plan = _plan_of(call)
                 return CheckedCall(call, repeats, content="The plan is stored.", plan=plan)
+            if (peer := self._rules.peers.get(call.name)) is not None:
+                given = _parsed(call)
+                if not isinstance(given, dict):
+                    raise Refusal("invalid arguments, nobody was asked. They must be an object.")
+                yield from self._require_permission(call, peer)
+                return CheckedCall(call, repeats, content=given, peer=peer)
             tool, arguments = self._bound(call)
             yield from self._require_permission(call, tool)
             return CheckedCall(call, repeats, self._prepare(call, tool, arguments))
@@ -203,7 +214,23 @@ class ToolCalls:
             equal.add(effect.call_id)
         return len(equal)
 
-    def _require_permission(self, call: ToolCall, tool: Tool[..., Any]) -> Flow[None]:
+    def answered(self, checked: CheckedCall, answer: Answer) -> Executed:
+        """Return the answer of a peer as the result of the call that asked for it."""
+        call = checked.call
+        content, is_error = result_of(answer)
+        result = ToolResult(call_id=call.call_id, content=self._fitting(content), is_error=is_error)
+        evidence = {
+            "tool": call.name,
+            "call_id": call.call_id,
+            "block_id": call.id,
+            "ask_id": answer.ask_id,
+            "agent": answer.agent,
+            "status": answer.status,
+            "is_error": is_error,
+        }
+        return Executed(call=call, result=result, evidence=evidence)
+
+    def _require_permission(self, call: ToolCall, tool: Tool[..., Any] | Peer) -> Flow[None]:
         if self._rules.permit is None:
             return
         decision = yield from invoke(self._rules.permit, call, tool)
@@ -218,7 +245,9 @@ class ToolCalls:
                 "alone or with a reason"
             )
 
-    def _ask_person(self, call: ToolCall, tool: Tool[..., Any], reason: str) -> Flow[Permission]:
+    def _ask_person(
+        self, call: ToolCall, tool: Tool[..., Any] | Peer, reason: str
+    ) -> Flow[Permission]:
         """Return a person's decision on a call, which is requested and recorded once.
 
         Raises ApprovalNeeded if there is none yet; a session that can pause then waits for it.

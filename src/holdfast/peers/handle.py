@@ -32,6 +32,7 @@ from .answers import answer, cancel_call, decide, expire_own
 from .artifacts import add_artifact, artifacts_of
 from .asks import (
     ASK_SECONDS,
+    READ_ASK,
     SELECT_ASKS,
     Timeout,
     add_ask,
@@ -129,6 +130,16 @@ class SessionPeers(SessionHandle[C]):
         statement = f"{SELECT_ASKS} WHERE session_number = :number ORDER BY number"
         found = yield from rows(statement, number=self.number)
         return [call_of(self.runtime.codec, row) for row in found]
+
+    @query
+    def _asked(self, ids: Sequence[str]) -> Op[list[PeerCall]]:
+        """Return those of this session's calls that have one of these ids, in the given order."""
+        found = []
+        for id in ids:
+            row = yield from one(READ_ASK, id=id)
+            if row is not None and row["session_number"] == self.number:
+                found.append(call_of(self.runtime.codec, row))
+        return found
 
     @query
     def pauses(self) -> Op[list[Pause]]:
