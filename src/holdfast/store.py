@@ -18,6 +18,7 @@ from .clock import Clock, IdSource, SystemClock
 from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
+from .explorations import ExplorationsNoun
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
 from .feed.follow_all import AllTreesReader, follow_all
@@ -86,6 +87,7 @@ NOUNS = (
     StateNoun(),
     WorkNoun(),
     PeersNoun(),
+    ExplorationsNoun(),
 )
 
 COMPOSED_SECONDS_MAX = 1.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ import pytest
 from holdfast.errors import CheckpointError, Conflict, InvalidArgument, RollbackError, SystemBusy
 from holdfast.worlds import World, action, check_system, explore
 from holdfast.worlds.systems.postgres import PostgresSystem
+from tests.worlds.test_killed import check_kept
 
 SCHEMA = """
 CREATE TABLE plain (id serial PRIMARY KEY, name text UNIQUE, n integer);
@@ -280,3 +283,13 @@ def test_bad_arguments_are_refused() -> None:
     for options in refused:
         with pytest.raises(InvalidArgument):
             PostgresSystem("postgresql://127.0.0.1:1/none", **options)
+
+
+def test_what_a_killed_process_kept_is_restored_exactly(dsn: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Each checkpoint reads the whole of")
+        check_kept("postgres", dsn, tmp_path)
+    with psycopg.connect(dsn) as connection:
+        left = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'holdfast_world%'"
+        assert connection.execute(left).fetchone() == (0,)
+        assert connection.execute("SELECT last_value FROM tickets").fetchone() == (2,)

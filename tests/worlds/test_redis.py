@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.worlds import Observation, World, action, check_system, explore
 
 redis = pytest.importorskip("redis")
 from holdfast.worlds.systems.redis import RedisSystem  # noqa: E402
+from tests.worlds.test_killed import check_kept  # noqa: E402
 
 LATER_MS = 4_000_000_000_000
 
@@ -259,3 +261,11 @@ def test_bad_tokens_and_arguments_are_refused(client: Any, redis_url: str) -> No
     system.close()
     with pytest.raises(InvalidArgument):
         RedisSystem(redis_url, prefix=b"bytes")  # type: ignore[arg-type]
+
+
+def test_what_a_killed_process_kept_is_restored_exactly(
+    client: Any, redis_url: str, tmp_path: Path
+) -> None:
+    check_kept("redis", redis_url, tmp_path)
+    assert sorted(client.keys()) == [b"only 1", b"only 2", b"same", b"sorted"]
+    assert client.pttl("only 1") > 0

@@ -17,7 +17,7 @@ from .systems.memory import MemorySystem
 from .systems.services import ClockSystem, MailSystem, QueueSystem, StorageSystem
 from .systems.sqlite import SqliteSystem
 from .systems.sqlite_connection import SqliteConnectionSystem
-from .world import Leak, World
+from .world import Leak, Recovery, World
 
 __all__ = [
     "Action",
@@ -35,6 +35,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "QueueSystem",
+    "Recovery",
     "SqliteConnectionSystem",
     "SqliteSystem",
     "State",

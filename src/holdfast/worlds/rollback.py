@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, InvalidValue, RollbackError
+from ..errors import CheckpointError, CheckpointInvalid, InvalidValue, RollbackError
 from .system import System
 
 Systems = Mapping[str, System]
 Tokens = Mapping[str, Any]
+
+MOVED = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Stands for the token of a process that died: what that kept, or None if it could not."""
+
+    data: Any
 
 
 def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
@@ -22,7 +32,7 @@ def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
                 raise InvalidValue("its token is None.", path="token")
             tokens[system_name] = token
         except BaseException as error:
-            _release(systems, tokens, error)
+            release_all(systems, tokens, error)
             if not isinstance(error, Exception):
                 raise
             raise CheckpointError(
@@ -32,7 +42,26 @@ def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
     return tokens
 
 
-def _release(systems: Systems, tokens: Tokens, error: BaseException) -> None:
+def keep_tokens(systems: Systems, tokens: Tokens, name: str) -> dict[str, Any]:
+    """Return what another process needs to restore new tokens; if one fails, all are released."""
+    kept: dict[str, Any] = {}
+    for system_name, system in systems.items():
+        try:
+            kept[system_name] = system.keep(tokens[system_name])
+        except BaseException as error:
+            release_all(systems, tokens, error)
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"System {system_name} could not keep checkpoint {name} for another process: "
+                f"{error}",
+                system=system_name,
+            ) from error
+    return kept
+
+
+def release_all(systems: Systems, tokens: Tokens, error: BaseException) -> None:
+    """Have every system forget its token; what fails is noted at the error."""
     for name in reversed(list(tokens)):
         try:
             systems[name].release(tokens[name])
@@ -46,7 +75,10 @@ def require_prepared(systems: Systems, tokens: Tokens) -> None:
     refusal: Exception | None = None
     for name, system in systems.items():
         try:
-            system.prepare(tokens[name])
+            if isinstance(tokens[name], Kept):
+                _require_kept(tokens[name])
+            else:
+                system.prepare(tokens[name])
         except Exception as error:
             refusal = refusal or error
             outcomes[name] = f"refused: {_said(error)}"
@@ -65,12 +97,39 @@ def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
     for name in _in_order(systems):
         touched.append(name)
         try:
-            systems[name].rollback(target[name])
-            outcomes[name] = "moved"
+            _restore(systems[name], target[name])
+            outcomes[name] = MOVED
         except Exception as error:
             outcomes[name] = f"failed: {_said(error)}"
             is_consistent = origin is not None and _move_back(systems, origin, touched, outcomes)
             raise _failed(outcomes, is_consistent=is_consistent) from error
+
+
+def finish(systems: Systems, target: Tokens) -> dict[str, str]:
+    """Restore the target in as many systems as possible; return where each is."""
+    outcomes = dict.fromkeys(target.keys() - systems.keys(), "failed: the world has no such system")
+    for name in _in_order(systems):
+        try:
+            if name not in target:
+                raise CheckpointInvalid("the checkpoint lacks it")
+            _restore(systems[name], target[name])
+            outcomes[name] = MOVED
+        except Exception as error:
+            outcomes[name] = f"failed: {_said(error)}"
+    return outcomes
+
+
+def _restore(system: System, token: Any) -> None:
+    if isinstance(token, Kept):
+        system.restore(_require_kept(token))
+    else:
+        system.rollback(token)
+
+
+def _require_kept(token: Kept) -> Any:
+    if token.data is None:
+        raise CheckpointInvalid("only the process that made the checkpoint could restore it")
+    return token.data
 
 
 def _move_back(
@@ -78,7 +137,7 @@ def _move_back(
 ) -> bool:
     is_back = True
     for name in reversed(touched):
-        failure = outcomes[name] if outcomes[name] != "moved" else ""
+        failure = outcomes[name] if outcomes[name] != MOVED else ""
         try:
             systems[name].rollback(origin[name])
             outcomes[name] = f"{failure}; moved back" if failure else "moved back"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from ..errors import CheckpointInvalid
 from .values import canonical
 
 RollbackOrder = Literal["any", "stack"]
@@ -61,6 +62,25 @@ class System(ABC):
     def position(self) -> object | None:
         """Return the token that was restored or made last, if the system itself keeps it."""
         return None
+
+    def keep(self, token: Any) -> object | None:
+        """Return plain data with which `restore` works in another process, or None.
+
+        It is asked right after the checkpoint was made. None says that only this process can
+        restore it.
+        """
+        return None
+
+    def restore(self, kept: Any) -> None:
+        """Restore what a process that died has kept, from whatever the system is at now."""
+        raise CheckpointInvalid("this system restores only what its own process has kept")
+
+    def discard(self, kept: Any) -> None:  # noqa: B027
+        """Remove what `keep` has put aside."""
+
+    def sweep(self) -> int:
+        """Remove what killed processes left where this system works; return how many things."""
+        return 0
 
     def close(self) -> None:  # noqa: B027
         """Remove everything that the system made for its checkpoints."""

@@ -73,6 +73,10 @@ class SnapshotTree(ABC, Generic[D]):
         left, self.head = self.head, node
         self._collect(left)
 
+    def leave(self, changes: D) -> None:
+        """Note that the live content is the head with these changes, which needs no token."""
+        self.release(self.add(changes))
+
     def release(self, token: Any) -> None:
         """Forget a token; a node that nobody needs is folded away."""
         node = self.find(token)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..arguments import require_text, shown
 from ..clock import IdSource, SystemClock
@@ -23,10 +23,24 @@ from .actions import Action, Outcome, as_action
 from .checkpoints import Checkpoint, Checkpoints, has_stack
 from .context import Context, copied
 from .graph import State, StateGraph
+from .journal import WorldJournal, require_store
 from .replay import replay
-from .rollback import Tokens, move, require_prepared, take_tokens
+from .rollback import (
+    MOVED,
+    Kept,
+    Tokens,
+    finish,
+    keep_tokens,
+    move,
+    release_all,
+    require_prepared,
+    take_tokens,
+)
 from .system import Observation, System, observation_of, state_id
 from .values import canonical
+
+if TYPE_CHECKING:
+    from ..store import Store
 
 _clock = SystemClock()
 _new_id = IdSource(_clock)
@@ -42,12 +56,35 @@ class Leak:
     after: Any
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a world that was opened again finished the rollback of a process that died.
+
+    `outcomes` says of each system whether it was moved; if one was not, the world is inconsistent.
+    """
+
+    checkpoint_id: str
+    outcomes: Mapping[str, str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all systems are at the checkpoint now."""
+        return all(outcome == MOVED for outcome in self.outcomes.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {outcome}" for name, outcome in self.outcomes.items())
+
+
 class World:
     """Systems that go back together. It belongs to one thread; `with` closes its systems.
 
     `identity` names values of the context that are part of a state's identity. `clients` are the
     caller's own and survive a rollback. With `verify`, each rollback to an observed state
     observes again, and adds what differs to `leaks`.
+
+    With a `store`, checkpoints are kept under the `id` of the world until it is closed, and a
+    rollback writes down first where it goes. If the process is killed, the world that is opened
+    next with this id has the checkpoints, and finishes the rollback; `recovery` says how.
     """
 
     def __init__(
@@ -58,6 +95,8 @@ class World:
         clients: Mapping[str, Any] | None = None,
         identity: tuple[str, ...] | list[str] = (),
         verify: bool = False,
+        store: Store | None = None,
+        id: str | None = None,
     ) -> None:
         if isinstance(identity, str):
             raise InvalidArgument("identity must be a list of names in the context.")
@@ -78,6 +117,10 @@ class World:
         self._state: State | None = None
         self._acts: list[tuple[Action, dict[str, Any], Outcome]] = []
         self._closing = ExitStack()
+        self.recovery: Recovery | None = None
+        self._journal: WorldJournal | None = None
+        if store is not None or id is not None:
+            self._open(store, id)
 
     @property
     def systems(self) -> Mapping[str, System]:
@@ -225,8 +268,12 @@ class World:
         found = self.find(checkpoint)
         is_valid = self._checkpoints.why_invalid(found, self._systems) is None
         self._checkpoints.remove(found)
+        if self._journal is not None:
+            self._discard(self._journal.remove(found.id))
         for name, token in found.tokens.items():
             system = self._systems[name]
+            if isinstance(token, Kept):
+                continue
             # A stack has destroyed its part of a dead checkpoint already.
             if is_valid or system.rollback_order == "any":
                 system.release(token)
@@ -236,11 +283,18 @@ class World:
         self._closing.callback(function)
 
     def close(self) -> None:
-        """Forget all checkpoints and close all systems, the last one first."""
+        """Forget all checkpoints and close all systems, the last one first.
+
+        An inconsistent world leaves its checkpoints in the store, for the one that is opened next.
+        """
         self._checkpoints.clear()
         with self._closing, ExitStack() as systems:
+            if self._journal is not None:
+                systems.callback(self._journal.close)
             for system in self._systems.values():
                 systems.callback(system.close)
+            if self._journal is not None and self._is_consistent:
+                self._discard(self._journal.clear())
 
     def __enter__(self) -> Self:
         return self
@@ -257,8 +311,39 @@ class World:
         if not self._is_consistent:
             raise WorldInconsistent(
                 f"Cannot {what}: a rollback failed and the systems are at different states. Roll "
-                "back to a checkpoint first."
+                f"back to a checkpoint first.{f' {self.recovery}.' if self.recovery else ''}"
             )
+
+    def _open(self, store: object, id: str | None) -> None:
+        """Take over what a process that died kept in the store, and finish its rollback."""
+        if store is None or id is None:
+            raise InvalidArgument("store and id go together: the id finds the world again")
+        self._journal = WorldJournal(require_store(store), id)
+        try:
+            found, intent = self._journal.load()
+            for checkpoint in found:
+                self._checkpoints.add(checkpoint)
+            if intent is not None:
+                self._finish(self._checkpoints[intent])
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def _finish(self, target: Checkpoint) -> None:
+        assert self._journal is not None
+        outcomes = finish(self._systems, target.tokens)
+        self.recovery = Recovery(checkpoint_id=target.id, outcomes=outcomes)
+        self._is_consistent = self.recovery.is_complete
+        if self._is_consistent:
+            self.context.restore(copied(target.context))
+            self.runs = dict(target.runs)
+            self._journal.end()
+
+    def _discard(self, kept: Iterable[Mapping[str, Any]]) -> None:
+        for one in kept:
+            for name, data in one.items():
+                if name in self._systems and data is not None:
+                    self._systems[name].discard(data)
 
     def _identify(self, observations: tuple[Observation, ...]) -> str:
         facts: dict[str, object] = {
@@ -279,6 +364,13 @@ class World:
             state_id=None if state is None else state.id,
             created_at=_clock.now_ms(),
         )
+        if self._journal is not None:
+            kept = keep_tokens(self._systems, made.tokens, name)
+            try:
+                self._journal.add(made, kept)
+            except BaseException as error:
+                release_all(self._systems, made.tokens, error)
+                raise
         self._checkpoints.add(made)
         return made
 
@@ -286,6 +378,8 @@ class World:
         context = copied(target.context)
         require_prepared(self._systems, target.tokens)
         origin = self._origin()
+        if self._journal is not None:
+            self._journal.begin(target.id)
         # Also an interrupt in the middle leaves the world flagged.
         self._is_consistent = False
         try:
@@ -293,6 +387,7 @@ class World:
         except RollbackError as error:
             self._is_consistent = error.is_consistent
             if error.is_consistent:
+                self._end()
                 self._drop(origin)
             raise
         self.context.restore(context)
@@ -300,11 +395,17 @@ class World:
         self._state = self.graph.states.get(target.state_id or "")
         self._acts = []
         self._is_consistent = True
+        self._end()
         if has_stack(self._systems):
             self._checkpoints.restored(target)
         self._drop(origin)
         if self.verify and self._state is not None:
             self._find_leaks(target, self._state)
+
+    def _end(self) -> None:
+        self.recovery = None
+        if self._journal is not None:
+            self._journal.end()
 
     def _origin(self) -> Tokens | None:
         """Return where the systems are, to return to; an inconsistent world has no such place."""

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...arguments import require_path
 from ...errors import InvalidArgument, NotFound, SystemBusy
+from ..folders import PREFIX, OwnFolder, kept_folder, remove_kept, sweep_folders
 from ..system import System
 from ..tree import Changes, DeltaTree
 
@@ -21,7 +22,7 @@ _CHUNK_BYTES: Final = 1 << 20
 # A file that changed so shortly before it was read may change again without its times showing it.
 _TICK_NS: Final = 20_000_000
 _READS_MAX: Final = 5
-_OURS: Final = ".holdfast-"
+_KIND: Final = "files"
 
 
 class _Entry(NamedTuple):
@@ -61,7 +62,8 @@ class FileSystem(System):
         self.path = require_path(path, "a directory")
         _require_own(self.path)
         self._observe = observe
-        self._kept = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+        self._folder = OwnFolder(_KIND)
+        self._kept = self._folder.path
         self._stamp = self._kept / "stamp"
         self._known: dict[str, _Known] = {}
         self._tree = DeltaTree()
@@ -95,6 +97,36 @@ class FileSystem(System):
         """Forget a checkpoint."""
         self._tree.release(token)
 
+    def keep(self, token: int) -> object:
+        """Return every path with what it holds; the contents stay in a folder of the system."""
+        self._folder.keep()
+        entries = {path: tuple(entry) for path, entry in self._entries.items()}
+        return {"folder": str(self._kept), "entries": entries}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Write what differs from what a process that died has kept."""
+        wanted = {path: _Entry(*entry) for path, entry in kept["entries"].items()}
+        folder = kept_folder(kept["folder"], _KIND)
+        now = self._scan()
+        changes = _differences(now, wanted)
+        for _, entry in changes.values():
+            if entry is not None and entry.kind == "file":
+                self._take_over(folder, entry.content)
+        self._apply(changes)
+        self._tree.leave(self._pending(wanted))
+        self._entries = wanted
+
+    def discard(self, kept: dict[str, Any]) -> None:
+        """Remove the folder with the contents."""
+        remove_kept(kept["folder"], _KIND)
+
+    def sweep(self) -> int:
+        """Remove the folders of killed processes, and files that they had not renamed yet."""
+        ours = [path for path in self.path.rglob(f"{PREFIX}*") if path.is_file()]
+        for path in ours:
+            path.unlink(missing_ok=True)
+        return len(ours) + sweep_folders(_KIND)
+
     def observe(self) -> object:
         """Return every path with what it holds."""
         if self._observe is not None:
@@ -105,16 +137,11 @@ class FileSystem(System):
 
     def close(self) -> None:
         """Remove the contents that were kept; the directory stays as it is."""
-        shutil.rmtree(self._kept, ignore_errors=True)
+        self._folder.close()
 
     def _pending(self, now: dict[str, _Entry]) -> Changes:
         """Return what differs from the head of the tree."""
-        before = self._entries
-        return {
-            path: (before.get(path), now.get(path))
-            for path in before.keys() | now.keys()
-            if before.get(path) != now.get(path)
-        }
+        return _differences(self._entries, now)
 
     def _scan(self) -> dict[str, _Entry]:
         started_ns = self._now_ns()
@@ -123,7 +150,7 @@ class FileSystem(System):
     def _walk(self, directory: str, prefix: str, now_ns: int) -> Iterator[tuple[str, _Entry]]:
         with os.scandir(directory) as found:
             for item in found:
-                if item.name.startswith(_OURS):
+                if item.name.startswith(PREFIX):
                     continue
                 path = prefix + item.name
                 status = item.stat(follow_symlinks=False)
@@ -164,6 +191,15 @@ class FileSystem(System):
         os.replace(temporary, self._kept / content)
         return content
 
+    def _take_over(self, folder: Path, content: str) -> None:
+        place = self._kept / content
+        if place.exists():
+            return
+        handle, temporary = tempfile.mkstemp(dir=self._kept)
+        os.close(handle)
+        shutil.copyfile(folder / content, temporary)
+        os.replace(temporary, place)
+
     def _apply(self, changes: Changes) -> None:
         paths = sorted(changes)
         closed = self._open_directories(paths)
@@ -193,7 +229,7 @@ class FileSystem(System):
 
     def _write(self, path: str, entry: _Entry) -> None:
         place = self.path / path
-        temporary = place.with_name(_OURS + sha256(os.fsencode(path)).hexdigest()[:24])
+        temporary = place.with_name(PREFIX + sha256(os.fsencode(path)).hexdigest()[:24])
         temporary.unlink(missing_ok=True)
         if entry.kind == "link":
             temporary.symlink_to(entry.content)
@@ -226,7 +262,7 @@ class FileSystem(System):
 
     def _has_fine_times(self) -> bool:
         """Say whether the times of files have fractions of a second, as changes need."""
-        probe = self.path / f"{_OURS}probe"
+        probe = self.path / f"{PREFIX}probe"
         try:
             for _ in range(3):
                 probe.write_bytes(b"")
@@ -241,6 +277,14 @@ class FileSystem(System):
             stacklevel=3,
         )
         return False
+
+
+def _differences(before: dict[str, _Entry], now: dict[str, _Entry]) -> Changes:
+    return {
+        path: (before.get(path), now.get(path))
+        for path in before.keys() | now.keys()
+        if before.get(path) != now.get(path)
+    }
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:

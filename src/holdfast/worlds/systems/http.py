@@ -94,14 +94,10 @@ class HttpSystem(System):
 
     def rollback(self, token: tuple[_Sent | None]) -> None:
         """Reset the service and send the requests again; raise if an answer differs."""
-        sent: list[_Sent] = []
-        step = token[0]
-        while step is not None:
-            sent.append(step)
-            step = step.before
+        sent = _all_sent(token[0])
         self._reset()
         self._last = None
-        for number, step in enumerate(reversed(sent), 1):
+        for number, step in enumerate(sent, 1):
             response = self._client.request(step.method, step.url, **decode(step.options))
             self._last = step
             if self._answer(response) != step.answer:
@@ -110,6 +106,17 @@ class HttpSystem(System):
                     f"otherwise than before (status {response.status_code})",
                     step=number,
                 )
+
+    def keep(self, token: tuple[_Sent | None]) -> object:
+        """Return the requests, with what they were answered."""
+        return [(sent.method, sent.url, sent.options, sent.answer) for sent in _all_sent(token[0])]
+
+    def restore(self, kept: list[tuple[str, str, bytes, tuple[int, bytes]]]) -> None:
+        """Reset the service and send the requests again."""
+        last = None
+        for sent in kept:
+            last = _Sent(last, *sent)
+        self.rollback((last,))
 
     def observe(self) -> object:
         """Return what the service shows."""
@@ -129,3 +136,12 @@ class HttpSystem(System):
             states.append(state_id([observation_of("service", self)], {}))
         if states[0] != states[1]:
             raise Conflict("Two resets lead to different states, so nothing could be replayed.")
+
+
+def _all_sent(last: _Sent | None) -> list[_Sent]:
+    """Return the requests that end with one, the first one first."""
+    sent: list[_Sent] = []
+    while last is not None:
+        sent.append(last)
+        last = last.before
+    return sent[::-1]

@@ -24,6 +24,7 @@ from ..tree import Changes, DeltaTree
 from .postgres_tables import (
     Table,
     capture,
+    captured,
     content_of,
     read_sequences,
     replace_rows,
@@ -80,6 +81,7 @@ class PostgresSystem(System):
         self._wait_seconds = wait_seconds
         self._schemas = list(schemas)
         self._observe = observe
+        self._dsn = dsn
         self._name = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
         self._connection = psycopg.connect(
             dsn, autocommit=True, row_factory=tuple_row, application_name="holdfast world"
@@ -122,6 +124,38 @@ class PostgresSystem(System):
     def release(self, token: int) -> None:
         """Forget a checkpoint."""
         self._tree.release(token)
+
+    def keep(self, token: int) -> object:
+        """Return the rows of every table, and where the sequences stand."""
+        with self._connection.transaction():
+            tables = {table.name: self._content(table) for table in self._tables.values()}
+            return {"tables": tables, "sequences": dict(self._sequences)}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Replace the rows that differ from what a process that died has kept."""
+        if kept["tables"].keys() != {table.name for table in self._tables.values()}:
+            raise Conflict("The schema changed since: there are other tables.")
+        self._wait_for_others()
+        with self._connection.transaction():
+            self._lock_log()
+            self._require_same_schema()
+            pending = self._drain()
+            changes: Changes = {}
+            self._connection.execute("SET LOCAL session_replication_role = replica")
+            for table in self._tables.values():
+                changes |= self._replace(table, kept["tables"][table.name])
+            for name, value in kept["sequences"].items():
+                now = pending.get(name, (None, self._sequences[name]))[1]
+                if now != value:
+                    changes[name] = now, value
+            self._apply({key: change for key, change in changes.items() if isinstance(key, str)})
+        self._note(pending)
+        self._note(changes)
+        self._tree.leave(self._tree.fold(pending, changes))
+
+    def sweep(self) -> int:
+        """Remove the schemas of killed processes, with their triggers."""
+        return self.clean(self._dsn)
 
     def observe(self) -> object:
         """Return what the observer reads, in one transaction."""
@@ -264,6 +298,18 @@ class PostgresSystem(System):
         for oid in old.keys() | new.keys():
             table = self._tables[oid]
             replace_rows(self._connection, table, old.get(oid, []), new.get(oid, []))
+
+    def _replace(self, table: Table, wanted: Sequence[str]) -> Changes:
+        """Replace the rows of a table, and return what that changes."""
+        now = self._content(table)
+        if not table.key:
+            replace_rows(self._connection, table, now, wanted)
+            return {(table.oid, None): (now, tuple(wanted))} if now != tuple(wanted) else {}
+        old, new = set(now) - set(wanted), set(wanted) - set(now)
+        captured(self._connection, self._name, table, is_always=True)
+        replace_rows(self._connection, table, sorted(old), sorted(new))
+        captured(self._connection, self._name, table, is_always=False)
+        return _folded(self._read_log())
 
     def _content(self, table: Table) -> tuple[str, ...]:
         return tuple(content_of(self._connection, table))

@@ -134,6 +134,16 @@ FOR EACH STATEMENT EXECUTE FUNCTION {wipe}();
     connection.execute(create)
 
 
+def captured(connection: Connection, home: str, table: Table, *, is_always: bool) -> None:
+    """Have changes captured also while triggers are silent, or as usual."""
+    alter = sql.SQL("ALTER TABLE {} ENABLE {} TRIGGER {}").format(
+        table.identifier,
+        sql.SQL("ALWAYS") if is_always else sql.SQL(""),
+        sql.Identifier(f"{home}_rows"),
+    )
+    connection.execute(alter)
+
+
 def content_of(connection: Connection, table: Table) -> list[str]:
     """Return the rows of a table as text, in order."""
     select = sql.SQL(

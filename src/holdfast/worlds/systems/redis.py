@@ -108,14 +108,31 @@ class RedisSystem(System):
         pending = self._pending()
         changes = self._tree.changes_to(target, pending)
         self._restore(changes)
-        self._note(pending)
-        self._note(changes)
-        self._remember_dumps(changes)
+        self._note_restored(pending, changes)
         self._tree.move(target)
 
     def release(self, token: int) -> None:
         """Forget a checkpoint."""
         self._tree.release(token)
+
+    def keep(self, token: int) -> object:
+        """Return every key with its dump and its expiry."""
+        return {key: tuple(value) for key, value in self._values.items()}
+
+    def restore(self, kept: dict[bytes, tuple[bytes, int | None]]) -> None:
+        """Write the keys that differ from what a process that died has kept."""
+        pending = self._pending()
+        now = dict(self._values)
+        now |= {key: value for key, (_, value) in pending.items()}
+        wanted = {key: _Value(*value) for key, value in kept.items()}
+        changes: Changes = {
+            key: (now.get(key), wanted.get(key))
+            for key in now.keys() | wanted.keys()
+            if now.get(key) != wanted.get(key)
+        }
+        self._restore(changes)
+        self._note_restored(pending, changes)
+        self._tree.leave(self._tree.fold(pending, changes))
 
     def observe(self) -> object:
         """Return what the observer reads; by default what every key holds, by its type."""
@@ -210,6 +227,11 @@ class RedisSystem(System):
             if value is not None:
                 self._values[key] = value
         self._reported.clear()
+
+    def _note_restored(self, pending: Changes, changes: Changes) -> None:
+        self._note(pending)
+        self._note(changes)
+        self._remember_dumps(changes)
 
     def _restore(self, changes: Changes) -> None:
         with self._client.pipeline(transaction=True) as pipe:

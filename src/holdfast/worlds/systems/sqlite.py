@@ -16,16 +16,20 @@ import apsw
 
 from ...arguments import require_path, require_seconds
 from ...errors import CheckpointInvalid, InvalidArgument, SystemBusy
+from ..folders import OwnFolder, kept_folder, remove_kept, sweep_folders
 from ..system import System
 from . import wal
 
 Observer = Callable[[apsw.Connection], object]
 
 _WAIT_SECONDS_MAX: Final = 3_600
+_KIND: Final = "sqlite"
+_TRIAL: Final = "trial"
 
 
 class _Snapshots(Protocol):
     def checkpoint(self) -> int: ...
+    def keep(self, token: int, folder: Path) -> list[str]: ...
     def prepare(self, token: int) -> None: ...
     def rollback(self, token: int) -> None: ...
     def release(self, token: int) -> None: ...
@@ -55,6 +59,7 @@ class SqliteSystem(System):
         if not self.path.is_file():
             raise InvalidArgument(f"path must be an SQLite database, and {self.path} is no file")
         self._observe = observe or all_tables
+        self._folder = OwnFolder(_KIND)
         self._connection = _connect(self.path, wait_seconds)
         try:
             problem = _why_no_segments(self._connection, self.path)
@@ -67,9 +72,10 @@ class SqliteSystem(System):
                     f"{self.path}: each checkpoint copies the whole database, because {problem}",
                     stacklevel=2,
                 )
-                self._snapshots = _Copies(self._connection)
+                self._snapshots = _Copies(self._connection, self._folder.path)
         except BaseException:
             self._connection.close()
+            self._folder.close()
             raise
 
     @property
@@ -93,6 +99,29 @@ class SqliteSystem(System):
         """Forget a checkpoint."""
         self._snapshots.release(token)
 
+    def keep(self, token: int) -> object:
+        """Write the database file once, and then what changed, to a folder of the system."""
+        self._folder.keep()
+        pieces = self._snapshots.keep(token, self._folder.path)
+        return {"folder": str(self._folder.path), "pieces": pieces}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Replace the whole database by what a process that died has kept."""
+        folder = kept_folder(kept["folder"], _KIND)
+        with tempfile.TemporaryDirectory(dir=self._folder.path) as scratch:
+            copy = Path(scratch) / "copy.db"
+            _assemble(folder, kept["pieces"], copy)
+            with closing(_connect(copy, 0)) as source:
+                copy_database(source, self._connection)
+
+    def discard(self, kept: dict[str, Any]) -> None:
+        """Remove the folder with what was kept."""
+        remove_kept(kept["folder"], _KIND)
+
+    def sweep(self) -> int:
+        """Remove the folders of killed processes, and trials that they had not ended."""
+        return sweep_folders(_KIND) + sweep_folders(_TRIAL, self.path.parent)
+
     def observe(self) -> object:
         """Return what the observer reads, in one transaction."""
         self._connection.execute("BEGIN")
@@ -105,6 +134,7 @@ class SqliteSystem(System):
         """Let go of the file; its content stays as it is."""
         self._connection.close()
         self._snapshots.close()
+        self._folder.close()
         # Whoever closes the last connection that has read it copies the log into the file.
         with closing(_connect(self.path, 0)) as last:
             last.pragma("user_version")
@@ -113,9 +143,9 @@ class SqliteSystem(System):
 class _Copies:
     """Snapshots as whole copies, made and restored by SQLite itself: slow, and always exact."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, directory: Path) -> None:
         self._connection = connection
-        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-sqlite-"))
+        self._directory = directory
         self._next = 1
 
     def checkpoint(self) -> int:
@@ -137,8 +167,15 @@ class _Copies:
         self.prepare(token)
         self._file(token).unlink()
 
+    def keep(self, token: int, folder: Path) -> list[str]:
+        # Copies have no log, so the one piece is the whole database, by a name of its own.
+        kept = f"kept-{token}.db"
+        if not (folder / kept).exists():
+            os.link(self._file(token), folder / kept)
+        return [kept]
+
     def close(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Do nothing: the directory is not its own."""
 
     def _file(self, token: int) -> Path:
         return self._directory / f"{token}.db"
@@ -175,6 +212,20 @@ def _order(row: list[object]) -> list[tuple[str, str]]:
     return [(type(value).__name__, repr(value)) for value in row]
 
 
+def _assemble(folder: Path, pieces: list[str], copy: Path) -> None:
+    """Put a database together again from what was kept of it."""
+    try:
+        if pieces[0].endswith(".db"):
+            shutil.copyfile(folder / pieces[0], copy)
+            return
+        shutil.copyfile(folder / wal.BASE, copy)
+        with Path(f"{copy}-wal").open("wb") as log:
+            for piece in pieces:
+                log.write((folder / piece).read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointInvalid(f"{error.filename} is not there any more") from error
+
+
 def _connect(path: Path, wait_seconds: float) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(round(wait_seconds * 1000))
@@ -198,15 +249,15 @@ def _why_no_segments(connection: apsw.Connection, path: Path) -> str | None:
     if connection.pragma("journal_mode") != "wal":
         return "it is not in WAL mode (PRAGMA journal_mode = WAL)"
     # Whatever the file system does with locks and shared memory, it does to this file too.
-    handle, name = tempfile.mkstemp(prefix=".holdfast-", suffix=".db", dir=path.parent)
-    os.close(handle)
+    folder = OwnFolder(_TRIAL, path.parent)
     try:
-        return _try_out(Path(name))
+        trial = folder.path / "trial.db"
+        trial.touch()
+        return _try_out(trial)
     except (OSError, apsw.Error, AssertionError) as error:
         return f"a trial of the faster way failed here: {error}"
     finally:
-        for suffix in ("", "-wal", "-shm"):
-            Path(name + suffix).unlink(missing_ok=True)
+        folder.close()
 
 
 def _try_out(path: Path) -> str | None:

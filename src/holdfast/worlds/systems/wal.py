@@ -14,7 +14,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,9 @@ _READ_ZERO: Final = (123, 1)
 _READERS: Final = (124, 4)
 _SHARED: Final = (0x4000_0002, 510)
 _LOCK: Final = "hhqqi4x"
+_CHUNK_BYTES: Final = 1 << 20
 _PAUSE_SECONDS: Final = 0.002
+BASE: Final = "base"
 IS_SUPPORTED: Final = hasattr(fcntl, "F_OFD_SETLK")
 
 
@@ -117,6 +119,28 @@ class WalSnapshots:
         """Forget a snapshot."""
         self._tree.release(token)
 
+    def keep(self, token: int, folder: Path) -> list[str]:
+        """Write what is not there yet to a folder: the database file, and pieces of the log.
+
+        Return the names of the pieces. The file does not change while it is locked, and the log
+        not before the first snapshot.
+        """
+        path = [self._tree.find(token)]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        first, *others = path[::-1]
+        start = f"0-{first.changes.end}"
+        # Opening the files anew, and closing them, would drop the locks of this process.
+        _write(folder / BASE, _read(self._database, os.fstat(self._database).st_size))
+        _write(folder / start, _read(self._log, first.changes.end))
+        names = [start]
+        for node in others:
+            piece = node.changes
+            # A piece grows when the one before it is forgotten.
+            names.append(f"{node.number}-{piece.end}-{len(piece.content)}")
+            _write(folder / names[-1], [piece.content])
+        return names
+
     def close(self) -> None:
         """Let the log go: from now on it is copied into the file as ever."""
         for file in self._files:
@@ -186,6 +210,21 @@ class WalSnapshots:
         finally:
             for place in held:
                 _lock(self._index, fcntl.F_UNLCK, place)
+
+
+def _read(file: int, length: int) -> Iterator[bytes]:
+    for start in range(0, length, _CHUNK_BYTES):
+        yield os.pread(file, min(_CHUNK_BYTES, length - start), start)
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file that is there as a whole or not at all, unless it is there already."""
+    if path.exists():
+        return
+    temporary = path.with_name(f"{path.name}.new")
+    with temporary.open("wb") as file:
+        file.writelines(chunks)
+    temporary.replace(path)
 
 
 def _lock(file: int, kind: int, place: tuple[int, int]) -> bool:

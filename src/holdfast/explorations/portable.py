@@ -1,0 +1,159 @@
+"""Explorations in export files: what was explored, the states, and the log of actions.
+
+Checkpoints and unfinished rollbacks are left out: they belong to the systems beside this store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..kernel import portable
+from ..kernel.inserts import Insert
+from ..kernel.operation import Op, Row
+from ..kernel.owned_rows import OwnedRows, read_each
+from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
+from .rows import context
+
+
+class _OfSession(Record, frozen=True):
+    """A record that follows its session."""
+
+    def known(self, seen: Seen, session_number: int, session_id: str) -> bool:
+        """Whether its session came before it."""
+        session = seen.sessions.get(session_number)
+        return session is not None and session.id == session_id
+
+
+class WorldRecord(_OfSession, frozen=True, tag="world"):
+    """What was explored under a session."""
+
+    sealed = Sealed(lambda row, name: context(row["session_id"], name), settings=None)
+
+    session_number: portable.Positive
+    session_id: portable.Name
+    settings: bytes | None
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that its session precedes it, and that it comes once."""
+        worlds = seen.of(_Worlds).sessions
+        if not self.known(seen, *self._session) or self.session_number in worlds:
+            return f"the world of session {self.session_id!r} comes twice, or without its session"
+        worlds.add(self.session_number)
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add it."""
+        number = yield from into.number(self.session_number)
+        into.insert(ADD_WORLD, self.row(into.codec, session_number=number))
+
+    @property
+    def _session(self) -> tuple[int, str]:
+        return self.session_number, self.session_id
+
+
+class WorldStateRecord(_OfSession, frozen=True, tag="world_state"):
+    """A state that an exploration saw."""
+
+    sealed = Sealed(lambda row, name: context(row["session_id"], row["id"]), body=None)
+    counted = "states"
+
+    session_number: portable.Positive
+    session_id: portable.Name
+    id: portable.Name
+    body: bytes
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that its world precedes it, and that it comes once."""
+        worlds, key = seen.of(_Worlds), (self.session_number, self.id)
+        is_placed = self.known(seen, self.session_number, self.session_id)
+        if not is_placed or self.session_number not in worlds.sessions or key in worlds.states:
+            return f"{self.label} comes twice, or without its world"
+        worlds.states.add(key)
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add it, in the order of the file."""
+        number = yield from into.number(self.session_number)
+        into.insert(ADD_STATE, self.row(into.codec, session_number=number))
+
+
+class WorldStepRecord(_OfSession, frozen=True, tag="world_step"):
+    """Something that was tried in a state, and where it led."""
+
+    sealed = Sealed(
+        lambda row, name: context(row["session_id"], f"{row['from_id']} {row['candidate']}"),
+        body=None,
+    )
+    counted = "steps"
+
+    session_number: portable.Positive
+    session_id: portable.Name
+    from_id: portable.Name
+    candidate: portable.Count
+    to_id: portable.Name | None
+    body: bytes
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"step {self.candidate} from state {self.from_id!r}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that its states precede it, and that it comes once."""
+        worlds, key = seen.of(_Worlds), (self.session_number, self.from_id, self.candidate)
+        ends = {(self.session_number, id) for id in (self.from_id, self.to_id) if id is not None}
+        is_placed = self.known(seen, self.session_number, self.session_id)
+        if not is_placed or not ends <= worlds.states or key in worlds.steps:
+            return f"{self.label} comes twice, or without its states"
+        worlds.steps.add(key)
+        return None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add it, in the order of the file."""
+        number = yield from into.number(self.session_number)
+        into.insert(ADD_STEP, self.row(into.codec, session_number=number))
+
+
+@dataclass(slots=True)
+class _Worlds:
+    sessions: set[int] = field(default_factory=set)
+    states: set[tuple[int, str]] = field(default_factory=set)
+    steps: set[tuple[int, str, int]] = field(default_factory=set)
+
+
+WORLDS = OwnedRows(
+    "session_number, settings", "hf_worlds", "session_number = {owner}", {"session_number": 0}
+)
+STATES = OwnedRows(
+    "number, session_number, id, body", "hf_world_states", "session_number = {owner}", {"number": 0}
+)
+STEPS = OwnedRows(
+    "number, session_number, from_id, candidate, to_id, body",
+    "hf_world_steps",
+    "session_number = {owner}",
+    {"number": 0},
+)
+NOT_STORED = ("session_id",)
+ADD_WORLD = Insert("hf_worlds", WorldRecord.columns(without=NOT_STORED))
+ADD_STATE = Insert("hf_world_states", WorldStateRecord.columns(without=NOT_STORED))
+ADD_STEP = Insert("hf_world_steps", WorldStepRecord.columns(without=NOT_STORED))
+
+
+class ExplorationsPortable(Portable):
+    """Explorations are exported with the session that they belong to."""
+
+    records = (WorldRecord, WorldStateRecord, WorldStepRecord)
+
+    def export(self, out: Export) -> Op[None]:
+        """Write the explorations of the trees."""
+        for owned, record in (
+            (WORLDS, WorldRecord),
+            (STATES, WorldStateRecord),
+            (STEPS, WorldStepRecord),
+        ):
+
+            def write(row: Row, record: type[Record] = record) -> None:
+                named = {**row, "session_id": out.sessions[row["session_number"]]}
+                out.write(record.of(out.codec, named))
+
+            yield from read_each(owned, out.sessions, write)

@@ -1,0 +1,236 @@
+"""The rows of a world or an exploration, which belong to a session of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..codec import Codec
+from ..kernel.operation import C, Op, Query, batch, large_query, one, operation, rows
+from ..sessions.access import lock_and_read, require_fence, require_open
+from ..sessions.handle import SessionHandle
+
+ROWS_PER_PAGE = 1_000
+
+READ_WORLD = "SELECT settings, intent FROM hf_worlds WHERE session_number = :number"
+WRITE_SETTINGS = """
+INSERT INTO hf_worlds (session_number, settings) VALUES (:number, :settings)
+ON CONFLICT (session_number) DO UPDATE SET settings = excluded.settings
+"""
+WRITE_INTENT = """
+INSERT INTO hf_worlds (session_number, intent) VALUES (:number, CAST(:intent AS BLOB))
+ON CONFLICT (session_number) DO UPDATE SET intent = excluded.intent
+"""
+LIST_CHECKPOINTS = """
+SELECT id, name, body, created_at FROM hf_world_checkpoints
+WHERE session_number = :number ORDER BY number
+"""
+ADD_CHECKPOINT = """
+INSERT INTO hf_world_checkpoints (session_number, id, name, body, created_at)
+VALUES (:number, :id, :name, :body, :created_at)
+"""
+REMOVE_CHECKPOINT = "DELETE FROM hf_world_checkpoints WHERE session_number = :number AND id = :id"
+REMOVE_CHECKPOINTS = "DELETE FROM hf_world_checkpoints WHERE session_number = :number"
+# A state that was too deep to be left, and is nearer now, is written again with what to try there.
+ADD_STATE = """
+INSERT INTO hf_world_states (session_number, id, body) VALUES (:number, :id, :body)
+ON CONFLICT (session_number, id) DO UPDATE SET body = excluded.body
+    WHERE CAST(:is_nearer AS INTEGER) = 1
+"""
+ADD_STEP = """
+INSERT INTO hf_world_steps (session_number, from_id, candidate, to_id, body)
+VALUES (:number, :from_id, :candidate, CAST(:to_id AS TEXT), :body)
+ON CONFLICT (session_number, from_id, candidate) DO NOTHING
+"""
+LIST_STATES = """
+SELECT number, id, body FROM hf_world_states
+WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
+"""
+LIST_STEPS = """
+SELECT number, from_id, candidate, to_id, body FROM hf_world_steps
+WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWorld:
+    """What was explored, and the rollback that is under way; None if there is none."""
+
+    settings: bytes | None
+    intent: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCheckpoint:
+    """A checkpoint from which another process can restore the world."""
+
+    id: str
+    name: str
+    body: bytes
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptState:
+    """A state that was seen; `is_nearer` says that it is written again, with what to try there."""
+
+    id: str
+    body: bytes
+    number: int = 0
+    is_nearer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStep:
+    """Something that was tried in a state, and where it led; nowhere if it was not possible."""
+
+    from_id: str
+    candidate: int
+    to_id: str | None
+    body: bytes
+    number: int = 0
+
+
+class Journal(SessionHandle[C]):
+    """What a world or an exploration has written under one session.
+
+    Every write checks the lease of the session, or of the work item, with which the handle was
+    made; LeaseLost says that another process has taken over.
+    """
+
+    @large_query
+    def world(self) -> Op[KeptWorld]:
+        """Return what was explored, and the rollback that is under way."""
+        row = yield from one(READ_WORLD, number=self.number)
+        if row is None:
+            return KeptWorld(settings=None, intent=None)
+        return KeptWorld(**{name: self._opened(name, record) for name, record in row.items()})
+
+    @operation
+    def set_settings(self, settings: bytes) -> Op[None]:
+        """Write down what is explored."""
+        yield from self._lock()
+        sealed = self._sealed("settings", settings)
+        yield from rows(WRITE_SETTINGS, number=self.number, settings=sealed)
+
+    @operation
+    def set_intent(self, intent: bytes | None) -> Op[None]:
+        """Write down what a rollback is about to do, or that none is under way any more."""
+        yield from self._lock()
+        sealed = None if intent is None else self._sealed("intent", intent)
+        yield from rows(WRITE_INTENT, number=self.number, intent=sealed)
+
+    @large_query
+    def checkpoints(self) -> Op[list[KeptCheckpoint]]:
+        """Return the checkpoints, the oldest first."""
+        found = yield from rows(LIST_CHECKPOINTS, number=self.number)
+        return [
+            KeptCheckpoint(**{**row, "body": self._body(row["id"], row["body"])}) for row in found
+        ]
+
+    @operation
+    def add_checkpoint(self, checkpoint: KeptCheckpoint) -> Op[None]:
+        """Add a checkpoint."""
+        yield from self._lock()
+        yield from rows(
+            ADD_CHECKPOINT,
+            number=self.number,
+            id=checkpoint.id,
+            name=checkpoint.name,
+            body=self._sealed(checkpoint.id, checkpoint.body),
+            created_at=checkpoint.created_at,
+        )
+
+    @operation
+    def remove_checkpoint(self, id: str) -> Op[None]:
+        """Remove a checkpoint."""
+        yield from self._lock()
+        yield from rows(REMOVE_CHECKPOINT, number=self.number, id=id)
+
+    @operation
+    def clear(self) -> Op[None]:
+        """Remove all checkpoints, and the rollback that is under way."""
+        yield from self._lock()
+        yield from batch(
+            Query(REMOVE_CHECKPOINTS, {"number": self.number}),
+            Query(WRITE_INTENT, {"number": self.number, "intent": None}),
+        )
+
+    @operation
+    def add(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> Op[None]:
+        """Add what some steps of an exploration found, all of it or nothing.
+
+        A state or a step that is here already stays as it is.
+        """
+        yield from self._lock()
+        queries = [
+            Query(
+                ADD_STATE,
+                {
+                    "number": self.number,
+                    "id": state.id,
+                    "body": self._sealed(state.id, state.body),
+                    "is_nearer": int(state.is_nearer),
+                },
+            )
+            for state in states
+        ]
+        queries += [
+            Query(
+                ADD_STEP,
+                {
+                    "number": self.number,
+                    "from_id": step.from_id,
+                    "candidate": step.candidate,
+                    "to_id": step.to_id,
+                    "body": self._sealed(f"{step.from_id} {step.candidate}", step.body),
+                },
+            )
+            for step in steps
+        ]
+        yield from batch(*queries)
+
+    @large_query
+    def states(self, *, after: int = 0) -> Op[list[KeptState]]:
+        """Return some of the states after a number, in the order in which they were seen."""
+        page = {"session": self.number, "after": after, "limit": ROWS_PER_PAGE}
+        found = yield from rows(LIST_STATES, **page)
+        return [KeptState(**{**row, "body": self._body(row["id"], row["body"])}) for row in found]
+
+    @large_query
+    def steps(self, *, after: int = 0) -> Op[list[KeptStep]]:
+        """Return some of the log of actions after a number, in order."""
+        page = {"session": self.number, "after": after, "limit": ROWS_PER_PAGE}
+        found = yield from rows(LIST_STEPS, **page)
+        return [
+            KeptStep(
+                **{**row, "body": self._body(f"{row['from_id']} {row['candidate']}", row["body"])}
+            )
+            for row in found
+        ]
+
+    def _lock(self) -> Op[None]:
+        """Lock the tree and check the lease; raise if it is lost, or the session has ended."""
+        found = yield from lock_and_read(self.runtime, self._place)
+        for row in found:
+            require_fence(self._place, row)
+        require_open(self._place, found)
+
+    def _sealed(self, what: str, body: bytes) -> bytes:
+        return self.runtime.codec.seal(body, context=context(self.id, what))
+
+    def _body(self, what: str, record: bytes) -> bytes:
+        return opened(self.runtime.codec, self.id, what, record)
+
+    def _opened(self, what: str, record: bytes | None) -> bytes | None:
+        return None if record is None else self._body(what, record)
+
+
+def context(session_id: str, what: str) -> tuple[str, ...]:
+    """Return what a sealed body is bound to."""
+    return ("hf_worlds", session_id, what)
+
+
+def opened(codec: Codec, session_id: str, what: str, record: bytes) -> bytes:
+    """Return the body of a record, or raise CorruptRecord."""
+    return codec.unseal(record, context=context(session_id, what))

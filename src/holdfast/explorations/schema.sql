@@ -1,0 +1,55 @@
+-- hf_worlds             one row per session that a world or an exploration writes to: what was
+--                       explored (settings), and the rollback that is under way (intent), which a
+--                       process that opens the world again finishes
+-- hf_world_checkpoints  checkpoints from which another process can restore all systems of the world
+-- hf_world_states       the states that an exploration saw, in order; body has the observations, and
+--                       what is to be tried there
+-- hf_world_steps        the log of actions: what was tried in which state, and where it led. to_id is
+--                       NULL if the action was not possible
+--
+-- Bodies are sealed. Rows are written by the holder of the session's lease, or of a work item that
+-- stands for a state. Lock order: the tree, then everything here.
+
+--[both]
+CREATE TABLE hf_worlds (
+    session_number INTEGER NOT NULL,
+    settings BLOB,
+    intent BLOB,
+    PRIMARY KEY (session_number)
+) WITHOUT ROWID;
+
+CREATE TABLE hf_world_checkpoints (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_number INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    body BLOB NOT NULL,
+    created_at INTEGER NOT NULL
+);
+
+CREATE UNIQUE INDEX ix_world_checkpoints_id ON hf_world_checkpoints (session_number, id);
+
+CREATE TABLE hf_world_states (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_number INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    body BLOB NOT NULL
+);
+
+CREATE UNIQUE INDEX ix_world_states_id ON hf_world_states (session_number, id);
+
+CREATE INDEX ix_world_states_order ON hf_world_states (session_number, number);
+
+CREATE TABLE hf_world_steps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_number INTEGER NOT NULL,
+    from_id TEXT NOT NULL,
+    candidate INTEGER NOT NULL CHECK (candidate >= 0),
+    to_id TEXT,
+    body BLOB NOT NULL
+);
+
+CREATE UNIQUE INDEX ix_world_steps_candidate
+ON hf_world_steps (session_number, from_id, candidate);
+
+CREATE INDEX ix_world_steps_order ON hf_world_steps (session_number, number);

@@ -1,0 +1,124 @@
+"""What a world keeps in a store, so that another process can go on after this one was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..arguments import require_text, shown
+from ..errors import InvalidArgument
+from ..explorations import Journal, KeptCheckpoint
+from ..session import DrivenSession
+from ..store import Store
+from .checkpoints import Checkpoint
+from .rollback import Kept
+from .values import decode, encode
+
+AGENT = "holdfast.worlds"
+_LEASE_SECONDS = 60
+
+
+def require_store(store: object) -> Store:
+    """Return the store, if it can keep what worlds write."""
+    if not isinstance(store, Store):
+        raise InvalidArgument(f"store must be a Store, not {shown(store)}; worlds are synchronous")
+    if store.runtime.is_remote:
+        raise InvalidArgument("store must be the database itself, not a server before it")
+    return store
+
+
+def drive(store: Store, id: str) -> DrivenSession:
+    """Take the session of a world over, at once: a process that still drives it is fenced."""
+    session = store.session(require_text("id", id), agent=AGENT, reopen=True)
+    return session.drive(lease_seconds=_LEASE_SECONDS, instance=AGENT)
+
+
+def journal_of(session: DrivenSession) -> Journal:
+    """Return what was written under a session, to be written with its lease."""
+    return Journal(
+        session.runtime, session.id, session.number, session.root_id, fence=session.fence
+    )
+
+
+class WorldJournal:
+    """The durable checkpoints of a world, and the rollback that is under way."""
+
+    def __init__(self, store: Store, id: str) -> None:
+        self._session = drive(require_store(store), id)
+        self._journal = journal_of(self._session)
+        # What was put aside for checkpoints, by this process and by those before it.
+        self._kept: list[Mapping[str, Any]] = []
+        self._ids: set[str] = set()
+
+    def load(self) -> tuple[list[Checkpoint], str | None]:
+        """Return the checkpoints, and the id of the one that a rollback was on its way to."""
+        found = [_checkpoint(kept) for kept in self._journal.checkpoints()]
+        self._ids = {checkpoint.id for checkpoint in found}
+        for checkpoint in found:
+            self._kept.append({name: kept.data for name, kept in checkpoint.tokens.items()})
+        intent = self._journal.world().intent
+        return found, None if intent is None else decode(intent)
+
+    def add(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
+        """Write a checkpoint, from which another process can restore all systems."""
+        self._kept.append(kept)
+        self._journal.add_checkpoint(kept_checkpoint(checkpoint, kept))
+        self._ids.add(checkpoint.id)
+
+    def remove(self, id: str) -> list[Mapping[str, Any]]:
+        """Remove a checkpoint; return what can be discarded, which is all with the last one."""
+        if id in self._ids:
+            self._journal.remove_checkpoint(id)
+            self._ids.remove(id)
+        return [] if self._ids else self._take_kept()
+
+    def begin(self, id: str) -> None:
+        """Write down where a rollback is about to go."""
+        self._journal.set_intent(encode(id, "id"))
+
+    def end(self) -> None:
+        """Write down that no rollback is under way."""
+        self._journal.set_intent(None)
+
+    def clear(self) -> list[Mapping[str, Any]]:
+        """Forget all checkpoints, end the session, and return what can be discarded."""
+        self._journal.clear()
+        self._session.end()
+        return self._take_kept()
+
+    def close(self) -> None:
+        """Release the lease."""
+        self._session.close()
+
+    def _take_kept(self) -> list[Mapping[str, Any]]:
+        kept, self._kept = self._kept, []
+        return kept
+
+
+def kept_checkpoint(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> KeptCheckpoint:
+    """Return a checkpoint as it is stored."""
+    body = {
+        "systems": dict(kept),
+        "context": dict(checkpoint.context),
+        "runs": dict(checkpoint.runs),
+        "state_id": checkpoint.state_id,
+    }
+    return KeptCheckpoint(
+        id=checkpoint.id,
+        name=checkpoint.name,
+        body=encode(body, "checkpoint"),
+        created_at=checkpoint.created_at,
+    )
+
+
+def _checkpoint(kept: KeptCheckpoint) -> Checkpoint:
+    body = decode(kept.body)
+    return Checkpoint(
+        id=kept.id,
+        name=kept.name,
+        tokens={name: Kept(data) for name, data in body["systems"].items()},
+        context=body["context"],
+        runs=body["runs"],
+        state_id=body["state_id"],
+        created_at=kept.created_at,
+    )
