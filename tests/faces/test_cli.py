@@ -38,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "holdfast"]
 COMMANDS = {
     "migrate", "doctor", "backup", "demo", "prune", "import", "sessions", "checkpoints",
-    "effects", "spend", "work", "state", "feed", "peers", "approvals", "tokens", "audit", "serve",
-    "mcp", "explore",
+    "effects", "spend", "work", "state", "feed", "peers", "agent", "approvals", "tokens", "audit",
+    "serve", "mcp", "explore",
 }  # fmt: skip
 SECONDS_MAX = 180
 

@@ -33,6 +33,7 @@ GROUPS = {
     "spend": ["spend"],
     "work": ["work", "worker", "worktop"],
     "peers": ["peers"],
+    "agent": ["agent"],
     "approvals": ["approvals"],
     "tokens": ["tokens"],
     "audit": ["audit"],

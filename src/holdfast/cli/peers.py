@@ -61,7 +61,7 @@ def list_calls(
         "progress": "progress",
     }
     dropped = ("progress", "id", "asked by")
-    return page("calls", found, _data, columns, limit=limit, drop=dropped, empty="No calls.")
+    return page("calls", found, call_data, columns, limit=limit, drop=dropped, empty="No calls.")
 
 
 @app.command(mode="read")
@@ -91,7 +91,7 @@ def show(store: Store, ask: Ask) -> Answer:
                 yield output.heading(f"{title}: {answer.status}, {output.when(answer.answered_at)}")
                 yield output.json_lines(answer.result)
 
-    return Answer(_data(call), shown)
+    return Answer(call_data(call), shown)
 
 
 @app.command(mode="write")
@@ -122,7 +122,8 @@ def cancel(store: Store, ask: Ask) -> Answer:
     return Answer({"id": call.id, "is_cancelled": is_cancelled}, f"Call {call.id} {told}.")
 
 
-def _data(call: PeerCall) -> dict[str, Any]:
+def call_data(call: PeerCall) -> dict[str, Any]:
+    """Return a call as plain data."""
     answers = {"answer": call.answer, "late": call.late}
     return {**output.data(call), **{name: _plain(each) for name, each in answers.items()}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from .. import store as stores
@@ -77,43 +77,41 @@ def run(
         "tools": named_tools(tools),
     }
     place = {"url": url, "namespace": namespace, "migrate": False}
-    serve = _serve_async if any(map(is_async, found.values())) else _serve
-    worker = serve(place, found, until_empty, options)
+    runs_async = any(map(is_async, found.values()))
+    what = ", ".join(sorted(found))
+    return serve(
+        place, lambda store: Worker(store, found, **options), what, until_empty, runs_async
+    )
+
+
+def serve(
+    place: Any, make: Callable[[Any], Any], what: str, until_empty: bool, runs_async: bool
+) -> Answer:
+    """Run a worker on a store, sync or async, until it has ended, and tell what it did."""
+
+    def announced(store: Any) -> Any:
+        worker = make(store)
+        logging.getLogger("holdfast.worker").info("%s serves %s", worker.holder, what)
+        return worker
+
+    async def serve_async() -> Any:
+        async with stores.aopen(**place) as store:
+            worker = announced(store)
+            await worker.run(until_empty=until_empty)
+        return worker
+
+    if runs_async:
+        worker = asyncio.run(serve_async())
+    else:
+        with stores.open(**place) as store:
+            worker = announced(store)
+            worker.run(until_empty=until_empty)
     ended = {outcome: worker.counts[outcome] for outcome in sorted(worker.counts)}
     counted = ", ".join(f"{count:,} {outcome}" for outcome, count in ended.items())
     return Answer(
         {"holder": worker.holder, "ended": ended},
         f"Stopped: {counted or 'nothing was run'}.",
         INTERRUPTED if worker.is_stopped_at_once else 0,
-    )
-
-
-def _serve(
-    place: Any, handlers: Mapping[str, Handler], until_empty: bool, options: dict[str, Any]
-) -> Worker[Any]:
-    with stores.open(**place) as store:
-        worker = Worker(store, handlers, **options)
-        _announce(worker, handlers)
-        worker.run(until_empty=until_empty)
-    return worker
-
-
-def _serve_async(
-    place: Any, handlers: Mapping[str, Handler], until_empty: bool, options: dict[str, Any]
-) -> Worker[Any]:
-    async def serve() -> Worker[Any]:
-        async with stores.aopen(**place) as store:
-            worker = Worker(store, handlers, **options)
-            _announce(worker, handlers)
-            await worker.run(until_empty=until_empty)
-        return worker
-
-    return asyncio.run(serve())
-
-
-def _announce(worker: Worker[Any], handlers: Mapping[str, Handler]) -> None:
-    logging.getLogger("holdfast.worker").info(
-        "%s serves %s", worker.holder, ", ".join(sorted(handlers))
     )
 
 

@@ -46,8 +46,7 @@ class Service:
         for name in ("queues", "concurrency", "handlers"):
             if name in options:
                 raise InvalidArgument(f"{name} of a service's worker are given by the service")
-        runs_async = any(map(is_async, (self._on_request, self._on_resume)))
-        handler = self._handle_async if runs_async else self._handle
+        handler = self._handle_async if self.is_async else self._handle
         handlers: dict[str, Handler] = {REQUEST: handler, RESUME: handler}
         queues = [queue_of(self.name)]
         return Worker(store, handlers, queues=queues, concurrency=instances, **options)
@@ -76,6 +75,11 @@ class Service:
             resumption = yield given.session.resumption
             result = yield partial(self._on_resume, resumption)
         return None if isinstance(result, Parked) else result
+
+    @property
+    def is_async(self) -> bool:
+        """Whether one of its functions is `async`, so that it needs an async store."""
+        return any(map(is_async, (self._on_request, self._on_resume)))
 
     def _cannot_resume(self, resumption: Resumption[Any]) -> None:
         raise WorkFailed(

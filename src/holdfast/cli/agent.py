@@ -1,0 +1,160 @@
+"""`holdfast agent`: serve an agent, ask one, and come back for its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any
+
+from ..arguments import shown
+from ..checkpoints.diff import printable
+from ..codec import from_json
+from ..errors import InvalidArgument
+from ..mesh import Mesh, Service
+from ..peers import PeerCall
+from ..store import Store
+from . import INTERRUPTED, output
+from .command import Answer, Commands, Namespace, Url, argument, cause, flag, imported, option
+from .peers import call_data
+from .worker import serve
+
+app = Commands("Serve an agent, ask one, and come back for its answer.")
+# As an error of the store that says that something is not as it was expected to be.
+UNANSWERED = 4
+
+Timeout = Annotated[
+    float | None,
+    option("SECONDS", "How long to wait for the answer.", show_default="until it comes"),
+]
+
+
+@app.command()
+def run(
+    agent: Annotated[
+        str, argument("MODULE:AGENT", "A Service of holdfast.mesh, or a function returning it.")
+    ],
+    url: Url = None,
+    namespace: Namespace = None,
+    instances: Annotated[int, option("N", "How many sessions run at once.")] = 4,
+    lease_seconds: Annotated[
+        float,
+        option("SECONDS", "Lease length: how long until others go on for a dead one.", "--lease"),
+    ] = 30,
+    drain_seconds: Annotated[
+        float, option("SECONDS", "How long running ones may take to finish at SIGTERM.", "--drain")
+    ] = 30,
+    until_empty: Annotated[
+        bool, flag("--until-empty", "End when nothing is ready and nothing runs.")
+    ] = False,
+) -> Answer:
+    """Serve an agent until a signal comes; run it on as many machines as you like.
+
+    SIGTERM or Ctrl-C takes no more requests and lets running ones finish; a second one gives them
+    back at once, to the other instances.
+    """
+    service = load(agent)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    options: dict[str, Any] = {
+        "instances": instances,
+        "lease_seconds": lease_seconds,
+        "drain_seconds": drain_seconds,
+    }
+    place = {"url": url, "namespace": namespace, "migrate": False}
+    what = f"agent {service.name}"
+    make = partial(service.worker, **options)
+    return serve(place, make, what, until_empty, service.is_async)
+
+
+@app.command(mode="write")
+def request(
+    store: Store,
+    agent: Annotated[str, argument("AGENT", "The agent's name.")],
+    input: Annotated[
+        str | None, argument("[INPUT]", "What it is asked for, as JSON; - reads stdin.")
+    ] = None,
+    request_id: Annotated[
+        str | None,
+        option("ID", "The same id is the same request.", "--id", show_default="a new one"),
+    ] = None,
+    user: Annotated[str | None, option("NAME", "For whom it is.")] = None,
+    timeout: Timeout = None,
+    as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
+) -> Answer:
+    """Ask an agent, show its progress, and print its answer.
+
+    Ctrl-C stops waiting and leaves the request running; `holdfast agent wait` comes back to it.
+    """
+    text = sys.stdin.read() if input == "-" else input
+    value = None if text is None else from_json(text, name="INPUT")
+    id = request_id or str(uuid.uuid4())
+    mesh = Mesh(store)
+    given: dict[str, Any] = {"request_id": id, "user": user}
+    ask = lambda **how: mesh.request(agent, value, **given, **how)  # noqa: E731
+    return _waited(id, ask, timeout, as_json)
+
+
+@app.command(mode="write")
+def wait(
+    store: Store,
+    request: Annotated[str, argument("REQUEST", "The id of a request.")],
+    timeout: Timeout = None,
+    as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
+) -> Answer:
+    """Wait for the answer to a request that was made before, from any machine."""
+    mesh = Mesh(store)
+    return _waited(request, lambda **how: mesh.wait(request, **how), timeout, as_json)
+
+
+def _waited(id: str, ask: Callable[..., PeerCall], timeout: float | None, as_json: bool) -> Answer:
+    """Wait with progress on stderr, and return the answer or how to come back for it."""
+    try:
+        call = ask(wait_seconds=timeout, on_progress=lambda note: _tell(note, as_json))
+    except KeyboardInterrupt:
+        told = f"The request goes on. `holdfast agent wait {id}` comes back for its answer."
+        return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)
+    if call.answer is None:
+        told = f"There is no answer yet. `holdfast agent wait {id}` comes back for it."
+        return Answer(call_data(call), told, UNANSWERED)
+    return Answer(call_data(call), lambda: _shown(call), 0 if call.state == "ok" else 1)
+
+
+def _tell(note: Any, as_json: bool) -> None:
+    line = {"progress": note} if as_json or not isinstance(note, str) else note
+    text = printable(line) if isinstance(line, str) else output.json_line(line)
+    # Who reads no progress still gets the answer.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _shown(call: PeerCall) -> Iterator[Any]:
+    assert call.answer is not None
+    if call.state != "ok":
+        yield f"{call.agent}: {call.state}"
+    if isinstance(call.answer.result, str):
+        yield printable(call.answer.result)
+    else:
+        yield output.json_lines(call.answer.result)
+    for each in call.answer.artifacts:
+        where = "" if each.uri is None else f" at {each.uri}"
+        yield printable(f"artifact {each.name} ({each.media_type}){where}")
+
+
+def load(name: str) -> Service:
+    """Return the service that a name like `module:agent` stands for."""
+    if ":" not in name:
+        raise InvalidArgument(f"{shown(name)} must be MODULE:AGENT, like travel.agents:planner")
+    try:
+        found = imported(name)
+        if not isinstance(found, Service) and callable(found):
+            found = found()
+    except Exception as error:
+        raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
+    if not isinstance(found, Service):
+        raise InvalidArgument(
+            f"{shown(name)} must be a Service of holdfast.mesh, not {type(found).__name__}"
+        )
+    return found

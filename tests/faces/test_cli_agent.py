@@ -1,0 +1,144 @@
+"""Serving agents and asking them on the command line, on both databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.faces.test_cli_work import Run, data, quick
+
+__all__ = ["quick"]
+
+COMMAND = [sys.executable, "-m", "holdfast"]
+SECONDS_MAX = 180
+AGENTS = """
+import holdfast
+from holdfast.mesh import Service
+
+
+def ask(request):
+    holdfast.Store(request.session.runtime).progress(request.ask_id, f"asking for {request.input}")
+    request.session.ask("weather", request.input)
+    return request.session.pause({"city": request.input})
+
+
+def answered(resumption):
+    [answer] = resumption.answers
+    return f"{resumption.context['city']}: {answer.result}"
+
+
+async def ask_async(request):
+    return request.input
+
+
+async def fail(request):
+    raise holdfast.WorkFailed("there is no such city")
+
+
+planner = Service("planner", ask, answered)
+weather = Service("weather", lambda request: "sun")
+echo = Service("echo", ask_async)
+broken = Service("broken", fail)
+not_an_agent = 3
+
+
+def made():
+    return weather
+"""
+
+
+@pytest.fixture(autouse=True)
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agents_here.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("agents_here", None)
+
+
+def serve(quick: Run, name: str) -> Any:
+    result = quick("agent", "run", f"agents_here:{name}", "--until-empty", "--json")
+    assert result.returncode == 0
+    return json.loads(result.stdout)
+
+
+def test_an_agent_is_served_and_asked_and_its_answer_come_back_for(
+    place: dict[str, Any], quick: Run
+) -> None:
+    holdfast.open(**place).close()
+    asked = quick("agent", "request", "planner", '"Oslo"', "--id=r1", "--user=ann", "--timeout=0")
+    assert (asked.returncode, "holdfast agent wait r1" in asked.stdout) == (4, True)
+    waiting = quick("agent", "wait", "r1", "--timeout=0", "--json")
+    assert (waiting.returncode, json.loads(waiting.stdout)["state"]) == (4, "open")
+    assert serve(quick, "planner")["ended"] == {"completed": 1}
+    for name in ("made", "planner"):
+        serve(quick, name)
+    done = quick("agent", "wait", "r1")
+    assert (done.returncode, done.stdout.strip()) == (0, "Oslo: sun")
+    assert done.stderr.strip() == "asking for Oslo"
+    again = quick("agent", "request", "planner", '"Oslo"', "--id=r1", "--json")
+    assert json.loads(again.stdout)["answer"]["result"] == "Oslo: sun"
+    assert json.loads(again.stderr) == {"progress": "asking for Oslo"}
+    other = quick("agent", "request", "planner", '"Rome"', "--id=r1")
+    assert other.returncode == 4
+    assert quick("agent", "wait", "none").returncode == 3
+
+
+def test_an_answer_that_is_an_error_is_told_with_the_exit_code(
+    place: dict[str, Any], quick: Run
+) -> None:
+    holdfast.open(**place).close()
+    quick("agent", "request", "broken", "--id=r1", "--timeout=0")
+    quick("agent", "request", "echo", "-", "--id=r2", "--timeout=0", stdin='{"a": 1}')
+    serve(quick, "broken")
+    serve(quick, "echo")
+    failed = quick("agent", "wait", "r1")
+    assert failed.returncode == 1
+    assert "there is no such city" in failed.stdout
+    assert data(quick("agent", "wait", "r2", "--json"))["answer"]["result"] == {"a": 1}
+
+
+def test_what_cannot_be_served_or_asked_is_told(place: dict[str, Any], quick: Run) -> None:
+    holdfast.open(**place).close()
+    for wrong in ("agents_here", "agents_here:none", "agents_here:not_an_agent", "no_such:x"):
+        result = quick("agent", "run", wrong)
+        assert (result.returncode, wrong in result.stderr) == (2, True)
+    assert quick("agent", "request", "planner", "{").returncode == 2
+    assert quick("agent", "request", "planner", "--timeout=-1").returncode == 2
+    with holdfast.open(**place) as store:
+        assert store.asks() == []
+
+
+def test_ctrl_c_leaves_the_request_running_and_says_how_to_come_back(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with holdfast.open(url) as store:
+        command = [*COMMAND, "agent", "request", "planner", '"Oslo"', "--id=r1", f"--url={url}"]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as waiting:
+            store_sees(store, "r1")
+            # Its first note is printed once it waits.
+            store.progress("r1", "begun")
+            assert waiting.stderr is not None
+            assert waiting.stderr.readline() == "begun\n"
+            waiting.send_signal(signal.SIGINT)
+            told, _ = waiting.communicate(timeout=SECONDS_MAX)
+        assert waiting.returncode == 130
+        assert f"holdfast agent wait r1 --url {url}" in told
+        assert store.peer_call("r1").state == "open"
+
+
+def store_sees(store: holdfast.Store, id: str) -> None:
+    """Wait until a request has been made."""
+    for event in store.follow_all():
+        if event.root_id == id:
+            return
