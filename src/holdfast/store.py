@@ -392,7 +392,7 @@ def sync_twin(store: AsyncStore) -> Store:
     parts = (runtime.target, runtime.settings, runtime.codec, runtime.redactor)
     keeper = Keeper.of(runtime)
     twin = _runtime(runtime.driver.twin(), *parts, is_async=False, keeper=keeper)
-    return Store(replace(twin, actor=runtime.actor))
+    return Store(replace(twin, actor=runtime.actor, transport=runtime.transport))
 
 
 def _acting(runtime: Runtime, token: object) -> Runtime:
@@ -406,7 +406,7 @@ def _joined(runtime: Runtime, connection: object) -> Runtime:
     driver = join(*given, connection, is_async=runtime.is_async)
     parts = (runtime.codec, runtime.redactor)
     joined = _runtime(driver, *given, *parts, is_async=runtime.is_async)
-    return replace(joined, actor=runtime.actor)
+    return replace(joined, actor=runtime.actor, transport=runtime.transport)
 
 
 def open(

@@ -82,6 +82,8 @@ class Runtime:
     is_async: bool
     actor: Actor = LOCAL
     """In whose name the handles are used."""
+    transport: str | None = None
+    """What carries requests to peers; None for the database itself."""
     states: dict[type, Any] = field(default_factory=dict)
     """The in-memory state of nouns, by class; see `PerStore`."""
 

@@ -1,7 +1,25 @@
 """The mesh: agents as services that any number of instances serve, and callers that ask them."""
 
 from .agents import MakeAgent, agent_service
+from .courier import Credentials, Identified
+from .memory import Memory
 from .requests import Mesh
 from .services import OnRequest, OnResume, Service
+from .transports import Delivery, Message, Transport, TransportError, Undeliverable
 
-__all__ = ["MakeAgent", "Mesh", "OnRequest", "OnResume", "Service", "agent_service"]
+__all__ = [
+    "Credentials",
+    "Delivery",
+    "Identified",
+    "MakeAgent",
+    "Memory",
+    "Mesh",
+    "Message",
+    "OnRequest",
+    "OnResume",
+    "Service",
+    "Transport",
+    "TransportError",
+    "Undeliverable",
+    "agent_service",
+]

@@ -2,32 +2,77 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ..arguments import require_seconds
 from ..errors import InvalidArgument
 from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, invoke, perform, wait
-from ..kernel.operation import C, Handle
+from ..kernel.operation import Async, C, Handle, Sync
 from ..kernel.signals import TREE_TOPIC
 from ..leases import uptime_seconds
 from ..peers import PeerCall, StorePeers
 from ..peers.asks import Timeout
-from ..store import StoreHandle
+from ..store import AsyncStore, StoreHandle, sync_twin
+from .courier import Courier, Credentials, require_credentials, routed
+from .transports import Transport, require_transport
 
 POLL_SECONDS = 1.0
 WAIT_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 class Mesh(Handle[C]):
-    """Asks agents on behalf of callers that are no session, such as a web server."""
+    """Asks agents on behalf of callers that are no session, such as a web server.
 
-    def __init__(self, store: StoreHandle[C]) -> None:
+    With a `transport`, it sends requests and receives answers in the background from the first
+    request until it is closed; the `credentials` hook makes the headers of each message.
+    """
+
+    def __init__(
+        self,
+        store: StoreHandle[C],
+        transport: Transport | Literal["database"] | None = None,
+        *,
+        credentials: Credentials | None = None,
+    ) -> None:
         if not isinstance(store, StoreHandle):
             raise InvalidArgument(f"a mesh needs a store, not {type(store).__name__}")
+        require_credentials(credentials)
+        carrier = require_transport(transport)
+        self._courier: Courier | None = None
+        if carrier is not None:
+            store = routed(store, carrier)
+            self._courier = Courier(carrier, None, credentials)
         super().__init__(store.runtime)
         self._store: StoreHandle[Any] = store
+        self._gate = threading.Lock()
+
+    @flow
+    def close(self) -> Flow[None]:
+        """Stop sending and receiving; what was not sent is left to another mesh of the store."""
+        if self._courier is not None:
+            yield from invoke(self._courier.stop)
+
+    def __enter__(self: Mesh[Sync]) -> Mesh[Sync]:
+        return self
+
+    def __exit__(self: Mesh[Sync], *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self: Mesh[Async]) -> Mesh[Async]:
+        return self
+
+    async def __aexit__(self: Mesh[Async], *_: object) -> None:
+        await self.close()
+
+    def _start(self, courier: Courier) -> None:
+        """Start to send and receive, unless that is under way."""
+        store: Any = self._store
+        with self._gate:
+            if not courier.is_open:
+                courier.open(sync_twin(store) if isinstance(store, AsyncStore) else store)
 
     @flow
     def request(
@@ -83,6 +128,8 @@ class Mesh(Handle[C]):
         on_progress: Callable[[Any], object] | None,
     ) -> Flow[PeerCall]:
         """Return a call with its answer, or as it is when the time is over."""
+        if self._courier is not None:
+            yield from invoke(self._start, self._courier)
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
         signals, topic = self.runtime.signals, f"{TREE_TOPIC}{call.root_id}"
         after = 0

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument, SessionEnded, WorkFailed
-from ..kernel.flow import drive, drive_async, is_async
+from ..kernel.flow import Flow, drive, drive_async, flow, is_async
+from ..kernel.operation import C
 from ..peers import Answered, Parked, PeerRequest, Resumption
 from ..peers.asks import REQUEST, RESUME, queue_of
+from ..peers.handle import GRACE_SECONDS_MAX, SessionPeers
+from ..session import Session
 from ..store import AsyncStore, Store
 from ..worker import Handler, RunningItem, Worker
+from .courier import Courier, Credentials, Identified, minted, require_credentials, routed
+from .transports import Transport, require_transport
 
 OnRequest: TypeAlias = Callable[[PeerRequest[Any]], Any]
 OnResume: TypeAlias = Callable[[Resumption[Any]], Any]
@@ -26,10 +32,18 @@ class Service:
     `on_request` gets a request with its session, `on_resume` a session that goes on after a pause;
     both may be `async`. What they return is the answer. To wait they `return session.pause(…)`: if
     the answers are in, `on_resume` is called at once. An exception uses up a retry of their work
-    item, and the last one is an `error` answer.
+    item, and the last one is an `error` answer. With `stateless=False` a pause waits in memory for
+    its answers, up to an hour, before it lets go.
     """
 
-    def __init__(self, name: str, on_request: OnRequest, on_resume: OnResume | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_request: OnRequest,
+        on_resume: OnResume | None = None,
+        *,
+        stateless: bool = True,
+    ) -> None:
         self.name = require_text("name", name)
         for label, function in (("on_request", on_request), ("on_resume", on_resume)):
             is_missing = function is None and label == "on_resume"
@@ -37,32 +51,60 @@ class Service:
                 raise InvalidArgument(f"{label} must be a function, not {shown(function)}")
         self._on_request = on_request
         self._on_resume = on_resume or self._cannot_resume
+        self._is_stateless = stateless
 
     def __repr__(self) -> str:
         return f"<Service {self.name}>"
 
-    def worker(self, store: S, *, instances: int = 4, **options: Any) -> Worker[S]:
-        """Return a worker that serves up to `instances` sessions at once; `options` are its own."""
-        for name in ("queues", "concurrency", "handlers"):
+    def worker(
+        self,
+        store: S,
+        transport: Transport | Literal["database"] | None = None,
+        *,
+        instances: int = 4,
+        credentials: Credentials | None = None,
+        **options: Any,
+    ) -> Worker[S]:
+        """Return a worker that serves up to `instances` sessions at once; `options` are its own.
+
+        Requests also come through the `transport`, and what its sessions ask goes there, with the
+        headers that the `credentials` hook makes for each message; None is the database.
+        """
+        for name in ("queues", "concurrency", "handlers", "inbox"):
             if name in options:
                 raise InvalidArgument(f"{name} of a service's worker are given by the service")
-        handler = self._handle_async if self.is_async else self._handle
-        handlers: dict[str, Handler] = {REQUEST: handler, RESUME: handler}
+        require_credentials(credentials)
+        carrier = require_transport(transport)
+        if carrier is not None:
+            store = routed(store, carrier)
+            options["inbox"] = Courier(carrier, self.name, credentials)
+        handle = self._handle_async if self.is_async else self._handle
+        handler: Handler = partial(handle, credentials)
+        handlers = {REQUEST: handler, RESUME: handler}
         queues = [queue_of(self.name)]
         return Worker(store, handlers, queues=queues, concurrency=instances, **options)
 
-    def serve(self, store: Store | AsyncStore, *, instances: int = 4, **options: Any) -> Any:
+    def serve(
+        self,
+        store: Store | AsyncStore,
+        transport: Transport | Literal["database"] | None = None,
+        *,
+        instances: int = 4,
+        **options: Any,
+    ) -> Any:
         """Serve until stopped by a signal; with an async store, await the call."""
-        worker: Any = self.worker(store, instances=instances, **options)
+        worker: Any = self.worker(store, transport, instances=instances, **options)
         return worker.run()
 
-    def _handle(self, item: RunningItem[Any]) -> Any:
-        return drive(self._steps(item), lambda step: step())
+    def _handle(self, credentials: Credentials | None, item: RunningItem[Any]) -> Any:
+        return drive(self._steps(credentials, item), lambda step: step())
 
-    async def _handle_async(self, item: RunningItem[Any]) -> Any:
-        return await drive_async(self._steps(item), _awaited)
+    async def _handle_async(self, credentials: Credentials | None, item: RunningItem[Any]) -> Any:
+        return await drive_async(self._steps(credentials, item), _awaited)
 
-    def _steps(self, item: RunningItem[Any]) -> Generator[Callable[[], Any], Any, Any]:
+    def _steps(
+        self, credentials: Credentials | None, item: RunningItem[Any]
+    ) -> Generator[Callable[[], Any], Any, Any]:
         """Begin with an item, and go on until the session waits or has its answer."""
         is_new = item.type == REQUEST
         try:
@@ -70,11 +112,40 @@ class Service:
         except SessionEnded:
             # An earlier attempt has ended the session, and died before it could say so.
             return None
-        result = yield partial(self._on_request if is_new else self._on_resume, given)
+        if is_new:
+            envelope = item.attempt.envelope
+            headers = {} if envelope is None else dict(envelope.message.headers)
+            request = replace(given, session=self._session(given.session), headers=headers)
+            result = yield partial(self._on_request, request)
+        else:
+            result = yield from self._go_on(credentials, given)
         while isinstance(result, Answered):
             resumption = yield given.session.resumption
-            result = yield partial(self._on_resume, resumption)
+            result = yield from self._go_on(credentials, resumption)
         return None if isinstance(result, Parked) else result
+
+    def _go_on(
+        self, credentials: Credentials | None, resumption: Resumption[Any]
+    ) -> Generator[Callable[[], Any], Any, Any]:
+        """Call `on_resume` with an identity that is made now."""
+        session, headers = resumption.session, dict[str, str]()
+        if credentials is not None:
+            info = yield session.info
+            identified = Identified(
+                kind="resume",
+                agent=self.name,
+                ask_id=session.id,
+                session_id=session.id,
+                root_id=session.root_id,
+                user=info.user,
+            )
+            headers = yield partial(minted, credentials, identified)
+        given = replace(resumption, session=self._session(session), headers=headers)
+        return (yield partial(self._on_resume, given))
+
+    def _session(self, session: Any) -> Any:
+        """Return the session that the functions get."""
+        return session if self._is_stateless else HeldSession.of(session)
 
     @property
     def is_async(self) -> bool:
@@ -85,6 +156,34 @@ class Service:
         raise WorkFailed(
             f"agent {self.name} has no on_resume, so session {resumption.session.id} cannot go on"
         )
+
+
+class HeldSession(Session[C]):
+    """A session whose pause waits for its answers in memory first, and keeps its lease."""
+
+    @classmethod
+    def of(cls, session: Session[C]) -> HeldSession[C]:
+        """Return another handle of a session that an item drives."""
+        here = (session.runtime, session.id, session.number, session.root_id, session.name)
+        return cls(
+            *here,
+            fence=session._place.fence,
+            guard=session.guard,
+            holder=session.holder,
+            item=session.item,
+        )
+
+    @flow
+    def pause(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+        context: Any = None,
+        *,
+        need: int | Literal["all", "any"] = "all",
+        rest: Literal["cancel", "keep"] = "cancel",
+    ) -> Flow[Parked | Answered]:
+        """Wait for answers in memory; only after an hour let go, as any other session."""
+        given: dict[str, Any] = {"need": need, "rest": rest, "grace_seconds": GRACE_SECONDS_MAX}
+        return (yield from SessionPeers.answers(self, context, **given))
 
 
 async def _awaited(step: Callable[[], Any]) -> Any:

@@ -52,9 +52,18 @@ DUE_OF_SESSION = f"""
 
 
 def answer(
-    runtime: Runtime, id: str, result: Any, status: str, artifacts: Sequence[Artifact]
+    runtime: Runtime,
+    id: str,
+    result: Any,
+    status: str,
+    artifacts: Sequence[Artifact],
+    *,
+    tells_peer: bool = True,
 ) -> Op[Receipt]:
-    """Store the answer to a call; "late" after a timeout or a cancellation, else "duplicate"."""
+    """Store the answer to a call; "late" after a timeout or a cancellation, else "duplicate".
+
+    A peer at another store that has not answered itself is told to stop.
+    """
     require_one_of("status", status, ANSWERED_BY_PEERS)
     given = require_artifacts(artifacts)
     # Checked before anything is locked.
@@ -62,7 +71,7 @@ def answer(
     ask = yield from read_ask(id, locks=True)
     if ask["state"] != "open":
         return (yield from _keep_late(runtime, ask, status, result, given))
-    yield from _settle_with_artifacts(runtime, ask, status, result, given)
+    yield from _settle_with_artifacts(runtime, ask, status, result, given, tells_peer=tells_peer)
     # A peer that has not begun need not begin.
     if (yield from withdraw_item(runtime, delivery_id(id))):
         yield from stop_peer(runtime, id)
@@ -81,12 +90,19 @@ def require_artifacts(artifacts: object) -> list[Artifact]:
 
 
 def _settle_with_artifacts(
-    runtime: Runtime, ask: Row, status: str, result: Any, given: Sequence[Artifact]
+    runtime: Runtime,
+    ask: Row,
+    status: str,
+    result: Any,
+    given: Sequence[Artifact],
+    *,
+    tells_peer: bool = True,
 ) -> Op[None]:
     """Settle a call with what its session made, and count it."""
     session = yield from one(READ_PLACE_BY_ID, id=ask["id"])
     made = [] if session is None else (yield from outgoing(runtime.codec, session["number"]))
-    settled = yield from settle(runtime, ask, status, result, [*made, *given])
+    whole = [*made, *given]
+    settled = yield from settle(runtime, ask, status, result, whole, tells_peer=tells_peer)
     if settled is not None:
         yield from count_answer(runtime, settled)
 

@@ -1,7 +1,8 @@
 """Asking a peer: the call, the session of the peer and its work item, in one commit.
 
 Nothing is sent before that commit, so no answer can precede its row. The work item is the delivery:
-any instance of the peer claims it from the queue of its agent.
+any instance of the peer claims it from the queue of its agent. If a transport carries the request,
+a row of the outbox stands in their place, and session and item are made where it is delivered.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ..arguments import require_seconds, require_text, shown
@@ -21,9 +23,11 @@ from ..kernel.operation import Handle, Lock, Op, Row, Runtime, fresh_id, one, op
 from ..sessions.access import Place
 from ..sessions.creation import insert_session
 from ..sessions.handle import SessionHandle
+from ..sessions.rows import READ_PLACE_BY_ID
 from ..state.requests import Ordinals
 from ..work.items import Submission
 from ..work.submission import submit_all
+from .outbox import agent_address, post, route_of, store_address
 from .records import ask_context, opened
 
 P = ParamSpec("P")
@@ -37,17 +41,18 @@ ASK_SECONDS_MAX = 366 * 24 * 3600
 # The work item that delivers a request, and the one that resumes a session.
 REQUEST, RESUME = "request", "resume"
 
-ASK_COLUMNS = """number, id, session_number, session_id, root_id, agent, state, pause_number,
-    timeout_ms, deadline_at, input, correlation, progress, answer, late, created_at, answered_at,
-    late_at, closed_at"""
+ASK_COLUMNS = """number, id, session_number, session_id, root_id, agent, user_id, route,
+    remote_store, origin_id, heard, state, pause_number, timeout_ms, deadline_at, input,
+    correlation, progress, answer, late, created_at, answered_at, late_at, closed_at"""
 SELECT_ASKS = f"SELECT {ASK_COLUMNS} FROM hf_asks"  # noqa: S608
 READ_ASK = f"{SELECT_ASKS} WHERE id = :id"
 ADD_ASK = f"""
 INSERT INTO hf_asks (
-    id, session_number, session_id, root_id, agent, state, timeout_ms, deadline_at, input,
-    correlation, created_at
+    id, session_number, session_id, root_id, agent, user_id, route, remote_store, origin_id, state,
+    timeout_ms, deadline_at, input, correlation, created_at
 ) VALUES (
-    :id, :session_number, :session_id, :root_id, :agent, 'open', CAST(:timeout_ms AS INTEGER),
+    :id, :session_number, :session_id, :root_id, :agent, :user_id, :route, :remote_store,
+    :origin_id, 'open', CAST(:timeout_ms AS INTEGER),
     :now + CAST(:timeout_ms AS INTEGER), CAST(:input AS BLOB), CAST(:correlation AS BLOB), :now
 ) RETURNING {ASK_COLUMNS}
 """  # noqa: S608
@@ -59,6 +64,15 @@ SET_PROGRESS = f"""
 UPDATE hf_asks SET progress = CAST(:progress AS BLOB), deadline_at = :now + timeout_ms
 WHERE id = :id AND state = 'open' RETURNING {ASK_COLUMNS}
 """  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a call comes from that another store has made, and who sends its answer."""
+
+    store_id: str
+    ask_id: str
+    route: str
 
 
 class asking(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
@@ -132,39 +146,68 @@ def add_ask(
     timeout_ms: int | None = None,
     user: str | None = None,
     root_id: str,
+    sender: str | None = None,
+    origin: Origin | None = None,
 ) -> Op[Row]:
-    """Write a call, the session of the peer and its work item; the tree is locked.
+    """Write a call, and the peer's session and work item or a message; the tree is locked.
 
     An id that is known returns the call as it is, or raises RequestMismatch.
     """
     codec = runtime.codec
-    input_body = codec.encode(input, name="input")
-    correlation_body = codec.encode(correlation, name="correlation")
+    bodies = {
+        "input": codec.encode(input, name="input"),
+        "correlation": codec.encode(correlation, name="correlation"),
+    }
     known = yield from one(READ_ASK, id=id)
     if known is not None:
         return (yield from _again(runtime, known, asker, agent, input))
-    given = {"id": id, "name": None, "agent": agent, "user_id": user, "metadata": None}
-    parent_id = None if asker is None else asker.id
-    child = yield from insert_session(codec, given, parent_id, root_id)
-    if child is None:
-        raise InvalidArgument(f"there is a session {shown(id)} already; ask with another id")
+    route = None if origin is None else origin.route
+    if origin is None and runtime.transport is not None:
+        route = route_of(runtime.transport, sender)
     [row] = yield from rows(
         ADD_ASK,
         id=id,
         session_number=None if asker is None else asker.number,
-        session_id=parent_id,
+        session_id=None if asker is None else asker.id,
         root_id=root_id,
         agent=agent,
+        user_id=user,
+        route=route,
+        remote_store=None if origin is None else origin.store_id,
+        origin_id=None if origin is None else origin.ask_id,
         timeout_ms=timeout_ms,
-        input=codec.seal(input_body, context=ask_context(id, "input")),
-        correlation=codec.seal(correlation_body, context=ask_context(id, "correlation")),
+        **{part: codec.seal(body, context=ask_context(id, part)) for part, body in bodies.items()},
     )
-    place = Place(id, child["number"], root_id, None)
-    delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(agent), id=delivery_id(id))
-    yield from submit_all(runtime, [delivery], default=place)
+    if origin is None and route is not None:
+        if (yield from one(READ_PLACE_BY_ID, id=id)) is not None:
+            raise _taken(id)
+        yield from post(runtime, "request", id, route, agent_address(agent))
+    else:
+        yield from insert_delivery(runtime, row)
     data = {"ask": id, "agent": agent, "deadline_at": row["deadline_at"]}
-    yield from emit(codec, root_id, parent_id or id, "peer_asked", data)
+    yield from emit(codec, root_id, row["session_id"] or id, "peer_asked", data)
     return row
+
+
+def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
+    """Make the session that serves a call, and the work item that delivers the request to it."""
+    codec, id = runtime.codec, ask["id"]
+    given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
+    metadata = None
+    if ask["origin_id"] is not None:
+        asked = {"asked_by": {"store": ask["remote_store"], "ask": ask["origin_id"]}}
+        metadata = codec.pack(asked, context=("hf_sessions", id))
+    given |= {"metadata": metadata}
+    child = yield from insert_session(codec, given, ask["session_id"], ask["root_id"])
+    if child is None:
+        raise _taken(id)
+    place = Place(id, child["number"], ask["root_id"], None)
+    delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(ask["agent"]), id=delivery_id(id))
+    yield from submit_all(runtime, [delivery], default=place)
+
+
+def _taken(id: str) -> InvalidArgument:
+    return InvalidArgument(f"there is a session {shown(id)} already; ask with another id")
 
 
 def _again(
@@ -194,6 +237,10 @@ def set_progress(runtime: Runtime, id: str, note: Any) -> Op[bool]:
     changed = yield from one(SET_PROGRESS, id=id, progress=body)
     if changed is None:
         return False
+    if found["origin_id"] is not None:
+        address = store_address(found["remote_store"])
+        told = {"note": redacted}
+        yield from post(runtime, "progress", found["origin_id"], found["route"], address, told)
     data = {"ask": id, "agent": found["agent"], "note": redacted}
     yield from emit(codec, found["root_id"], found["session_id"] or id, "peer_progressed", data)
     return True

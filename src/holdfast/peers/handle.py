@@ -110,7 +110,7 @@ class SessionPeers(SessionHandle[C]):
         place = self._place
         found = yield from lock_and_read(self.runtime, place)
         require_active(require_writable(self.runtime, place, found), self.id)
-        user = (yield from self._row())["user_id"]
+        here = yield from self._row()
         row = yield from add_ask(
             self.runtime,
             self,
@@ -119,8 +119,9 @@ class SessionPeers(SessionHandle[C]):
             input=input,
             correlation=correlation,
             timeout_ms=timeout_ms,
-            user=user,
+            user=here["user_id"],
             root_id=self.root_id,
+            sender=here["agent"],
         )
         return call_of(self.runtime.codec, row)
 

@@ -88,7 +88,15 @@ COUNT_OPEN = """
 SELECT (SELECT count(*) FROM hf_asks WHERE state = 'open') AS asks,
     (SELECT count(*) FROM hf_pauses WHERE state = 'waiting') AS pauses,
     (SELECT count(*) FROM hf_asks WHERE state = 'open' AND deadline_at IS NOT NULL
-        AND deadline_at <= :now - :late_ms) AS overdue
+        AND deadline_at <= :now - :late_ms) AS overdue,
+    (SELECT count(*) FROM hf_outbox WHERE due_at <= :now - :late_ms) AS unsent
+"""
+# A request is removed with its call; what was never confirmed is given up like an unread answer.
+REMOVE_OLD_MESSAGES = """
+DELETE FROM hf_outbox WHERE number IN (
+    SELECT number FROM hf_outbox WHERE created_at < :now - :age_ms AND kind <> 'request'
+    ORDER BY created_at LIMIT :limit
+) RETURNING number
 """
 TABLES = {"asks": ("hf_asks", "coalesce(session_id, id)"), "pauses": ("hf_pauses", "session_id")}
 
@@ -169,10 +177,12 @@ class PeersNoun(Noun):
                 if not removed:
                     break
                 counts[name] += removed
+        while removed := (yield from perform(remove_old_messages, runtime, retention.key_ms)):
+            counts["messages"] += removed
         return Pruned(others=counts)
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for calls whose deadline has passed and that nobody has timed out."""
+        """Look for calls past their deadline and for messages that nobody sends."""
         return {"peers": check}
 
 
@@ -218,12 +228,22 @@ def remove_old(runtime: Runtime, name: str, found: Sequence[Row], age_ms: int) -
     return count
 
 
+@operation
+def remove_old_messages(_: Runtime, age_ms: int) -> Op[int]:
+    """Remove messages that the other end has not confirmed for long."""
+    return len((yield from rows(REMOVE_OLD_MESSAGES, age_ms=age_ms, limit=REMOVED_PER_PASS)))
+
+
 def check() -> Op[list[Finding]]:
-    """Look for calls whose deadline passed a while ago."""
+    """Look for calls whose deadline passed a while ago, and for messages due since then."""
     [row] = yield from rows(COUNT_OPEN, late_ms=OVERDUE_MS)
     if row["overdue"]:
         message = f"{plural(row['overdue'], 'peer call')} past the deadline: nobody sweeps."
         advice = "Start a worker of the asking agent; it times them out."
+        return [Finding("peers", "warning", message, advice)]
+    if row["unsent"]:
+        message = f"{plural(row['unsent'], 'message')} to peers due for a minute: nobody sends."
+        advice = "Start an instance of the asking agent, or a mesh, with its transport."
         return [Finding("peers", "warning", message, advice)]
     calls, pauses = plural(row["asks"], "open peer call"), plural(row["pauses"], "waiting pause")
     return [Finding("peers", "ok", f"{calls}, {pauses}.")]

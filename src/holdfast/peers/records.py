@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, get_args
 
 from ..codec import Codec
@@ -135,6 +135,9 @@ class PeerRequest(Generic[C]):
     agent: str
     user: str | None
     input: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What the asker's credentials hook sent with the request. It is not stored: empty if another
+    instance goes on with the request, and if no transport carried it."""
 
 
 @travels
@@ -155,6 +158,8 @@ class Resumption(Generic[C]):
     artifacts: tuple[Artifact, ...]
     decision: Decision | None
     is_consumed: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What the service's own credentials hook made for this session to go on with."""
 
 
 def ask_context(id: str, part: str) -> tuple[str, ...]:

@@ -3,13 +3,22 @@
 --               session with the same id. An ask without a session was made by a caller that is none.
 --               It is open until it has an answer, which is stored once: whatever comes later is kept
 --               in `late` and changes nothing. pause_number is the pause that collects the answer,
---               NULL until the session pauses.
+--               NULL until the session pauses. route is NULL if the row itself is the delivery: a
+--               work item. Otherwise it names the transport and the agent whose instances send what
+--               concerns the ask, and remote_store is the store at the other end, once it is known.
+--               An ask that came from another store has the id it has there in origin_id; it is
+--               answered here like any other, and its answer is sent back. heard is the number of
+--               the last progress that came through the transport.
 -- hf_pauses     one row per pause of a session; `generation` counts them. While it is `waiting`, it
 --               counts the asks that are open and those answered `ok`; need is how many of the latter
 --               it waits for, NULL for all. The answer that meets the need makes it `ready`, once, and
 --               submits the work item that resumes the session. It is `resumed` when that item drives
 --               the session, and over when a turn is saved after resumed_version; it is `closed` by the
 --               next pause, the end of the session or the end of that item.
+-- hf_outbox     messages to be sent through a transport: one row per message, written with what it
+--               tells, and removed when the other end has confirmed it. Until then it is due again
+--               at due_at; a sender that takes it puts that off, so that no other sends it too, and
+--               is recognised by `attempts`. A request has its body in its ask.
 -- hf_artifacts  named outputs of a session, numbered by version.
 --
 -- All of them change only under the lock of their tree. Rows of sessions that were deleted are removed.
@@ -22,6 +31,11 @@ CREATE TABLE hf_asks (
     session_id TEXT,
     root_id TEXT NOT NULL,
     agent TEXT NOT NULL,
+    user_id TEXT,
+    route TEXT,
+    remote_store TEXT,
+    origin_id TEXT,
+    heard INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL CHECK (state IN ('open', 'ok', 'error', 'timeout', 'cancelled')),
     pause_number INTEGER,
     timeout_ms INTEGER CHECK (timeout_ms >= 0),
@@ -36,6 +50,8 @@ CREATE TABLE hf_asks (
     late_at INTEGER,
     closed_at INTEGER,
     CHECK ((session_number IS NULL) = (session_id IS NULL)),
+    CHECK (remote_store IS NULL OR route IS NOT NULL),
+    CHECK (origin_id IS NULL OR remote_store IS NOT NULL),
     CHECK ((state = 'open') = (answered_at IS NULL)),
     CHECK ((state = 'open') = (answer IS NULL)),
     CHECK (state <> 'open' OR closed_at IS NULL)
@@ -92,6 +108,24 @@ CREATE INDEX ix_pauses_agent ON hf_pauses (agent, state, number);
 CREATE INDEX ix_pauses_reason ON hf_pauses (reason, state, number);
 
 CREATE INDEX ix_pauses_closed ON hf_pauses (closed_at, number) WHERE closed_at IS NOT NULL;
+
+CREATE TABLE hf_outbox (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL CHECK (kind IN ('request', 'answer', 'progress', 'cancel')),
+    ask_id TEXT NOT NULL,
+    route TEXT NOT NULL,
+    address TEXT NOT NULL,
+    body BLOB,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due_at INTEGER NOT NULL,
+    created_at INTEGER NOT NULL
+);
+
+CREATE INDEX ix_outbox_due ON hf_outbox (route, due_at, number);
+
+CREATE INDEX ix_outbox_ask ON hf_outbox (ask_id);
+
+CREATE INDEX ix_outbox_created ON hf_outbox (created_at);
 
 CREATE TABLE hf_artifacts (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

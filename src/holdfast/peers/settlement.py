@@ -13,6 +13,7 @@ from ..work import transitions
 from ..work.items import READ_ITEM, Item
 from ..work.transitions import Transition
 from .asks import ASK_COLUMNS, SELECT_ASKS
+from .outbox import post_answer, withdraw_request
 from .records import Artifact, pack_answer
 
 # A caller that is no session does not collect answers: its call is closed with the answer.
@@ -39,8 +40,14 @@ def settle(
     result: Any,
     artifacts: Sequence[Artifact] = (),
     statement: str = SETTLE_OPEN,
+    *,
+    tells_peer: bool = True,
 ) -> Op[Row | None]:
-    """Store the answer of a call whose tree is locked; None if it has one, or is not due yet."""
+    """Store the answer of a call whose tree is locked; None if it has one, or is not due yet.
+
+    A transport brings it to the store that asked. Unless the answer came from the peer itself, a
+    peer at another store is told to stop.
+    """
     codec, id = runtime.codec, ask["id"]
     packed = pack_answer(codec, id, "answer", status, result, artifacts)
     settled = yield from one(statement, id=id, status=status, answer=packed)
@@ -48,6 +55,10 @@ def settle(
         data = {"ask": id, "agent": ask["agent"], "status": status}
         asker_id = ask["session_id"] or id
         yield from emit(codec, ask["root_id"], asker_id, "peer_answered", data)
+        if settled["origin_id"] is not None:
+            yield from post_answer(runtime, settled, status, result, artifacts)
+        elif settled["route"] is not None:
+            yield from withdraw_request(runtime, settled, tells_peer=tells_peer)
     return settled
 
 

@@ -72,6 +72,7 @@ NOT_ENDED = """
 SELECT number FROM hf_work
 WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
+CLAIM_ITEM = CLAIM.format(ready="SELECT number FROM hf_work WHERE id = :id AND state = 'pending'")
 # With a heartbeat each third of a lease, two of three change no indexed column.
 RENEWED = """heartbeat_at = :now,
     lease_expires_at = CASE
@@ -149,6 +150,12 @@ def claim(
     lease_ms = lease_milliseconds(lease_seconds)
     names = [] if queues is None else require_queues(queues)
     return (yield from Claim(holder, limit, names, lease_ms).take())
+
+
+def claim_item(id: str, claim: Claim) -> Op[Row | None]:
+    """Lease one item, if it is ready."""
+    given = {"holder": claim.holder, "lease_ms": claim.lease_ms, "claim_id": (yield FreshId())}
+    return (yield from one(CLAIM_ITEM, id=id, **given))
 
 
 def in_order(taken: Sequence[Row]) -> list[Row]:

@@ -23,6 +23,7 @@ from ..kernel.operation import Async, C, Call, Row, Runtime, Sync
 from ..leases import Guard, Kept
 from ..work.items import Item, error_text
 from ..work.transitions import Transition, turn
+from .inbox import Envelope
 
 Handler = Callable[[Any], Any]
 AttemptOutcome = Literal[
@@ -84,6 +85,8 @@ class HandlerRun:
         lease_seconds: float,
         asked_at: float,
         on_renewal: Callable[[HandlerRun, Row | None], None],
+        *,
+        envelope: Envelope | None = None,
     ) -> None:
         self.number: int = row["number"]
         guard = Guard("work item", row["id"], self.number, row["fence"])
@@ -92,6 +95,7 @@ class HandlerRun:
         self.is_draining = False
         self.is_ending = False
         self.successor: HandlerRun | None = None
+        self.envelope = envelope
         self.unknown: errors.CommitUnknown | None = None
         """A commit with an unknown outcome that may have written the completion; settled first."""
         self.completion: tuple[Item[Any], Transition] | None = None

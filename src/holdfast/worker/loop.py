@@ -36,6 +36,7 @@ from .attempts import (
     HandlerRun,
     log,
 )
+from .inbox import Delivered, Inbox, Intake
 from .pools import GroupCommit, TaskPool, ThreadPool
 from .upkeep import Upkeep
 
@@ -61,11 +62,12 @@ class WorkerOptions:
     drain_seconds: float
     work_days: float | None
     tools: Any
+    inbox: Inbox | None = None
 
 
 # A run with an outcome has ended; a run alone has a completion to be written.
 LoopEvent: TypeAlias = (
-    HandlerRun | tuple[HandlerRun, AttemptOutcome] | Literal["rung", "renewed", "stop"]
+    HandlerRun | Delivered | tuple[HandlerRun, AttemptOutcome] | Literal["rung", "renewed", "stop"]
 )
 
 
@@ -101,6 +103,7 @@ class WorkerLoop:
         self._has_more = False
         self._pause_seconds = 0.0
         self._poll_at = 0.0
+        self._terms = (store, options.lease_seconds)
         self._keeper = Keeper.of(store.runtime)
         self._ring: Callable[[], None] = partial(self._events.put, "rung")
         self._upkeep = Upkeep(store, options.sweep_interval_seconds, options.work_days, self._ring)
@@ -115,6 +118,9 @@ class WorkerLoop:
         self._until_empty = until_empty
         self._recover()
         self._upkeep.start()
+        inbox = self._options.inbox
+        if inbox is not None:
+            inbox.start(Intake(self._store, self._claim(1), self._room, self._events.put))
         unwatch = self._store.runtime.signals.watch(map(topic, self._options.queues), self._ring)
         try:
             while not self.stops:
@@ -125,6 +131,8 @@ class WorkerLoop:
                 self._receive(self._timeout())
         finally:
             unwatch()
+            if inbox is not None:
+                inbox.stop()
             self._drain()
             self._threads.close()
             if self._tasks is not None:
@@ -216,12 +224,14 @@ class WorkerLoop:
         return Claim(options.holder, room, options.queues, lease_ms)
 
     def _accept(self, taken: Sequence[Row], room: int, asked_at: float) -> None:
-        """Start renewing the leases of claimed items, and dispatch them."""
+        """Run items that were claimed."""
         self._has_more = len(taken) == room
-        lease_seconds = self._options.lease_seconds
+        self._keep([HandlerRun(row, *self._terms, asked_at, self._renewed) for row in taken])
+
+    def _keep(self, attempts: Sequence[HandlerRun]) -> None:
+        """Start renewing the leases of attempts, and dispatch them."""
         ready = []
-        for row in taken:
-            attempt = HandlerRun(row, self._store, lease_seconds, asked_at, self._renewed)
+        for attempt in attempts:
             self._keeper.keep(attempt.kept)
             running = (each for each in self._attempts.values() if each.number == attempt.number)
             before = next(running, None)
@@ -321,6 +331,8 @@ class WorkerLoop:
         if self._attempts.pop(attempt.kept, None) is None:
             return
         self.counts[outcome] += 1
+        if attempt.envelope is not None and outcome != "lost":
+            attempt.envelope.ack()
         if outcome == "lost" and self._until_empty:
             self._lost.add(attempt.number)
         if outcome == "retried":
@@ -336,7 +348,10 @@ class WorkerLoop:
         """Handle the answer to a heartbeat."""
         if row is None:
             self._events.put("renewed")
-        elif row["cancel_requested"]:
+            return
+        if attempt.envelope is not None:
+            attempt.envelope.extend()
+        if row["cancel_requested"]:
             attempt.cancel()
 
     def _watch_leases(self) -> None:
@@ -364,6 +379,9 @@ class WorkerLoop:
                     self._end(*event)
                 elif isinstance(event, HandlerRun):
                     self._returned.append(event)
+                elif isinstance(event, Delivered):
+                    given = (event.row, *self._terms, event.asked_at, self._renewed)
+                    self._keep([HandlerRun(*given, envelope=event.envelope)])
                 elif event == "rung":
                     self._is_rung = True
                 event = self._events.get_nowait()
@@ -382,6 +400,7 @@ class WorkerLoop:
 
     def _drain(self) -> None:
         """Release items that were not started, wait for the others, then release the rest."""
+        self._receive(0)
         for attempt in self._attempts.values():
             attempt.is_draining = True
         self._release([attempt for attempt in self._attempts.values() if attempt.begin()])

@@ -21,6 +21,7 @@ from ..sessions.rows import BOOT_MARK
 from ..store import AsyncStore, Store, sync_twin
 from ..work.claims import CLAIM_MAX, require_queues
 from .attempts import AttemptOutcome, Handler
+from .inbox import Inbox
 from .loop import WorkerLoop, WorkerOptions
 
 S = TypeVar("S", bound=Store | AsyncStore)
@@ -56,6 +57,7 @@ class Worker(Generic[S]):
         drain_seconds: float = 30,
         work_days: float | None = 30,
         tools: Any = None,
+        inbox: Inbox | None = None,
     ) -> None:
         if not isinstance(store, Store | AsyncStore):
             raise InvalidArgument(f"a worker needs a store, not {type(store).__name__}")
@@ -90,6 +92,7 @@ class Worker(Generic[S]):
             drain_seconds=drain_seconds,
             work_days=work_days,
             tools=tools,
+            inbox=inbox,
         )
         self._loop: WorkerLoop | None = None
         self._stops_before = 0
@@ -127,6 +130,8 @@ class Worker(Generic[S]):
         """
         if self._loop is not None:
             raise InvalidArgument("a worker runs only once; make another one")
+        if until_empty and self._options.inbox is not None:
+            raise InvalidArgument("a worker with a transport cannot tell that nothing will come")
         if isinstance(self.store, Store):
             return self._run_sync(self.store, until_empty)
         return self._run_async(self.store, until_empty)

@@ -1,0 +1,291 @@
+"""The courier of one process: it sends the outbox, and takes what a transport delivers.
+
+It works on threads of its own with a sync store, whatever the handlers are. Everything it knows is
+in the store: if it dies, another one goes on. An acknowledgement, and the receipt that ends the
+sending at the other end, follow the commit; if either is lost, the message comes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+from ..arguments import shown
+from ..errors import HoldfastError, InvalidArgument, StoreClosed
+from ..kernel.flow import is_async
+from ..kernel.operation import Call, operation
+from ..kernel.threads import Thread
+from ..leases import lease_milliseconds, uptime_seconds
+from ..peers.delivery import Incoming, take_answer, take_cancel, take_progress, take_request
+from ..peers.outbox import agent_address, route_of, store_address, topic_of
+from ..peers.sending import Outgoing, confirm, next_due, postpone, refuse, take_due
+from ..store import Store, StoreHandle
+from ..worker.inbox import Delivered, Intake
+from .transports import Delivery, Message, Transport, TransportError, Undeliverable
+
+SENT_PER_PASS = 20
+RECEIVED_PER_PASS = 20
+SEND_LEASE_SECONDS = 30.0
+POLL_SECONDS = 1.0
+RECEIVE_SECONDS = 1.0
+FULL_SECONDS = 0.05
+BACKOFF_SECONDS = 0.2
+BACKOFF_SECONDS_MAX = 30.0
+RESENDS_DOUBLED_MAX = 5
+
+log = logging.getLogger("holdfast.mesh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """What a credentials hook is asked for: a message to be sent, or a session that goes on."""
+
+    kind: str
+    """`request`, `answer`, `progress`, `cancel`, or `resume`."""
+    agent: str | None
+    """The agent that is asked; for `resume`, the one that goes on."""
+    ask_id: str | None
+    session_id: str | None
+    root_id: str | None
+    user: str | None
+
+
+H = TypeVar("H", bound=StoreHandle[Any])
+Credentials: TypeAlias = Callable[[Identified], Mapping[str, str]]
+
+
+def routed(store: H, transport: Transport) -> H:
+    """Return a store whose sessions ask through a transport."""
+    if not isinstance(store, StoreHandle):
+        raise InvalidArgument(f"a transport needs a store, not {type(store).__name__}")
+    if store.runtime.is_remote:
+        raise InvalidArgument(
+            "a transport needs a store that is opened with its database; through a server, peers "
+            "are asked by the database"
+        )
+    return type(store)(replace(store.runtime, transport=transport.name))
+
+
+def require_credentials(credentials: Credentials | None) -> Credentials | None:
+    """Return a credentials hook that can be called."""
+    if credentials is None:
+        return None
+    if not callable(credentials) or is_async(credentials):
+        raise InvalidArgument(f"credentials must be a plain function, not {shown(credentials)}")
+    return credentials
+
+
+def minted(credentials: Credentials | None, identified: Identified) -> dict[str, str]:
+    """Return the headers that a hook gives, checked."""
+    if credentials is None:
+        return {}
+    headers = credentials(identified)
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(part, str) for pair in headers.items() for part in pair
+    ):
+        raise InvalidArgument("a credentials hook returns a mapping of names to texts")
+    return dict(headers)
+
+
+class Courier:
+    """Sends for the instances of an agent, or for a mesh, and receives for their store."""
+
+    def __init__(
+        self, transport: Transport, agent: str | None, credentials: Credentials | None
+    ) -> None:
+        self._transport = transport
+        self._agent = agent
+        self._credentials = credentials
+        self._route = route_of(transport.name, agent)
+        self._topic = topic_of(self._route)
+        self._stopping = threading.Event()
+        self._threads: list[Thread] = []
+        self._lease_ms = lease_milliseconds(SEND_LEASE_SECONDS)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it sends and receives."""
+        return bool(self._threads)
+
+    def start(self, intake: Intake) -> None:
+        """Send, and bring requests to a worker."""
+        self._lease_ms = intake.claim.lease_ms
+        self.open(intake.store, intake)
+
+    def open(self, store: Store, intake: Intake | None = None) -> None:
+        """Send, and receive what comes to the store."""
+        self._store, self._store_id = store, store.store_id()
+        self._stopping.clear()
+        loops = [(self._send_due, "sender"), (self._take_replies, "replies")]
+        if intake is not None:
+            loops.append((lambda: self._take_requests(intake), "requests"))
+        for step, name in loops:
+            self._threads.append(Thread(lambda step=step: self._repeat(step), f"holdfast-{name}"))  # type: ignore[misc]
+            self._threads[-1].start()
+
+    def stop(self) -> None:
+        """Stop after what is under way; the rest is left to other couriers."""
+        self._stopping.set()
+        if self._threads:
+            self._store.runtime.signals.ring_here(self._topic)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _repeat(self, step: Callable[[], None]) -> None:
+        pause = BACKOFF_SECONDS
+        while not self._stopping.is_set():
+            try:
+                step()
+            except StoreClosed:
+                log.debug("the store is closed")
+                return
+            except Exception as error:
+                is_known = isinstance(error, HoldfastError)
+                log.warning("the mesh will try again: %s", error, exc_info=not is_known)
+                self._stopping.wait(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, BACKOFF_SECONDS_MAX)
+            else:
+                pause = BACKOFF_SECONDS
+
+    def _run(self, asked: operation[..., Any], *arguments: Any) -> Any:
+        runtime = self._store.runtime
+        return runtime.driver.run(Call(asked, runtime, arguments))
+
+    # Sending
+
+    def _send_due(self) -> None:
+        signals = self._store.runtime.signals
+        seen = signals.count(self._topic)
+        for outgoing in self._run(take_due, self._route, SENT_PER_PASS, self._lease_ms):
+            self._send(outgoing)
+        due_seconds = self._run(next_due, self._route)
+        wait_seconds = POLL_SECONDS if due_seconds is None else min(due_seconds, POLL_SECONDS)
+        if wait_seconds and not self._stopping.is_set():
+            signals.wait(self._topic, seen, wait_seconds)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        """Send a message, and say when it is sent again if nobody confirms it."""
+        doubled = 2 ** min(outgoing.attempts - 1, RESENDS_DOUBLED_MAX)
+        try:
+            self._transport.send(outgoing.address, self._message(outgoing))
+        except Undeliverable as error:
+            log.warning("%s to %s: %s", outgoing.kind, outgoing.address, error)
+            self._run(refuse, outgoing, str(error))
+            return
+        except Exception as error:
+            # Not what it says: a hook may have put a secret into its message.
+            told = error if isinstance(error, TransportError) else type(error).__name__
+            log.warning("%s to %s is sent again: %s", outgoing.kind, outgoing.address, told)
+            delay_seconds = min(BACKOFF_SECONDS * doubled, BACKOFF_SECONDS_MAX)
+        else:
+            delay_seconds = self._transport.resend_seconds * doubled
+        delay_ms = int(delay_seconds * random.uniform(1.0, 1.2) * 1000)
+        self._run(postpone, outgoing.number, outgoing.attempts, delay_ms)
+
+    def _message(self, outgoing: Outgoing) -> Message:
+        identified = Identified(
+            kind=outgoing.kind,
+            agent=outgoing.agent,
+            ask_id=outgoing.ask_id,
+            session_id=outgoing.session_id,
+            root_id=outgoing.root_id,
+            user=outgoing.user,
+        )
+        return Message(
+            kind=outgoing.kind,
+            id=f"{self._store_id} {outgoing.number}",
+            store_id=self._store_id,
+            ask_id=outgoing.ask_id,
+            number=outgoing.number,
+            body=outgoing.body,
+            headers=minted(self._credentials, identified),
+        )
+
+    # Receiving
+
+    def _take_replies(self) -> None:
+        address = store_address(self._store_id)
+        for delivery in self._receive(address, RECEIVED_PER_PASS):
+            self._take(delivery, None)
+
+    def _take_requests(self, intake: Intake) -> None:
+        assert self._agent is not None
+        room = intake.room()
+        if room <= 0:
+            self._stopping.wait(FULL_SECONDS)
+            return
+        for delivery in self._receive(agent_address(self._agent), min(room, RECEIVED_PER_PASS)):
+            self._take(delivery, intake)
+
+    def _receive(self, address: str, limit: int) -> Sequence[Delivery]:
+        return self._transport.receive(address, limit, RECEIVE_SECONDS)
+
+    def _take(self, delivery: Delivery, intake: Intake | None) -> None:
+        """Take a message, then acknowledge and confirm it; or have it delivered again."""
+        if self._stopping.is_set():
+            delivery.nack()
+            return
+        message = delivery.message
+        try:
+            is_running = self._apply(delivery, intake)
+        except InvalidArgument as error:
+            # It would be no better the next time.
+            log.error("%s of ask %s is dropped: %s", message.kind, message.ask_id, error)
+            is_running = False
+        except Exception:
+            delivery.nack(BACKOFF_SECONDS)
+            raise
+        if not is_running:
+            delivery.ack()
+        if message.kind != "receipt" and message.store_id != self._store_id:
+            self._confirm(message)
+
+    def _apply(self, delivery: Delivery, intake: Intake | None) -> bool:
+        """Write what a message says; True if it began an item, which acknowledges it at its end."""
+        message = delivery.message
+        if message.kind == "receipt":
+            self._run(confirm, message.number, message.ask_id, message.store_id)
+            return False
+        body = self._store.runtime.codec.decode(message.body)
+        incoming = Incoming(
+            transport=self._transport.name,
+            store_id=message.store_id,
+            ask_id=message.ask_id,
+            number=message.number,
+            body=body if isinstance(body, dict) else {},
+        )
+        if message.kind == "answer":
+            self._run(take_answer, incoming)
+        elif message.kind == "progress":
+            self._run(take_progress, incoming)
+        elif message.kind == "cancel":
+            self._run(take_cancel, incoming, None if intake is None else self._agent)
+        elif intake is not None:
+            return self._begin(delivery, incoming, intake)
+        return False
+
+    def _begin(self, delivery: Delivery, incoming: Incoming, intake: Intake) -> bool:
+        asked_at = uptime_seconds()
+        row = self._run(take_request, incoming, self._agent, intake.claim)
+        if row is not None:
+            intake.accept(Delivered(row, delivery, asked_at))
+        return row is not None
+
+    def _confirm(self, message: Message) -> None:
+        """Tell the sender that its message is durable here; if that is lost, it sends again."""
+        receipt = Message(
+            kind="receipt",
+            id=f"{message.id} {self._store_id}",
+            store_id=self._store_id,
+            ask_id=message.ask_id,
+            number=message.number,
+        )
+        try:
+            self._transport.send(store_address(message.store_id), receipt)
+        except TransportError as error:
+            log.info("%s of ask %s is not confirmed: %s", message.kind, message.ask_id, error)

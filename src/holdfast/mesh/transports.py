@@ -1,0 +1,96 @@
+"""What carries messages between agents, if not the database itself.
+
+A transport brings each message to its address at least once, in any order. An address is shared by
+all who receive from it: each message goes to one of them, and to another if it is not acknowledged
+in time. The rest is done by the stores at both ends: a message is sent again until the other end
+has confirmed it, and one that comes twice is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from ..arguments import require_text, shown
+from ..errors import HoldfastError, InvalidArgument
+
+ADDRESS_CHARACTERS_MAX = 300
+
+
+class TransportError(HoldfastError):
+    """The transport cannot be reached or has not accepted a message, which is sent again later."""
+
+    http_status = 503
+
+
+class Undeliverable(TransportError):
+    """The transport will never accept this message, for example because it is too large."""
+
+    http_status = 413
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message between two stores.
+
+    `id` is the same for every copy, `store_id` is the sender's store, `ask_id` the call that it
+    belongs to, `number` its number in the sender's outbox. `headers` are credentials: they are
+    made when the message is sent, and nobody stores them.
+    """
+
+    kind: Literal["request", "answer", "progress", "cancel", "receipt"]
+    id: str
+    store_id: str
+    ask_id: str
+    number: int
+    body: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+class Delivery(Protocol):
+    """A message that was received, and is kept for its receiver for a while."""
+
+    message: Message
+
+    def ack(self) -> None:
+        """Acknowledge it, without waiting: it is delivered no more."""
+
+    def nack(self, delay_seconds: float = 0.0) -> None:
+        """Have it delivered again, to whichever receiver, after a delay."""
+
+    def extend(self) -> None:
+        """Keep it for this receiver for as long again."""
+
+
+class Transport(Protocol):
+    """Sends and receives messages; its methods are called from several threads."""
+
+    name: str
+    """By which stores remember how a call was sent."""
+    resend_seconds: float
+    """How long after it was sent a message without confirmation is sent again."""
+
+    def send(self, address: str, message: Message) -> None:
+        """Return once the message is as safe as the transport keeps it, or raise TransportError."""
+
+    def receive(self, address: str, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+        """Wait for messages to an address that all its receivers share; they are not in order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; what was received and not acknowledged is delivered again."""
+
+
+def require_transport(transport: object) -> Transport | None:
+    """Return a transport, or None for the database, which needs none."""
+    if transport is None or transport == "database":
+        return None
+    wanted = ("send", "receive", "close")
+    if not all(callable(getattr(transport, name, None)) for name in wanted):
+        raise InvalidArgument(
+            f'a transport is None, "database" or an object such as Memory(), not {shown(transport)}'
+        )
+    require_text("name", getattr(transport, "name", None), 50)
+    found: Transport = transport  # type: ignore[assignment]
+    return found

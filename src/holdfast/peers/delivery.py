@@ -1,0 +1,158 @@
+"""What arrives through a transport: each message is taken once, in one transaction.
+
+A request becomes a session and a work item that is claimed at once. If it came from this store,
+its session is a child of the asking one; otherwise the ask is written here as that of a caller
+without a session, whose answer is sent back. A message that comes again is recognised by its id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import require_text, require_text_or_none
+from ..errors import InvalidArgument
+from ..feed import create_tree
+from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, rows
+from ..kernel.schema import read_store_id
+from ..sessions.rows import READ_PLACE_BY_ID
+from ..work.claims import Claim, claim_item
+from .answers import answer, cancel_call
+from .asks import READ_ASK, Origin, add_ask, delivery_id, insert_delivery, read_ask, set_progress
+from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, route_of, store_address
+from .records import Artifact
+
+HEAR = "UPDATE hf_asks SET heard = :number WHERE id = :id AND heard < :number RETURNING id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A message as it arrived through a transport; `store_id` is the store that sent it."""
+
+    transport: str
+    store_id: str
+    ask_id: str
+    number: int
+    body: Mapping[str, Any]
+
+    @property
+    def local_id(self) -> str:
+        """The id that an ask of another store has in this one."""
+        name = f"{self.store_id} {self.ask_id}"
+        return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
+
+
+@operation
+def take_request(runtime: Runtime, incoming: Incoming, agent: str, claim: Claim) -> Op[Row | None]:
+    """Make the session of a request and its item, claimed; None if it is known or not wanted."""
+    if incoming.store_id == (yield from read_store_id()):
+        ask_id = incoming.ask_id
+        is_new = yield from _take_own(runtime, incoming)
+    else:
+        ask_id = incoming.local_id
+        is_new = yield from _take_foreign(runtime, incoming, agent)
+    return (yield from claim_item(delivery_id(ask_id), claim)) if is_new else None
+
+
+def _take_own(runtime: Runtime, incoming: Incoming) -> Op[bool]:
+    ask = yield from one(READ_ASK, id=incoming.ask_id)
+    if ask is not None:
+        yield Lock(ask["root_id"])
+        ask = yield from one(READ_ASK, id=incoming.ask_id)
+    yield from rows(REMOVE_MESSAGE, number=incoming.number, ask_id=incoming.ask_id)
+    if ask is None or ask["state"] != "open" or ask["route"] is None:
+        return False
+    if (yield from one(READ_PLACE_BY_ID, id=ask["id"])) is not None:
+        return False
+    yield from insert_delivery(runtime, ask)
+    return True
+
+
+def _take_foreign(runtime: Runtime, incoming: Incoming, agent: str) -> Op[bool]:
+    id, user = incoming.local_id, incoming.body.get("user")
+    require_text_or_none("user", user)
+    if (yield from _lock_foreign(id)) is not None:
+        return False
+    yield from add_ask(
+        runtime,
+        None,
+        id=id,
+        agent=agent,
+        input=incoming.body.get("input"),
+        user=user,
+        root_id=id,
+        origin=_origin(incoming, agent),
+    )
+    return True
+
+
+def _lock_foreign(id: str) -> Op[Row | None]:
+    """Lock the tree of an ask of another store, and return the ask if it is known."""
+    yield from create_tree(id)
+    yield Lock(id)
+    return (yield from one(READ_ASK, id=id))
+
+
+def _origin(incoming: Incoming, agent: str) -> Origin:
+    require_text("ask", incoming.ask_id)
+    require_text("store", incoming.store_id)
+    return Origin(incoming.store_id, incoming.ask_id, route_of(incoming.transport, agent))
+
+
+@operation
+def take_cancel(runtime: Runtime, incoming: Incoming, agent: str | None) -> Op[None]:
+    """Cancel the call of another store; if it has not come yet, it will not be served.
+
+    `agent` is whose instance has taken the message; None if it came to the store.
+    """
+    if incoming.store_id == (yield from read_store_id()):
+        # Here the call itself says that it is over.
+        yield from rows(REMOVE_MESSAGE, number=incoming.number, ask_id=incoming.ask_id)
+        return
+    id = incoming.local_id
+    known = yield from _lock_foreign(id)
+    if known is None:
+        if agent is None:
+            return
+        given: dict[str, Any] = {"agent": agent, "input": None, "root_id": id}
+        yield from add_ask(runtime, None, id=id, **given, origin=_origin(incoming, agent))
+    if (yield from cancel_call(runtime, id)):
+        # Who has cancelled it needs no answer.
+        address = store_address(incoming.store_id)
+        yield from rows(REMOVE_OF_ASK, ask_id=incoming.ask_id, kind="answer", address=address)
+
+
+@operation
+def take_answer(runtime: Runtime, incoming: Incoming) -> Op[None]:
+    """Record the answer of a peer at another store; one to an unknown call is dropped."""
+    if (yield from _is_carried(incoming.ask_id)):
+        body = incoming.body
+        artifacts = [_artifact(each) for each in body.get("artifacts", ())]
+        given = (incoming.ask_id, body.get("result"), str(body.get("status")), artifacts)
+        yield from answer(runtime, *given, tells_peer=False)
+
+
+@operation
+def take_progress(runtime: Runtime, incoming: Incoming) -> Op[None]:
+    """Record the progress of a peer at another store, unless a later one is known."""
+    if not (yield from _is_carried(incoming.ask_id)):
+        return
+    yield from read_ask(incoming.ask_id, locks=True)
+    if (yield from one(HEAR, id=incoming.ask_id, number=incoming.number)) is not None:
+        yield from set_progress(runtime, incoming.ask_id, incoming.body.get("note"))
+
+
+def _is_carried(ask_id: str) -> Op[bool]:
+    """Whether a call is known here whose answer may come through a transport."""
+    ask = yield from one(READ_ASK, id=require_text("ask", ask_id))
+    return ask is not None and ask["route"] is not None and ask["origin_id"] is None
+
+
+def _artifact(given: Any) -> Artifact:
+    try:
+        return Artifact(**given)
+    except TypeError:
+        raise InvalidArgument("an artifact of the answer cannot be read") from None

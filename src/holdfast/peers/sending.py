@@ -1,0 +1,131 @@
+"""Sending the outbox: rows that are due are taken, sent, and removed when they are confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, query, rows
+from .answers import answer
+from .asks import READ_ASK
+from .outbox import REMOVE_MESSAGE, Kind, message_context, post
+from .records import ask_context, opened
+
+TAKE_DUE = """
+UPDATE hf_outbox SET attempts = attempts + 1, due_at = :now + :lease_ms
+WHERE number IN (
+    /*pg SELECT unnest(ARRAY( */
+    SELECT number FROM hf_outbox WHERE route = :route AND due_at <= :now
+    ORDER BY due_at, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
+    /*pg )) */
+)
+RETURNING number, kind, ask_id, route, address, body, attempts
+"""
+NEXT_DUE = """
+SELECT min(due_at) AS due_at, :now AS now FROM hf_outbox WHERE route = :route
+"""
+POSTPONE = """
+UPDATE hf_outbox SET due_at = :now + :delay_ms WHERE number = :number AND attempts = :attempts
+"""
+SET_REMOTE = """
+UPDATE hf_asks SET remote_store = :store_id WHERE id = :id AND state = 'open'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message to be sent, with what a credentials hook may want to know of it."""
+
+    number: int
+    attempts: int
+    kind: Kind
+    ask_id: str
+    route: str
+    address: str
+    agent: str | None
+    user: str | None
+    session_id: str | None
+    root_id: str | None
+    body: bytes
+
+
+@operation
+def take_due(runtime: Runtime, route: str, limit: int, lease_ms: int) -> Op[list[Outgoing]]:
+    """Take messages of a route that are due, oldest first, so that no other sends them."""
+    found = yield from rows(TAKE_DUE, route=route, limit=limit, lease_ms=lease_ms)
+    taken = []
+    for row in sorted(found, key=lambda row: int(row["number"])):
+        outgoing = yield from _outgoing(runtime, row)
+        if outgoing is not None:
+            taken.append(outgoing)
+    return taken
+
+
+def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
+    """Return a message; a request that nobody waits for any more is removed instead."""
+    codec, id, kind = runtime.codec, row["ask_id"], row["kind"]
+    ask = None
+    if kind in {"request", "cancel"}:
+        ask = yield from one(READ_ASK, id=id)
+    body = opened(codec, row["body"], message_context(id))
+    if kind == "request":
+        if ask is None or ask["state"] != "open":
+            yield from rows(REMOVE_MESSAGE, number=row["number"], ask_id=id)
+            return None
+        body = {"input": opened(codec, ask["input"], ask_context(id, "input"))}
+        body["user"] = ask["user_id"]
+    told = ask or {}
+    return Outgoing(
+        number=row["number"],
+        attempts=row["attempts"],
+        kind=kind,
+        ask_id=id,
+        route=row["route"],
+        address=row["address"],
+        agent=told.get("agent"),
+        user=told.get("user_id"),
+        session_id=told.get("session_id"),
+        root_id=told.get("root_id"),
+        body=codec.encode(body),
+    )
+
+
+@query
+def next_due(_: Runtime, route: str) -> Op[float | None]:
+    """Return in how many seconds a message of a route is due; None if there is none."""
+    [row] = yield from rows(NEXT_DUE, route=route)
+    return None if row["due_at"] is None else max(0.0, (row["due_at"] - row["now"]) / 1000)
+
+
+@operation
+def postpone(_: Runtime, number: int, attempts: int, delay_ms: int) -> Op[None]:
+    """Send a message again after a while, unless it is confirmed; no-op if another has taken it."""
+    yield from rows(POSTPONE, number=number, attempts=attempts, delay_ms=delay_ms)
+
+
+@operation
+def confirm(_: Runtime, number: int, ask_id: str, store_id: str) -> Op[None]:
+    """Remove a message that the other end has; a request's cancel goes to that store from now."""
+    removed = yield from one(REMOVE_MESSAGE, number=number, ask_id=ask_id)
+    if removed is None or removed["kind"] != "request":
+        return
+    ask = yield from one(READ_ASK, id=ask_id)
+    if ask is not None:
+        yield Lock(ask["root_id"])
+        yield from rows(SET_REMOTE, id=ask_id, store_id=store_id)
+
+
+@operation
+def refuse(runtime: Runtime, outgoing: Outgoing, reason: str) -> Op[None]:
+    """Give up a message that no transport can carry: a request, or the result of an answer."""
+    removed = yield from one(REMOVE_MESSAGE, number=outgoing.number, ask_id=outgoing.ask_id)
+    if removed is None:
+        return
+    if outgoing.kind == "request":
+        ask = yield from one(READ_ASK, id=outgoing.ask_id)
+        if ask is not None:
+            yield Lock(ask["root_id"])
+            yield from answer(runtime, outgoing.ask_id, reason, "error", (), tells_peer=False)
+    elif outgoing.kind == "answer":
+        body = {"status": "error", "result": reason, "artifacts": []}
+        given = (outgoing.ask_id, outgoing.route, outgoing.address)
+        yield from post(runtime, "answer", *given, body)

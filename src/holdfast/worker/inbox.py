@@ -1,0 +1,52 @@
+"""Items that reach a worker from elsewhere than a claim, such as a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..kernel.operation import Row
+from ..store import Store
+from ..work.claims import Claim
+
+
+class Envelope(Protocol):
+    """The message by which an item came: it is acknowledged when the attempt's end is durable."""
+
+    message: Any
+
+    def ack(self) -> None:
+        """Acknowledge the message, without waiting."""
+
+    def extend(self) -> None:
+        """Put its acknowledgement off, whenever the item's lease is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An item that was claimed in the commit that made it; `asked_at` is when that began."""
+
+    row: Row
+    envelope: Envelope
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a worker gives to its inbox: the claim to make, how many items it has room for."""
+
+    store: Store
+    claim: Claim
+    room: Callable[[], int]
+    accept: Callable[[Delivered], None]
+
+
+class Inbox(Protocol):
+    """Brings items to a worker while it runs."""
+
+    def start(self, intake: Intake) -> None:
+        """Begin to bring items."""
+
+    def stop(self) -> None:
+        """Bring no more; return once the last was handed over."""
