@@ -114,6 +114,16 @@ class StoreInfo:
     migrations: tuple[MigrationState, ...]
 
 
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSize:
+    """How large a store's database is, and how much of it new data will use first."""
+
+    bytes: int
+    free_bytes: int | None
+    """None on PostgreSQL, which does not tell."""
+
+
 Status = Literal["active", "waiting", "completed", "failed", "cancelled", "cancelling", "deleting"]
 Kind = Literal[
     "turn",

@@ -21,7 +21,8 @@ from .errors import InvalidArgument, LimitExceeded
 from .explorations import ExplorationsNoun
 from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
-from .feed.follow_all import AllTreesReader, follow_all
+from .feed.follow_all import follow_all
+from .feed.latest import StoreEvents
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
@@ -67,7 +68,7 @@ from .replies import RepliesNoun
 from .session import Session
 from .sessions import SessionsNoun
 from .spend import SpendNoun, StoreSpend
-from .state import StateNoun
+from .state import StateNoun, StoreConflicts
 from .store_sessions import StoreSessions
 from .wire import travels
 from .work import WorkNoun
@@ -101,6 +102,8 @@ class StoreHandle(
     StoreEffects[C],
     StoreSpend[C],
     StorePeers[C],
+    StoreConflicts[C],
+    StoreEvents[C],
     MaintenanceOps[C],
     RecoveryOps[C],
     PortableOps[C],
@@ -174,14 +177,6 @@ class StoreHandle(
         """
         require_seconds("poll_seconds", poll_seconds, POLL_SECONDS_MAX, may_be_least=False)
         yield from follow_all(self.runtime, after, poll_seconds, wait=wait)
-
-    @query
-    def last_cursor(self) -> Op[str]:
-        """Return a cursor for `follow_all` that leaves out what is committed already.
-
-        On PostgreSQL it may begin some events earlier, with the oldest transaction under way.
-        """
-        return (yield from AllTreesReader.end(AllTreesReader(self.runtime)))
 
     @operation
     def settle(self, id: str) -> Op[bool]:

@@ -89,7 +89,8 @@ def kinds_of_pages() -> list[str]:
         "/state", "/state/budget%2Feuro", "/timeline", "/moments?a=3&b=15",
     )  # fmt: skip
     of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
-    alone = ["/ui/", "/ui/sessions", "/ui/in-doubt", "/ui/work", f"/ui/work/{ITEM}"]
+    names = ("", "sessions", "in-doubt", "work", f"work/{ITEM}", "events", "conflicts", "storage")
+    alone = [f"/ui/{name}" for name in names]
     return [*alone, *of_session, "/ui/spend?by=session"]
 
 
@@ -105,5 +106,7 @@ def pages() -> list[str]:
         *(f"/ui/sessions/{ROOT}{part}" for part in parts),
         *(f"/ui/sessions/{CHILD}{part}" for part in ("/effects", "/spend")),
         "/ui/work?status=completed",
+        f"/ui/events?session={CHILD}&kind=state",
+        "/ui/events?kind=none",
         *(f"/ui/work/{id}" for id in ("later", "runs")),
     ]

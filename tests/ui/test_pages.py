@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -202,6 +203,9 @@ def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
     assert "There is no work yet" in empty.get("/ui/work", headers=HTML).text
     assert "Nothing is in doubt" in empty.get("/ui/in-doubt", headers=HTML).text
     assert "Nothing was spent yet" in empty.get("/ui/spend", headers=HTML).text
+    assert "Nothing has happened yet" in empty.get("/ui/events", headers=HTML).text
+    assert "No write was refused" in empty.get("/ui/conflicts", headers=HTML).text
+    assert "It was not pruned yet" in empty.get("/ui/storage", headers=HTML).text
 
 
 def test_an_empty_store_says_what_to_do_next(empty: Served) -> None:
@@ -266,3 +270,66 @@ def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
         old = served.get("/ui/sessions/s/timeline?until=1", headers=HTML)
         assert (old.status_code, "No event of this tree is kept" in old.text) == (200, True)
         assert error(served.get("/ui/sessions/s/moments?a=1&b=2")) == (410, "history_compacted")
+
+
+def test_events_are_filtered_paged_and_exported(filled: Served) -> None:
+    def events(path: str) -> list[tuple[str, int, str]]:
+        told = filled.get(path).json()["events"]
+        return [(each["root_session_id"], each["position"], each["type"]) for each in told]
+
+    async def known() -> list[Any]:
+        return await filled.store.latest_events(limit=1_000)
+
+    everything = [(e.root_id, e.position, e.kind) for e in filled.runner.run(known())]
+    assert events("/ui/events?format=json&limit=200") == everything
+    found, path = [], "/ui/events?limit=7"
+    while path:
+        found += events(f"{path}&format=json")
+        following = re.search(r'href="([^"]*)" rel="next"', filled.get(path, headers=HTML).text)
+        path = html.unescape(following[1]) if following else ""
+    assert found == everything
+    tree = [each for each in everything if each[0] == ROOT]
+    states = [each for each in tree if each[2].startswith("state")]
+    wanted = f"/ui/events?session={CHILD}&kind=state&format=json"
+    assert 0 < len(events(wanted)) < len(states)
+    assert events(f"{wanted}&limit=1") == events(wanted)[:1]
+    exported = filled.get("/ui/events/export?kind=state")
+    assert "attachment" in exported.headers["content-disposition"]
+    lines = [json.loads(line) for line in exported.text.splitlines()]
+    assert [(each["root_session_id"], each["position"], each["type"]) for each in lines] == states
+    for wrong in ("x", "0 tree", "7", "-1 tree"):
+        refused = filled.get("/ui/events", params={"cursor": wrong})
+        assert error(refused) == (422, "invalid_request")
+    assert error(filled.get("/ui/events?session=none")) == (404, "session_not_found")
+
+
+def test_conflicts_of_all_trees_are_shown_by_hour(filled: Served) -> None:
+    told = filled.get("/ui/conflicts?format=json").json()
+    [conflict] = told["conflicts"]
+    assert (conflict["root_id"], conflict["key"]) == (ROOT, "budget/euro")
+    assert (sum(told["per_hour"]), len(told["per_hour"])) == (1, 24)
+    page = filled.get("/ui/conflicts", headers=HTML).text
+    assert f'href="/ui/sessions/{ROOT}/state/budget%2Feuro"' in page
+
+
+def test_storage_tells_of_prunes(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        store.prune(keep=7)
+    with serving(**place) as served:
+        told = served.get("/ui/storage?format=json").json()
+        assert [each["actor"] for each in told["prunes"]] == ["local"]
+        assert told["size"]["bytes"] > 10_000
+        assert "keep=7" in served.get("/ui/storage", headers=HTML).text
+
+
+def test_a_page_that_fails_says_so_and_tells_no_details(
+    filled: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise ValueError("a secret of the inside")
+
+    monkeypatch.setattr(holdfast.AsyncStore, "size", broken)
+    answer = filled.get("/ui/storage", headers=HTML)
+    assert (answer.status_code, "Something went wrong here" in answer.text) == (500, True)
+    assert "secret" not in answer.text

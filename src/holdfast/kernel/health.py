@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ..errors import CorruptStore, HoldfastError, InvalidArgument, NotAStore, NotFound
 from ..formatting import plural
-from ..records import Finding, MigrationState, StoreInfo
+from ..records import Finding, MigrationState, StoreInfo, StoreSize
 from .append_only import check_doors
 from .commit_settlement import COUNT_WRITERS, WRITER_KEPT_MS
 from .driver import DialectName, Runner, Settings
@@ -30,6 +30,10 @@ READ_BYTES = """
 SELECT coalesce(CAST(sum(pg_table_size(c.oid)) AS INTEGER), 0) AS bytes
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relkind = 'r'
+"""
+READ_PAGES = """
+SELECT p.page_count * s.page_size AS bytes, f.freelist_count * s.page_size AS free_bytes
+FROM pragma_page_count AS p, pragma_page_size AS s, pragma_freelist_count AS f
 """
 # Roughly what an examination takes where nothing else runs; PostgreSQL's is an estimate.
 SECONDS_PER_GB = {"sqlite": 4.0, "postgres": 6.0}
@@ -52,13 +56,25 @@ class HealthOps:
     @query
     def bytes_in(self, schema: str) -> Op[int]:
         """Return how much the tables of a schema hold."""
-        [row] = yield from rows(READ_BYTES, schema=schema)
-        return int(row["bytes"])
+        return (yield from _bytes_in(schema))
 
     @query
     def check(self, check: Callable[[], Op[list[Finding]]]) -> Op[list[Finding]]:
         """Run one check."""
         return (yield from check())
+
+
+def read_size(target: Target) -> Op[StoreSize]:
+    """Return how large a store's database is."""
+    if isinstance(target, PostgresTarget):
+        return StoreSize(bytes=(yield from _bytes_in(target.schema)), free_bytes=None)
+    [row] = yield from rows(READ_PAGES)
+    return StoreSize(**row)
+
+
+def _bytes_in(schema: str) -> Op[int]:
+    [row] = yield from rows(READ_BYTES, schema=schema)
+    return int(row["bytes"])
 
 
 def check_writers() -> Op[list[Finding]]:

@@ -11,10 +11,11 @@ from ..arguments import require_seconds, require_text, require_whole
 from ..kernel.commit_settlement import MarkOps
 from ..kernel.files import Archive
 from ..kernel.flow import Flow, invoke, perform, served
+from ..kernel.health import read_size
 from ..kernel.nouns import Retention
 from ..kernel.operation import C, Handle, Op, operation, query
 from ..kernel.schema import read_store_id
-from ..records import Pruned
+from ..records import Pruned, StoreSize
 
 KEEP = 100
 KEEP_MAX = 2**32 - 1
@@ -26,7 +27,12 @@ DAYS_MAX = 36_525
 
 
 class MaintenanceOps(Handle[C]):
-    """Retention for a store."""
+    """The size of a store, and retention."""
+
+    @query
+    def size(self) -> Op[StoreSize]:
+        """Return how large the database is."""
+        return (yield from read_size(self.runtime.target))
 
     @served
     def prune(

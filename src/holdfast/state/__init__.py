@@ -1,5 +1,6 @@
 """Shared state: one versioned document for a whole tree of sessions."""
 
+from .conflicts import StoreConflicts
 from .handle import State
 from .noun import StateNoun
 from .prompt import resume_prompt
@@ -29,5 +30,6 @@ __all__ = [
     "StateNoun",
     "StateSnapshot",
     "StateSummary",
+    "StoreConflicts",
     "resume_prompt",
 ]

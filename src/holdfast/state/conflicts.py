@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
+from ..arguments import require_limit, require_whole
 from ..errors import HoldfastError, VersionConflict
+from ..feed.latest import place_of
 from ..kernel.flow import Flow, Perform, perform, refuse_steps
-from ..kernel.operation import C, Call, Handle, Op, operation, rows
+from ..kernel.operation import C, Call, Handle, Op, Row, operation, query, rows
 from ..sessions import SessionHandle
 from ..wire import travels
 from .records import StateConflict
@@ -40,11 +42,28 @@ DELETE FROM hf_state_conflicts WHERE root_id = :root_id AND number <= (
     SELECT max(c.number) FROM hf_state_conflicts c WHERE c.root_id = :root_id
 ) - :kept
 """
-LIST_CONFLICTS = """
-SELECT number, key, expected, current, attempt, is_retried, session_id AS updated_by, created_at
-FROM hf_state_conflicts WHERE root_id = :root_id AND number < :before
-ORDER BY number DESC LIMIT :limit
+SELECT_CONFLICTS = """
+SELECT root_id, number, key, expected, current, attempt, is_retried, session_id AS updated_by,
+    created_at
+FROM hf_state_conflicts
 """
+LIST_CONFLICTS = f"""
+{SELECT_CONFLICTS} WHERE root_id = :root_id AND number < :before ORDER BY number DESC LIMIT :limit
+"""
+NEWEST_FIRST = "ORDER BY created_at DESC, root_id DESC, number DESC LIMIT :limit"
+LATEST_CONFLICTS = f"{SELECT_CONFLICTS} {NEWEST_FIRST}"
+CONFLICTS_BEFORE = f"""
+{SELECT_CONFLICTS} WHERE (created_at, root_id, number) < (
+    SELECT created_at, root_id, number FROM hf_state_conflicts
+    WHERE root_id = :root_id AND number = :position
+) {NEWEST_FIRST}
+"""  # noqa: S608
+COUNT_CONFLICTS = """
+SELECT (:now - created_at) / 3600000 AS hours_ago, count(*) AS conflicts FROM hf_state_conflicts
+WHERE created_at > :now - :span_ms GROUP BY hours_ago
+"""
+CONFLICTS_PER_PAGE_MAX = 1_000
+HOURS_MAX = 24 * 30
 
 
 class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
@@ -93,7 +112,38 @@ def list_conflicts(root_id: str, before: int, limit: int) -> Op[list[StateConfli
     found = yield from rows(LIST_CONFLICTS, root_id=root_id, before=before, limit=limit)
     if not found:
         yield from require_root(root_id)
-    return [StateConflict(**{**row, "is_retried": bool(row["is_retried"])}) for row in found]
+    return list(map(_conflict, found))
+
+
+def _conflict(row: Row) -> StateConflict:
+    return StateConflict(**{**row, "is_retried": bool(row["is_retried"])})
+
+
+class StoreConflicts(Handle[C]):
+    """The version conflicts of all trees."""
+
+    @query
+    def conflicts(
+        self, *, before: tuple[str, int] | None = None, limit: int = 100
+    ) -> Op[list[StateConflict]]:
+        """Return version conflicts of all trees, newest first, as far as they are kept.
+
+        `before` is the `root_id` and the `number` of the last one seen.
+        """
+        require_limit(limit, CONFLICTS_PER_PAGE_MAX)
+        if before is None:
+            found = yield from rows(LATEST_CONFLICTS, limit=limit)
+        else:
+            found = yield from rows(CONFLICTS_BEFORE, **place_of(before), limit=limit)
+        return list(map(_conflict, found))
+
+    @query
+    def conflicts_per_hour(self, *, hours: int = 24) -> Op[list[int]]:
+        """Return how many conflicts each of the last hours had, the oldest hour first."""
+        require_whole("hours", hours, 1, HOURS_MAX)
+        found = yield from rows(COUNT_CONFLICTS, span_ms=hours * 3_600_000)
+        counts = {row["hours_ago"]: row["conflicts"] for row in found}
+        return [counts.get(ago, 0) for ago in reversed(range(hours))]
 
 
 @travels

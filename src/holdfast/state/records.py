@@ -96,6 +96,7 @@ class KeyRule:
 class StateConflict:
     """A write that was refused because its key did not have the expected version."""
 
+    root_id: str
     number: int
     key: str
     expected: int

@@ -85,6 +85,8 @@ CREATE TABLE hf_state_conflicts (
     PRIMARY KEY (root_id, number)
 ) WITHOUT ROWID;
 
+CREATE INDEX ix_state_conflicts_time ON hf_state_conflicts (created_at, root_id, number);
+
 --[append-only through a door] hf_state_events (root_id, sequence, key)
 
 --[postgres]

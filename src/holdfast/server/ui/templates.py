@@ -32,6 +32,9 @@ NAVIGATION = (
     ("in-doubt", "In doubt"),
     ("work", "Work"),
     ("spend", "Spend"),
+    ("events", "Events"),
+    ("conflicts", "Conflicts"),
+    ("storage", "Storage"),
 )
 
 

@@ -1,9 +1,23 @@
 """The pages; each module shows one noun."""
 
 from .. import files, login
-from . import checkpoints, effects, live, overview, session, sessions, spend, state, timeline, work
+from . import (
+    checkpoints,
+    conflicts,
+    effects,
+    events,
+    live,
+    overview,
+    session,
+    sessions,
+    spend,
+    state,
+    storage,
+    timeline,
+    work,
+)
 
 MODULES = (
     files, login, live, overview, sessions, session, checkpoints, effects, spend, state, timeline,
-    work,
+    work, events, conflicts, storage,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from ...frames import event_message
 from ...messages import Call
 from ..templates import api_path
 from ..views import ROWS_MAX, PageQuery, Pages, View
+from .events import events_up_to
 from .session import session_view
 
 routes = Pages()
@@ -103,15 +104,7 @@ async def timeline_page(call: Call) -> View:
 
 
 async def _window(call: Call, until: int, count: int = EVENTS) -> list[Event]:
-    """Return the events up to a position, as far as they are kept."""
-    after, root_id = max(until - count, 0), call.session.root_id
-    try:
-        return await call.store.events(root_id, after=after, limit=until - after) if until else []
-    except Compacted as error:
-        kept: int = error.oldest
-        if kept >= until:
-            return []
-        return await call.store.events(root_id, after=kept, limit=until - kept)
+    return await events_up_to(call.store, call.session.root_id, until, count)
 
 
 def _marks(events: Sequence[Event], lanes: Sequence[str]) -> list[Mark]:
@@ -224,8 +217,8 @@ async def moments_page(call: Call) -> View:
             "state_sequences": sequences,
             "versions": {id: {"a": one, "b": other} for id, (one, other) in changed.items()},
         },
-        path=api_path("/feed", after=a.event.position - 1, limit=1),
-        words=("state", "diff", call.session.root_id, *map(str, sequences.values())),
+        path=api_path("/feed", after=a.event.position - 1, limit=EVENTS),
+        words=("feed", "export", call.session.root_id),
         a=a,
         b=b,
         diff=diff,
