@@ -4,6 +4,7 @@ from .actions import Action, Outcome, Step, action
 from .checkpoints import Checkpoint
 from .conformance import check_system
 from .context import Context
+from .crashes import Crash, CrashExploration, explore_crashes
 from .explore import explore
 from .graph import State, StateGraph, Transition
 from .invariants import Invariant, Violation, assert_holds, invariant
@@ -25,6 +26,8 @@ __all__ = [
     "Checkpoint",
     "ClockSystem",
     "Context",
+    "Crash",
+    "CrashExploration",
     "Exploration",
     "FileSystem",
     "Invariant",
@@ -51,6 +54,7 @@ __all__ = [
     "assert_holds",
     "check_system",
     "explore",
+    "explore_crashes",
     "invariant",
     "reproducer",
     "write_report",
