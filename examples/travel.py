@@ -1,0 +1,198 @@
+"""A travel planner with three peers, each a process: one is slow, one fails, one never answers.
+
+    python examples/travel.py [DIRECTORY] [--url URL]
+
+Trips are planned by an agent whose model calls other agents as tools: `flights` takes its time,
+`hotels` is broken, and nobody serves `museums`. All planners are killed with SIGKILL while their
+sessions wait, and an instance of `flights` while it works. Others go on: every trip gets its
+answer, once, with what each peer said or why it said nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.agent import Agent, Peer, Request, ScriptedModel, call
+from holdfast.mesh import Mesh, Service, agent_service
+
+CITIES = ["Oslo", "Rome", "Lima", "Cairo", "Quito"]
+LEASE_SECONDS = 5.0
+MUSEUMS_SECONDS = 3.0
+PEERS = [
+    Peer(agent="flights", description="Finds flights to a city.", timeout_seconds=600),
+    Peer(agent="hotels", description="Finds hotels in a city."),
+    Peer(agent="museums", description="Knows opening hours.", timeout_seconds=MUSEUMS_SECONDS),
+]
+
+
+def think(request: Request) -> Any:
+    """Stand in for a model: ask all peers at once, then tell what they have answered."""
+    [trip, *later] = request.messages
+    if not later:
+        return [call(peer.name, message=trip.text) for peer in PEERS]
+    results = [result.content for message in later for result in message.results]
+    return f"{trip.text}: {' '.join(map(str, results))}"
+
+
+def plan(session: Any) -> Agent:
+    """Return the planner of one session; it keeps nothing that is not in the store."""
+    return Agent(session, ScriptedModel(think), peers=PEERS)
+
+
+def find_flights(request: holdfast.PeerRequest[Any]) -> str:
+    """Take some time, and say so."""
+    store = holdfast.Store(request.session.runtime)
+    city = request.input["message"]
+    store.progress(request.ask_id, f"looking at the airlines to {city}")
+    time.sleep(0.2)
+    return f"A flight for {100 + len(city)} euros."
+
+
+def hang(request: holdfast.PeerRequest[Any]) -> None:
+    """Begin, and get nowhere: whoever runs this is going to be killed."""
+    holdfast.Store(request.session.runtime).progress(request.ask_id, "looking out of the window")
+    time.sleep(3600)
+
+
+def find_hotels(request: holdfast.PeerRequest[Any]) -> None:
+    """Fail for good: trying again would not help."""
+    raise holdfast.WorkFailed("no hotel has a website today")
+
+
+SERVICES = {
+    "planner": agent_service("planner", plan),
+    "flights": Service("flights", find_flights),
+    "flights-that-hang": Service("flights", hang),
+    "hotels": Service("hotels", find_hotels),
+}
+
+
+def serve(name: str, url: str) -> None:
+    """Serve an agent until killed; this is what each process does."""
+    logging.disable(logging.WARNING)
+    with holdfast.open(url) as store:
+        options: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "sweep_interval_seconds": 0.5}
+        SERVICES[name].serve(store, instances=2, **options)
+
+
+class Fleet:
+    """Processes that serve agents."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._running: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def start(self, name: str, count: int = 1) -> None:
+        """Start instances of an agent."""
+        command = [sys.executable, __file__, "--serve", name, "--url", self._url]
+        started = [subprocess.Popen(command) for _ in range(count)]
+        self._running.setdefault(name, []).extend(started)
+
+    def kill(self, name: str) -> None:
+        """Kill all instances of an agent, which are given no time for anything."""
+        for process in self._running.pop(name, []):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def fleet_at(url: str) -> Iterator[Fleet]:
+    """Run a fleet until the end of the block."""
+    fleet = Fleet(url)
+    try:
+        yield fleet
+    finally:
+        for name in SERVICES:
+            fleet.kill(name)
+
+
+def main(url: str) -> None:
+    """Ask for trips, kill who works on them, and tell what came of it."""
+    with holdfast.open(url) as store, fleet_at(url) as fleet:
+        mesh = Mesh(store)
+        run = f"trip-{store.now_ms()}"
+        trips = {f"{run}-{city.lower()}": city for city in CITIES}
+        fleet.start("flights-that-hang")
+        fleet.start("planner", 2)
+        for id, city in trips.items():
+            mesh.request("planner", city, request_id=id, user="ann", wait_seconds=0)
+        print(f"{len(trips)} trips were asked for, of two planners")
+
+        wait_until(lambda: waiting(store, run) == len(trips), "the planners to ask their peers")
+        fleet.kill("planner")
+        print("both planners were killed while all trips waited for peers")
+
+        wait_until(lambda: under_way(store) > 0, "an instance of flights to begin")
+        fleet.kill("flights-that-hang")
+        print("the only instance of flights was killed while it worked")
+
+        fleet.start("flights")
+        fleet.start("hotels")
+        fleet.start("planner")
+        print("another planner, another instance of flights, and hotels were started\n")
+        notes: set[str] = set()
+        for id in trips:
+            found = mesh.wait(id, on_progress=lambda note: notes.add(str(note)))
+            assert found.answer is not None
+            assert found.answer.status == "ok", found.answer
+            print(found.answer.result)
+        check(store, trips, notes)
+
+
+def check(store: holdfast.Store, trips: dict[str, str], notes: set[str]) -> None:
+    """Make sure that every trip was planned once, and that nothing is left over."""
+    for id, city in trips.items():
+        session = store.find_session(id)
+        states = [(each.agent, each.state) for each in session.asks()]
+        assert states == [("flights", "ok"), ("hotels", "error"), ("museums", "timeout")], states
+        assert [each.state for each in session.pauses()] == ["closed"]
+        assert session.spent().attempts == 2
+        assert session.info().status == "completed"
+        assert f"looking at the airlines to {city}" in notes
+    assert store.asks(state="open") == []
+    print(f"\n{len(trips)} trips, each once: two questions to the model, three to peers, one pause")
+
+
+def waiting(store: holdfast.Store, run: str) -> int:
+    """Return how many of the trips wait for peers."""
+    found = store.pauses(agent="planner", reason="peers", state="waiting")
+    return sum(each.session_id.startswith(run) for each in found)
+
+
+def under_way(store: holdfast.Store) -> int:
+    """Return how many requests an instance of flights works on."""
+    items = store.work.list(queue="agent:flights", status="in_progress")
+    return sum(store.peer_call(item.input["ask"]).progress is not None for item in items)
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait for something to be so."""
+    deadline = time.monotonic() + 120
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited two minutes for {what}")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("directory", nargs="?", help="where the SQLite file is made")
+    options.add_argument("--url", help="a store of your own, such as postgresql://…")
+    options.add_argument("--serve", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.serve:
+        serve(given.serve, given.url)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(given.directory or temporary).resolve()
+            main(given.url or f"sqlite:///{place}/travel.db")
