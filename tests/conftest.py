@@ -72,6 +72,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     _session.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a second is no error of a function of `store.run`."""
+    monkeypatch.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 60.0)
+
+
 @pytest.fixture(scope="session")
 def postgres_dsn() -> str:
     """The address of a real PostgreSQL server."""

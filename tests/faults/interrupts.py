@@ -354,11 +354,15 @@ def interrupt(
     seconds, hit = statistics.median(lasted) * 1.1, 0
     hits_between_checks = max(1, hits // CHECKS_AT_MOST)
     for asked in itertools.count(1):
-        prepared = make(subject)
+        prepared, is_hit = make(subject), False
         try:
             with alarm.after(chance.uniform(0, seconds)):
                 prepared()
         except KeyboardInterrupt:
+            is_hit = True
+        # Not while the error is handled: it keeps the frames, and a driver that was interrupted
+        # before `with` had it, alive.
+        if is_hit:
             hit += 1
             if hit % hits_between_checks == 0:
                 checks.check()
