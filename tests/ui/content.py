@@ -11,6 +11,8 @@ import holdfast
 ROOT = "trip"
 CHILD = "trip-hotels"
 ITEM = "failed-mail"
+LETTER = "letter"
+ASKER = "asker"
 
 
 def fill(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
@@ -38,6 +40,21 @@ def fill(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
     with contextlib.suppress(holdfast.VersionConflict):
         child.state.set("budget/euro", 400, if_version=7)
     fill_work(store, mark, turned)
+    fill_peers(store, mark, turned)
+
+
+def fill_peers(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
+    """Let a session wait for a person, and one for agents of which one has answered."""
+    store.session(LETTER, agent=f"letters{mark}").wait_for_approval(
+        {f"send{mark}": mark + turned}, context={"step": mark + turned}
+    )
+    asker = store.session(ASKER, agent="planner")
+    call = asker.ask(f"weather{mark}", {"city": mark + turned}, id="ask-weather")
+    asker.ask("agenda", mark + turned, id="ask-agenda", timeout_seconds=3_600)
+    asker.pause({"step": 1})
+    offer = holdfast.Artifact(name=f"offer{mark}", data=mark)
+    store.answer(call.id, {"sun": mark + turned}, artifacts=[offer])
+    store.progress("ask-agenda", {"half": mark + turned})
 
 
 def fill_work(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
@@ -89,7 +106,8 @@ def kinds_of_pages() -> list[str]:
         "/state", "/state/budget%2Feuro", "/timeline", "/moments?a=3&b=15",
     )  # fmt: skip
     of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
-    names = ("", "sessions", "in-doubt", "work", f"work/{ITEM}", "events", "conflicts", "storage")
+    names = ("", "sessions", "in-doubt", "work", f"work/{ITEM}", "events", "conflicts", "storage",
+             "pauses", f"sessions/{ASKER}/peers")  # fmt: skip
     alone = [f"/ui/{name}" for name in names]
     return [*alone, *of_session, "/ui/spend?by=session"]
 
@@ -108,5 +126,9 @@ def pages() -> list[str]:
         "/ui/work?status=completed",
         f"/ui/events?session={CHILD}&kind=state",
         "/ui/events?kind=none",
+        "/ui/pauses?state=any&reason=approval",
+        f"/ui/sessions/{LETTER}",
+        f"/ui/sessions/{LETTER}/peers",
+        f"/ui/sessions/{ROOT}/peers",
         *(f"/ui/work/{id}" for id in ("later", "runs")),
     ]

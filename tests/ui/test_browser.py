@@ -17,7 +17,7 @@ from holdfast.server.options import Options
 from tests.server.live import Live, live
 from tests.server.processes import free_port, server_process, token_file
 from tests.ui.browsers import WAIT_MS, looking, sign_in
-from tests.ui.content import doubt, fill, kinds_of_pages
+from tests.ui.content import ITEM, doubt, fill, kinds_of_pages
 
 STANDARD = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 RULES = {"runOnly": STANDARD, "resultTypes": ["violations"]}
@@ -220,20 +220,58 @@ def test_deciding_what_is_in_doubt_lets_the_agent_go_on(page: Page, place: dict[
         assert ("effect_resolved", id) in actions
 
 
+def test_a_person_approves_with_the_keyboard_and_the_session_goes_on(
+    page: Page, place: dict[str, Any]
+) -> None:
+    with holdfast.open(**place) as store:
+        for name, verdict in (("sender", "Approve"), ("spender", "Reject")):
+            page.goto("/ui/pauses?reason=approval")
+            expect(page.locator("#live")).to_contain_text("Live")
+            parked = store.session(name, agent=name).wait_for_approval({"send": name})
+            row = page.locator(f'tr[data-row="{parked.pause_id}"]')
+            row.get_by_role("link").first.focus()
+            page.keyboard.press("Enter")
+            page.get_by_label("Why").focus()
+            page.keyboard.type("I looked at it")
+            page.keyboard.press("Tab")
+            if verdict == "Reject":
+                page.keyboard.press("Tab")
+            expect(page.get_by_role("button", name=verdict)).to_be_focused()
+            page.keyboard.press("Enter")
+            expect(page.locator("main")).to_contain_text("I looked at it")
+            expect(page.get_by_role("button", name=verdict)).to_have_count(0)
+            [item] = store.work.claim("worker", queues=[f"agent:{name}"])
+            decision = item.resume().decision
+            assert decision is not None
+            assert (decision.is_approved, decision.note) == (
+                verdict == "Approve", "I looked at it",
+            )  # fmt: skip
+            expect(page.locator("main")).to_contain_text("resumed")
+
+
 def test_a_read_only_server_shows_no_forms_and_refuses_them(
     browser: Browser, place: dict[str, Any]
 ) -> None:
     with holdfast.open(**place) as store:
         doubtful = store.effects(status="unknown")[0]
+        pause = store.pauses(reason="approval", state="waiting")[0]
     with live(Options(is_read_only=True), **place) as server:
         with looking(browser, server.url) as page:
             sign_in(page, server.url, secret_of(server))
             expect(page.get_by_text("Read-only")).to_be_visible()
-            for path in ("/ui/sessions/trip/checkpoints/2", f"/ui/effects/{doubtful.id}"):
-                page.goto(path)
+            places = (
+                "sessions/trip/checkpoints/2", f"effects/{doubtful.id}", f"pauses/{pause.id}",
+                f"work/{ITEM}",
+            )  # fmt: skip
+            for path in places:
+                page.goto(f"/ui/{path}")
                 forms = page.locator("main form[method=post]")
                 expect(forms).to_have_count(0)
-        for action in ("sessions/trip/checkpoints/2/fork", f"effects/{doubtful.id}/resolve"):
+        actions = (
+            "sessions/trip/checkpoints/2/fork", f"effects/{doubtful.id}/resolve",
+            f"pauses/{pause.id}/decide", f"work/{ITEM}/redrive",
+        )  # fmt: skip
+        for action in actions:
             refused = server.client.post(f"/ui/{action}", data={"csrf": ""})
             assert refused.json()["error"] == "read_only"
 

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.server.options import Options
 from tests.server.serving import Served, error, serving
-from tests.ui.content import CHILD, ROOT, fill, pages
+from tests.ui.content import ASKER, CHILD, LETTER, ROOT, fill, pages
 
 HTML = {"accept": "text/html"}
 
@@ -58,9 +58,9 @@ def test_sessions_are_filtered_and_paged_newest_first(filled: Served) -> None:
         found: list[str] = re.findall(r'<tr data-row="([^"]*)"', text)
         return found
 
-    assert rows("/ui/sessions") == [CHILD, ROOT]
+    assert rows("/ui/sessions") == ["ask-agenda", "ask-weather", ASKER, LETTER, CHILD, ROOT]
     assert rows("/ui/sessions?agent=booker&status=active") == [CHILD]
-    first = filled.get("/ui/sessions?limit=1", headers=HTML).text
+    first = filled.get("/ui/sessions?limit=5", headers=HTML).text
     following = re.search(r'href="([^"]*)" rel="next"', first)
     assert following is not None
     second = html.unescape(following[1])
@@ -107,10 +107,11 @@ def test_what_agents_wrote_is_shown_as_text(tmp_path: Any) -> None:
     with holdfast.open(**place) as store:
         fill(store, MARK, TURNED)
         [effect] = store.effects(status="unknown")
+        waits = [f"/ui/pauses/{each.id}" for each in store.pauses()]
     seen = 0
     with serving(**place) as served:
         key = f"/ui/sessions/{ROOT}/state/plan{quote(MARK, safe='')}"
-        for path in (*pages(), f"/ui/effects/{effect.id}", key):
+        for path in (*pages(), *waits, f"/ui/effects/{effect.id}", key):
             answer = served.get(path, headers=HTML)
             assert answer.status_code == 200, path
             text = answer.text
@@ -203,6 +204,7 @@ def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
     assert "There is no work yet" in empty.get("/ui/work", headers=HTML).text
     assert "Nothing is in doubt" in empty.get("/ui/in-doubt", headers=HTML).text
     assert "Nothing was spent yet" in empty.get("/ui/spend", headers=HTML).text
+    assert "No session waits" in empty.get("/ui/pauses", headers=HTML).text
     assert "Nothing has happened yet" in empty.get("/ui/events", headers=HTML).text
     assert "No write was refused" in empty.get("/ui/conflicts", headers=HTML).text
     assert "It was not pruned yet" in empty.get("/ui/storage", headers=HTML).text
@@ -333,3 +335,37 @@ def test_a_page_that_fails_says_so_and_tells_no_details(
     answer = filled.get("/ui/storage", headers=HTML)
     assert (answer.status_code, "Something went wrong here" in answer.text) == (500, True)
     assert "secret" not in answer.text
+
+
+def test_an_approval_needs_its_own_right(filled: Served) -> None:
+    async def made() -> Any:
+        tokens = filled.store.tokens
+        tree = await filled.store.session("other", reopen=True)
+        limited = await tokens.create("of one tree", permission="admin", session=tree)
+        writer = await tokens.create("writer", permission="write")
+        return writer.secret, limited.secret, await filled.store.pauses(reason="approval")
+
+    writer, limited, [pause] = filled.runner.run(made())
+    path = f"/ui/pauses/{pause.id}"
+    assert "Approve</button>" in filled.get(path, headers=HTML).text
+    page = filled.get(path, headers=HTML, token=writer).text
+    assert ("Approve</button>" in page, "needs a token for" in page) == (False, True)
+    decide = {"data": {"verdict": "approve"}}
+    for token in (writer, limited):
+        assert error(filled.post(f"{path}/decide", token=token, **decide)) == (403, "forbidden")
+    assert error(filled.get(path, token=limited)) == (404, "not_found")
+    long = {"data": {"verdict": "reject", "note": "x" * 1_001}}
+    assert error(filled.post(f"{path}/decide", **long)) == (422, "invalid_request")
+    assert error(filled.post("/ui/pauses/none/decide", **decide)) == (404, "not_found")
+
+
+def test_a_session_tells_which_agents_it_asked(filled: Served) -> None:
+    told = filled.get(f"/ui/sessions/{ASKER}/peers?format=json").json()
+    assert [(each["agent"], each["state"]) for each in told["asks"]] == [
+        ("weather", "ok"),
+        ("agenda", "open"),
+    ]
+    page = filled.get(f"/ui/sessions/{ASKER}/peers", headers=HTML).text
+    assert re.search(r"peers: 1 answered, 1 open", page)
+    assert "offer" in page
+    assert "It waits for peers" in filled.get(f"/ui/sessions/{ASKER}", headers=HTML).text

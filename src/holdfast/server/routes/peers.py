@@ -142,7 +142,7 @@ async def list_session_pauses(call: Call) -> Answer:
 @routes.add("GET", PAUSE_PATH, "read", answers={200: PAUSE.type}, problems=("not_found",))
 async def get_pause(call: Call) -> Answer:
     """Read one pause: what the session waits for, and what was decided."""
-    return Answer(200, PAUSE(await _reached_pause(call)))
+    return Answer(200, PAUSE(await reached_pause(call)))
 
 
 @routes.add(
@@ -151,7 +151,7 @@ async def get_pause(call: Call) -> Answer:
 )  # fmt: skip
 async def approve_pause(call: Call) -> Answer:
     """Approve what a session waits for, which then goes on; the token's name is recorded."""
-    pause = await _reached_pause(call)
+    pause = await reached_pause(call)
     await call.acting_store.approve(pause.id, by=call.token.name, note=call.body.note)
     return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
 
@@ -162,7 +162,7 @@ async def approve_pause(call: Call) -> Answer:
 )  # fmt: skip
 async def reject_pause(call: Call) -> Answer:
     """Reject what a session waits for, which then goes on; the token's name is recorded."""
-    pause = await _reached_pause(call)
+    pause = await reached_pause(call)
     await call.acting_store.reject(pause.id, by=call.token.name, note=call.body.note)
     return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
 
@@ -271,7 +271,7 @@ async def _reached_ask(call: Call) -> PeerCall:
     return found
 
 
-async def _reached_pause(call: Call) -> Pause:
+async def reached_pause(call: Call) -> Pause:
     """Return the pause that the path names, if the token reaches its tree."""
     found = await call.store.get_pause(call.path["id"])
     if call.token.root_id not in {None, found.root_id}:

@@ -30,6 +30,7 @@ NAVIGATION = (
     ("", "Overview"),
     ("sessions", "Sessions"),
     ("in-doubt", "In doubt"),
+    ("pauses", "Pauses"),
     ("work", "Work"),
     ("spend", "Spend"),
     ("events", "Events"),
@@ -79,6 +80,13 @@ class Frame:
         """Whether forms that change something are shown."""
         allowed = self.token is not None and self.token.permission != "read"
         return allowed and not self.is_read_only
+
+    @property
+    def may_approve(self) -> bool:
+        """Whether forms that decide for a person are shown."""
+        if self.token is None or self.token.root_id is not None or self.is_read_only:
+            return False
+        return self.token.permission in {"approve", "admin"}
 
     def link(self, *parts: object, **query: object) -> str:
         """Return the address of a page; each part is one of its path."""

@@ -107,7 +107,12 @@ class Pages(Endpoints):
         return adding
 
     def form(
-        self, path: str, body: type[Form], permission: Permission = "write"
+        self,
+        path: str,
+        body: type[Form],
+        permission: Permission = "write",
+        *,
+        is_store_wide: bool = False,
     ) -> Callable[[Handler], Any]:
         """Return a decorator for a form; its function gets what the form sends."""
 
@@ -118,7 +123,8 @@ class Pages(Endpoints):
                 return await handler(call)
 
             given: dict[str, Any] = {"body": bytes, "media": FORM, "is_hidden": True}
-            return self.add("POST", _path(path), permission, **given)(answer)
+            wide = {"is_store_wide": is_store_wide}
+            return self.add("POST", _path(path), permission, **given, **wide)(answer)
 
         return adding
 

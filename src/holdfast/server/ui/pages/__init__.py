@@ -8,6 +8,7 @@ from . import (
     events,
     live,
     overview,
+    pauses,
     session,
     sessions,
     spend,
@@ -18,6 +19,6 @@ from . import (
 )
 
 MODULES = (
-    files, login, live, overview, sessions, session, checkpoints, effects, spend, state, timeline,
-    work, events, conflicts, storage,
+    files, login, live, overview, sessions, session, checkpoints, effects, pauses, spend, state,
+    timeline, work, events, conflicts, storage,
 )  # fmt: skip

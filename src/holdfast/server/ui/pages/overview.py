@@ -28,12 +28,14 @@ async def overview_page(call: Call) -> View | Answer:
         for status in ("active", "waiting", "failed")
     }
     doubtful = await store.effects(status="unknown", limit=COUNTED + 1)
+    asked = await store.pauses(reason="approval", state="waiting", limit=COUNTED + 1)
     work = await store.work.counts(finished=False, at_most=COUNTED)
     leases = await store.work.health()
     checkpoints = await store.checkpoints(limit=SHOWN)
     told: dict[str, Any] = {
         "sessions": counts,
         "in_doubt": len(doubtful),
+        "approvals": len(asked),
         "counted_up_to": COUNTED,
         "work": [asdict(each) for each in work],
         "leases": asdict(leases),
@@ -53,6 +55,7 @@ async def overview_page(call: Call) -> View | Answer:
             "sessions": newest,
             "counts": counts,
             "doubtful": doubtful,
+            "approvals": len(asked),
             "items": items,
             "leases": leases,
             "checkpoints": checkpoints,

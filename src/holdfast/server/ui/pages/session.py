@@ -54,6 +54,8 @@ async def session_page(call: Call) -> View:
     members = await call.store.sessions(root=root_id, limit=TREE_MAX + 1)
     spent = await call.session.spent(tree=True)
     doubtful = await call.session.unresolved()
+    pauses = await call.session.pauses()
+    waits = [each for each in pauses[-1:] if each.state == "waiting"]
 
     def data(info: SessionInfo) -> Any:
         return {"session": SESSION(info), "tree": list(map(SESSION, members[:TREE_MAX]))}
@@ -67,6 +69,7 @@ async def session_page(call: Call) -> View:
         is_cut=len(members) > TREE_MAX,
         spent=spent,
         doubtful=doubtful,
+        pause=waits[0] if waits else None,
     )
 
 

@@ -1,0 +1,108 @@
+"""What sessions wait for: peers, times, and people who approve or reject."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import quote
+
+from ....answers.problems import Refusal
+from ....answers.shapes import PAUSE, PEER_CALL
+from ....peers import Pause, PeerCall
+from ....peers.records import PauseReason, PauseState
+from ...messages import Answer, Call
+from ...pages import next_cursor, place_of
+from ...routes.peers import PausesShape, reached_pause
+from ..templates import Commands, api_path
+from ..views import Form, ListQuery, Pages, View, page_size, see_other
+from .session import session_view
+
+routes = Pages()
+SHOWN = 100
+NOTE_CHARACTERS_MAX = 1_000
+
+
+class PausesQuery(ListQuery):
+    """Which pauses."""
+
+    state: PauseState | Literal["any"] = "waiting"
+    reason: PauseReason | Literal[""] = ""
+    agent: str = ""
+
+
+class DecideForm(Form):
+    """What was decided, and why."""
+
+    verdict: Literal["approve", "reject"]
+    note: str = ""
+
+
+@routes.page("/pauses", PausesQuery, is_store_wide=True)
+async def pauses_page(call: Call) -> View:
+    """Show what sessions wait for, those that wait longest first."""
+    query, limit = call.query, page_size(call)
+    asked: dict[str, Any] = {
+        "state": None if query.state == "any" else query.state,
+        "reason": query.reason or None,
+        "agent": query.agent or None,
+    }
+    found = await call.store.pauses(**asked, after=place_of(call) or 0, limit=limit)
+    cursor = next_cursor(found, limit, "number")
+    return View(
+        template="pauses.html",
+        title="Pauses",
+        data=PausesShape(list(map(PAUSE, found)), cursor),
+        commands=Commands.of(api_path("/pauses", **asked), "approvals", "list"),
+        given={"pauses": found, "query": query},
+        next_cursor=cursor,
+        live=("live",),
+    )
+
+
+@routes.page("/pauses/{id}")
+async def pause_page(call: Call) -> View:
+    """Show a pause with what came so far; one that waits for a person can be decided."""
+    pause = await reached_pause(call)
+    session = await call.store.find_session(pause.session_id)
+    calls = [] if pause.reason != "peers" else (await session.asks())[-SHOWN:]
+    id = quote(pause.id, safe="")
+    words = ("approvals", "show", pause.id) if pause.reason == "approval" else ("peers", "list")
+    return View(
+        template="pause.html",
+        title=f"{pause.agent or pause.session_id} - pause {pause.number}",
+        data={"pause": PAUSE(pause), "asks": list(map(PEER_CALL, calls))},
+        commands=Commands.of(f"/pauses/{id}", *words),
+        given={"pause": pause, "calls": calls},
+        live=("sessions", pause.session_id, "live"),
+    )
+
+
+@routes.form("/pauses/{id}/decide", DecideForm, "approve", is_store_wide=True)
+async def decide_form(call: Call) -> Answer:
+    """Approve or reject what a session waits for; who decided, and why, is recorded."""
+    pause, note = await reached_pause(call), call.body.note.strip()
+    if len(note) > NOTE_CHARACTERS_MAX:
+        raise Refusal("invalid_request", "a note has up to 1,000 characters", pointer="note")
+    store = call.acting_store
+    decide = store.approve if call.body.verdict == "approve" else store.reject
+    await decide(pause.id, by=call.token.name, note=note or None)
+    return see_other(f"{call.context.options.base_path}/ui/pauses/{quote(pause.id, safe='')}")
+
+
+@routes.page("/sessions/{id}/peers")
+async def peers_page(call: Call) -> View:
+    """Show which agents a session asked, and what it waits or waited for."""
+    pauses: list[Pause] = await call.session.pauses()
+    calls: list[PeerCall] = await call.session.asks()
+    return await session_view(
+        call,
+        "peers",
+        data={
+            "pauses": list(map(PAUSE, pauses[-SHOWN:])),
+            "asks": list(map(PEER_CALL, calls[-SHOWN:])),
+        },
+        path="/asks",
+        words=("peers", "list"),
+        pauses=pauses[: -SHOWN - 1 : -1],
+        calls=calls[-SHOWN:],
+        left_out=max(len(calls) - SHOWN, 0),
+    )
