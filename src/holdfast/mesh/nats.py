@@ -1,0 +1,284 @@
+"""NATS JetStream as a transport: one stream, a durable consumer for each address, explicit acks.
+
+The client library is asynchronous; it runs in an event loop on a thread of its own, so that sync
+and async stores use it alike. A message is in the stream until one of its receivers acknowledges
+it; copies that are sent within the stream's window are dropped by the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import nats
+from nats.errors import MaxPayloadError
+from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.errors import BadRequestError
+
+from ..arguments import require_seconds, require_text, require_whole, shown
+from ..errors import InvalidArgument
+from ..kernel.threads import Thread
+from .transports import Message, TransportError, Undeliverable
+
+T = TypeVar("T")
+
+SECONDS_MAX = 24 * 3600
+REPLY_SECONDS = 5.0
+# The server drops copies by their id for this long; what is sent again later is a new message.
+DUPLICATES_SECONDS = 120.0
+RECONNECT_SECONDS = 0.25
+UNACKNOWLEDGED_MAX = 10_000
+PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}")
+# What may stand in a subject and in the name of a consumer as it is.
+PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = logging.getLogger("holdfast.mesh")
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class Nats:
+    """Carries messages over a NATS server with JetStream.
+
+    All stores that use the same `prefix` at a server reach each other. Messages that nobody
+    receives are kept for `message_days`. Other `options` are those of `nats.connect`.
+    """
+
+    name = "nats"
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+        *,
+        prefix: str = "holdfast",
+        ack_seconds: float = 30.0,
+        resend_seconds: float = 150.0,
+        message_days: float = 7.0,
+        replicas: int = 1,
+        **options: Any,
+    ) -> None:
+        given = [servers] if isinstance(servers, str) else list(servers)
+        for server in given:
+            require_text("servers", server, 1_000)
+        if not isinstance(prefix, str) or not PREFIX.fullmatch(prefix):
+            raise InvalidArgument(
+                f"prefix must be 1 to 50 letters, digits, - and _, not {shown(prefix)}"
+            )
+        require_seconds("ack_seconds", ack_seconds, SECONDS_MAX, least=0.1)
+        require_seconds("resend_seconds", resend_seconds, SECONDS_MAX, least=0.1)
+        require_seconds("message_days", message_days, 3650, least=0.001)
+        require_whole("replicas", replicas, 1, 5)
+        self.resend_seconds = resend_seconds
+        self._servers = given
+        self._options = options
+        self._prefix = prefix
+        self._ack_seconds = ack_seconds
+        self._stream = StreamConfig(
+            name=f"{prefix}-messages",
+            subjects=[f"{prefix}.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=message_days * 24 * 3600,
+            duplicate_window=min(DUPLICATES_SECONDS, message_days * 24 * 3600),
+            num_replicas=replicas,
+        )
+        self._gate = threading.Lock()
+        self._lines: _Lines | None = None
+
+    def __repr__(self) -> str:
+        return f"<Nats {self._prefix}>"
+
+    def send(self, address: str, message: Message) -> None:
+        """Return once the stream has the message."""
+        lines = self._open()
+        lines.run(lines.send(self._subject(address), message), 3 * REPLY_SECONDS)
+
+    def receive(self, address: str, limit: int, wait_seconds: float) -> Sequence[NatsDelivery]:
+        """Fetch messages through the consumer that all receivers of the address share."""
+        lines = self._open()
+        subject = self._subject(address)
+        return lines.run(
+            lines.receive(subject, limit, wait_seconds), wait_seconds + 3 * REPLY_SECONDS
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._gate:
+            lines, self._lines = self._lines, None
+        if lines is not None and lines.pid == os.getpid():
+            lines.close()
+
+    def _open(self) -> _Lines:
+        with self._gate:
+            # A connection does not survive a fork.
+            if self._lines is None or self._lines.pid != os.getpid():
+                given = {"servers": self._servers, **self._options}
+                self._lines = _Lines(given, self._stream, self._ack_seconds)
+            return self._lines
+
+    def _subject(self, address: str) -> str:
+        kind, _, name = address.partition(":")
+        token = f"n-{name}" if PLAIN.fullmatch(name) else _digest(name)
+        return f"{self._prefix}.{kind}.{token}"
+
+
+def _digest(name: str) -> str:
+    return f"d-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+
+
+class _Lines:
+    """The connection of one process, in the event loop of its own thread."""
+
+    def __init__(self, given: dict[str, Any], stream: StreamConfig, ack_seconds: float) -> None:
+        self.pid = os.getpid()
+        self._given = given
+        self._stream = stream
+        self._ack_seconds = ack_seconds
+        self._connection: Any = None
+        self._jetstream: Any = None
+        self._consumers: dict[str, Any] = {}
+        self.loop = asyncio.new_event_loop()
+        self._opening = asyncio.Lock()
+        self._thread = Thread(self.loop.run_forever, "holdfast-nats")
+        self._thread.start()
+
+    def run(self, steps: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Run a coroutine in the loop, from another thread, for a limited time."""
+        try:
+            ended = asyncio.run_coroutine_threadsafe(asyncio.wait_for(steps, seconds), self.loop)
+            return ended.result()
+        except TransportError:
+            raise
+        except Exception as error:
+            told = str(error) or type(error).__name__
+            raise TransportError(f"NATS cannot be used now: {told}") from error
+
+    async def send(self, subject: str, message: Message) -> None:
+        """Publish a message, and wait for the stream's answer."""
+        jetstream = await self._ready()
+        headers = {"Nats-Msg-Id": message.id}
+        try:
+            await jetstream.publish(
+                subject, encode(message), timeout=REPLY_SECONDS, headers=headers
+            )
+        except MaxPayloadError:
+            raise Undeliverable(
+                "the message is larger than the NATS server accepts; see its max_payload"
+            ) from None
+        except Exception:
+            # The stream may be gone with its server's files.
+            self._jetstream = None
+            raise
+
+    async def receive(self, subject: str, limit: int, wait_seconds: float) -> list[NatsDelivery]:
+        """Fetch what waits for the subject's consumer."""
+        consumer = await self._consumer(subject)
+        try:
+            found = await consumer.fetch(limit, timeout=max(0.01, wait_seconds))
+        except TimeoutError:
+            return []
+        except Exception:
+            self._consumers.pop(subject, None)
+            self._jetstream = None
+            raise
+        deliveries = []
+        for each in found:
+            try:
+                deliveries.append(NatsDelivery(decode(each.data), each, self.loop))
+            except msgspec.DecodeError:
+                log.error("a message on %s is none of Holdfast's; it is dropped", subject)
+                await each.term()
+        return deliveries
+
+    async def _consumer(self, subject: str) -> Any:
+        jetstream = await self._ready()
+        if subject not in self._consumers:
+            config = ConsumerConfig(
+                ack_wait=self._ack_seconds, max_deliver=-1, max_ack_pending=UNACKNOWLEDGED_MAX
+            )
+            durable = subject.replace(".", "_")
+            self._consumers[subject] = await jetstream.pull_subscribe(
+                subject, durable=durable, stream=self._stream.name, config=config
+            )
+        return self._consumers[subject]
+
+    async def _ready(self) -> Any:
+        """Return the context of the stream; connect and make the stream where that is needed."""
+        async with self._opening:
+            if self._connection is None or self._connection.is_closed:
+                self._consumers.clear()
+                self._jetstream = None
+                options = {
+                    "max_reconnect_attempts": -1,
+                    "reconnect_time_wait": RECONNECT_SECONDS,
+                    "error_cb": _log_error,
+                    **self._given,
+                }
+                connecting = nats.connect(**options)
+                self._connection = await asyncio.wait_for(connecting, REPLY_SECONDS)
+            if self._jetstream is None:
+                jetstream = self._connection.jetstream(timeout=REPLY_SECONDS)
+                try:
+                    await jetstream.add_stream(self._stream)
+                except BadRequestError as error:
+                    # It exists with other settings, which an operator may have chosen.
+                    log.debug("the stream %s is used as it is: %s", self._stream.name, error)
+                self._jetstream = jetstream
+            return self._jetstream
+
+    def close(self) -> None:
+        """Close the connection, and end the thread."""
+        if self._connection is not None:
+            try:
+                self.run(self._connection.close(), REPLY_SECONDS)
+            except TransportError as error:
+                log.debug("%s", error)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class NatsDelivery:
+    """A message of a consumer."""
+
+    def __init__(self, message: Message, received: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.message = message
+        self._received = received
+        self._loop = loop
+
+    def ack(self) -> None:
+        """Remove it from the stream."""
+        self._tell(self._received.ack())
+
+    def nack(self, delay_seconds: float = 0.0) -> None:
+        """Have the server deliver it again."""
+        self._tell(self._received.nak(delay_seconds or None))
+
+    def extend(self) -> None:
+        """Start its time to be acknowledged anew."""
+        self._tell(self._received.in_progress())
+
+    def _tell(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Send without waiting; what is lost leads to another delivery, which is recognised."""
+        try:
+            asyncio.run_coroutine_threadsafe(_quietly(steps), self._loop)
+        except RuntimeError:
+            steps.close()
+            log.debug("the connection is closed")
+
+
+async def _quietly(steps: Coroutine[Any, Any, None]) -> None:
+    try:
+        await steps
+    except Exception as error:
+        log.info("a message was not acknowledged, and will come again: %s", error)
+
+
+async def _log_error(error: Exception) -> None:
+    log.info("NATS: %s", str(error) or type(error).__name__)
