@@ -116,3 +116,28 @@ def test_what_cannot_be_explored_is_named(shop: str, run: Run) -> None:
     ):
         found = run(*arguments)
         assert (found.returncode, said in found.stderr) == (2, True), (arguments, found.stderr)
+
+
+def test_an_exploration_in_a_store_is_resumed_and_removed(
+    shop: str, run: Run, tmp_path: Path
+) -> None:
+    world, url = f"{shop}:make_world", f"--url=sqlite:///{tmp_path}/store.db"
+    part = json.loads(run(world, url, "--max-steps=1", "--json").stdout)
+    assert (part["ended"], part["steps"]) == ("max_steps", 1)
+    refused = run(world, url)
+    assert refused.returncode not in (0, 1)
+    assert "in the store already: --resume goes on with it" in refused.stderr
+    rest = run(world, url, "--resume", "--commit-every=5")
+    assert rest.returncode == 1
+    assert "4 states, 3 transitions" in rest.stdout
+    other = json.loads(run(world, url, "--id=other", "--json").stdout)
+    assert other["steps"] == 3
+    assert run(world, url, "--clean").stdout == f"Removed exploration {world}.\n"
+    assert run(world, url, "--clean").stdout == f"There is no exploration {world}.\n"
+    gone = json.loads(run(world, url, "--clean", "--id=other", "--json").stdout)
+    assert gone == {"id": "other", "removed": True, "leftovers": 0, "problem": None}
+
+
+def test_without_a_store_none_is_made(shop: str, run: Run, tmp_path: Path) -> None:
+    run(f"{shop}:make_world")
+    assert list(tmp_path.glob("*.db*")) == []

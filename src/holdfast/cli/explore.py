@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from .. import store
 from ..arguments import shown
 from ..errors import HoldfastError, InvalidArgument
-from .command import Answer, argument, cause, flag, imported, option
+from ..formatting import plural
+from .command import Answer, Namespace, Url, argument, cause, flag, imported, option
 from .output import progress
 
 if TYPE_CHECKING:
@@ -41,11 +44,27 @@ def explore(
     tests: Annotated[
         str | None, option("DIRECTORY", "Write a pytest file for each kind of violation.")
     ] = None,
+    resume: Annotated[
+        bool, flag("--resume", "Go on with an exploration that was killed or stopped.")
+    ] = False,
+    clean: Annotated[
+        bool, flag("--clean", "Remove an exploration and what its killed processes left.")
+    ] = False,
+    id: Annotated[
+        str | None,
+        option("ID", "The exploration's id in the store.", show_default="MODULE:WORLD"),
+    ] = None,
+    commit_every: Annotated[
+        int, option("N", "Write to the store after so many steps, which a kill repeats.")
+    ] = 1,
+    url: Url = None,
+    namespace: Namespace = None,
 ) -> Answer:
     """Explore a world: every action in every state, with invariants checked after each.
 
-    The actions and invariants are those in the module of the world. Exit code 1 says that
-    something was wrong.
+    The actions and invariants are those in the module of the world. With --url, --id or --resume
+    every step is written to a store, and a killed exploration can be resumed. Exit code 1 says
+    that something was wrong.
     """
     from ..worlds import explore as run
     from ..worlds.reports import report_file, to_data, write_report
@@ -54,7 +73,14 @@ def explore(
     if tests is not None and not Path(tests).is_dir():
         raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is none")
     make_world, actions, invariants = _loaded(world)
-    with progress("exploring") as move:
+    if clean:
+        return _clean(make_world, id or world, url, namespace)
+    with ExitStack() as closing:
+        kept: dict[str, Any] = {}
+        if url or id or resume:
+            kept = {"store": closing.enter_context(store.open(url, namespace=namespace))}
+            kept |= {"id": id or world, "resume": resume, "commit_every": commit_every}
+        move = closing.enter_context(progress("exploring"))
         result = run(
             make_world,
             actions,
@@ -67,6 +93,7 @@ def explore(
             max_seconds=max_seconds,
             stop_on_violation=stop,
             on_progress=lambda now: move(now.steps, now.steps + now.waiting),
+            **kept,
         )
     written = [str(write_report(result, file)) for file in files]
     refused: list[str] = []
@@ -75,6 +102,23 @@ def explore(
     lines = [result.summary(), *(f"wrote {file}" for file in written), *refused]
     data = {**to_data(result), "written": written, "refused": refused}
     return Answer(data, "\n".join(lines), 0 if result.has_passed else FOUND)
+
+
+def _clean(
+    make_world: Callable[[], World], id: str, url: str | None, namespace: str | None
+) -> Answer:
+    from ..worlds import clean
+
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        cleaned = clean(make_world, opened, id)
+    lines = [f"Removed exploration {id}." if cleaned.is_found else f"There is no exploration {id}."]
+    if cleaned.things:
+        lines.append(f"Removed {plural(cleaned.things, 'leftover')} of killed processes.")
+    if cleaned.problem is not None:
+        lines.append(cleaned.problem)
+    data = {"id": id, "removed": cleaned.is_found, "leftovers": cleaned.things}
+    code = FOUND if cleaned.problem else 0
+    return Answer({**data, "problem": cleaned.problem}, "\n".join(lines), code)
 
 
 def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invariant]]:

@@ -8,6 +8,7 @@ from .crashes import Crash, CrashExploration, explore_crashes
 from .explore import explore
 from .graph import State, StateGraph, Transition
 from .invariants import Invariant, Violation, assert_holds, invariant
+from .leftovers import Cleaned, clean
 from .reports import write_report
 from .reproduce import reproducer, write_reproducer
 from .result import Exploration, Progress
@@ -24,6 +25,7 @@ __all__ = [
     "Action",
     "Candidate",
     "Checkpoint",
+    "Cleaned",
     "ClockSystem",
     "Context",
     "Crash",
@@ -53,6 +55,7 @@ __all__ = [
     "action",
     "assert_holds",
     "check_system",
+    "clean",
     "explore",
     "explore_crashes",
     "invariant",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..arguments import require_seconds, require_whole, shown
+from ..arguments import require_seconds, require_text, require_whole, shown
 from ..errors import (
     CheckpointError,
     ExplorationAborted,
@@ -15,13 +16,19 @@ from ..errors import (
     ReplayFailed,
     RollbackError,
 )
+from ..explorations import Journal
 from .actions import Action, Arguments, Outcome, Step, as_action
 from .graph import State
 from .invariants import Invariant, Violation, as_invariant
+from .journal import drive, journal_of, require_new, require_store
+from .recording import Found, Recorded, Recording
 from .result import Ended, Exploration, Progress
 from .shrink import shrink
 from .strategies import Candidate, Strategy, as_strategy
 from .world import World
+
+if TYPE_CHECKING:
+    from ..store import Store
 
 _SECONDS_MAX = 10**9
 _WARNINGS_MAX = 100
@@ -41,13 +48,21 @@ def explore(
     stop_on_violation: bool = False,
     shrinks: bool = True,
     on_progress: Callable[[Progress], object] | None = None,
+    store: Store | None = None,
+    id: str | None = None,
+    resume: bool = False,
+    commit_every: int = 1,
 ) -> Exploration:
     """Explore a world, or one that a function makes and that is closed at the end.
 
     Whatever happens, the given world is back at its initial state afterwards, and the
     checkpoints of the exploration are released. Ctrl-C ends it with what was found so far.
+
+    With a `store`, each step is written there under the `id` of the exploration. If the process is
+    killed, `resume` goes on where it was, with the same actions and invariants; at most
+    `commit_every` actions are repeated.
     """
-    limits = _Limits(max_steps, max_states, max_depth, max_seconds)
+    limits = Limits(max_steps, max_states, max_depth, max_seconds)
     explored = _unique("action", [as_action(what) for what in actions])
     checked = _unique("invariant", [as_invariant(what) for what in invariants])
     if not explored:
@@ -57,20 +72,45 @@ def explore(
         if unknown:
             raise InvalidArgument(f"{known.name} comes after an unknown action: {unknown[0]}")
     order = as_strategy(strategy, seed)
-    is_made = not isinstance(world, World)
-    explored_world = world() if not isinstance(world, World) else world
-    if not isinstance(explored_world, World):
-        raise InvalidArgument(f"world must be a World or make one, not {shown(explored_world)}")
-    try:
-        explorer = _Explorer(explored_world, explored, checked, order, limits, on_progress)
+    _require_place(store, id, resume)
+    require_whole("commit_every", commit_every, 1)
+    with ExitStack() as closing:
+        explored_world = made_world(world, closing)
+        explorer = Explorer(explored_world, explored, checked, order, limits, on_progress)
         explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
-        return explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
-    finally:
-        if is_made:
-            explored_world.close()
+        if store is None or id is None:
+            return explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
+        if not resume:
+            require_new(store, id)
+        session = closing.enter_context(drive(store, id))
+        explorer.record(journal_of(session), commit_every)
+        result = explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
+        if result.is_complete:
+            session.end()
+        return result
 
 
-class _Limits:
+def made_world(world: World | Callable[[], World], closing: ExitStack) -> World:
+    """Return a world; one that a function makes is closed with the stack."""
+    made = world if isinstance(world, World) else world()
+    if not isinstance(made, World):
+        raise InvalidArgument(f"world must be a World or make one, not {shown(made)}")
+    if made is not world:
+        closing.callback(made.close)
+    return made
+
+
+def _require_place(store: object, id: object, resume: bool) -> None:
+    if (store is None) != (id is None):
+        raise InvalidArgument("store and id go together: the id finds the exploration again")
+    if resume and store is None:
+        raise InvalidArgument("resume=True needs the store and the id of the exploration")
+    if store is not None:
+        require_store(store)
+        require_text("id", id)
+
+
+class Limits:
     """When to stop, besides having seen everything."""
 
     def __init__(
@@ -94,18 +134,24 @@ class _Limits:
         return None
 
 
-class _Explorer:
+class Explorer:
+    """Tries what a strategy chooses, and notes what it finds; it belongs to one world."""
+
     def __init__(
         self,
         world: World,
         actions: Sequence[Action],
         invariants: Sequence[Invariant],
         strategy: Strategy,
-        limits: _Limits,
+        limits: Limits,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
         self._world = world
-        self._actions = [(action, action.combinations()) for action in actions]
+        # Everything that can be tried; a candidate's number is its place here.
+        self._choices = [
+            (action, arguments) for action in actions for arguments in action.combinations()
+        ]
+        self._invariants = invariants
         self._before = [check for check in invariants if check.when != "after"]
         self._after = [check for check in invariants if check.when != "before"]
         self._strategy = strategy
@@ -119,18 +165,17 @@ class _Explorer:
         self._tried: set[str] = set()
         # The state that the world is exactly at, as long as nothing was done since.
         self._at: State | None = None
+        # What was found since the last step was noted.
+        self._new = Found()
+        self._recording: Recording | None = None
+        self._is_resumed = False
         self.result = Exploration(graph=world.start_graph(), strategy="")
 
     def run(self, *, stop_on_violation: bool, shrinks: bool) -> Exploration:
         """Explore until a limit, and leave the world as it was."""
         world, result = self._world, self.result
-        world.count_runs(self._counted())
-        initial = world.observe_and_checkpoint("initial")
-        self._initial = world.find("initial").id
+        self._start()
         try:
-            self._at = initial
-            self._discover(initial)
-            self._check(self._after, initial)
             result.ended = self._loop(stop_on_violation)
             result.graph.shorten()
             result.violations = [self._with_path(found) for found in self._found.values()]
@@ -141,9 +186,58 @@ class _Explorer:
         result.seconds = perf_counter() - self._started
         result.leaks = tuple(world.leaks)
         result.is_cut = bool(self._cut)
-        names = (action.name for action, _ in self._actions)
+        names = dict.fromkeys(action.name for action, _ in self._choices)
         result.unused_actions = [name for name in names if name not in self._tried]
         return result
+
+    def record(self, journal: Journal, commit_every: int) -> None:
+        """Write what is done to a store, and go on with what is there."""
+        recording = Recording(journal, self._choices, self._invariants, commit_every)
+        settings = recording.settings(self._world, self._limits.depth)
+        self._is_resumed = recording.begin(settings)
+        self._recording = recording
+
+    def _start(self) -> None:
+        """Bring the world to its initial state, and note what can be done."""
+        world, recording = self._world, self._recording
+        world.count_runs(self._counted())
+        if recording is not None and self._is_resumed:
+            recording.restore_initial(world)
+            for system in world.systems.values():
+                system.sweep()
+            world.count_runs(self._counted())
+            self._load(recording.read(self.result.graph))
+            recording.require_initial(world, self.result.graph.initial)
+        initial = world.observe_and_checkpoint("initial")
+        self._initial = world.find("initial").id
+        self._at = initial
+        try:
+            if recording is not None:
+                recording.keep_initial(world, world.find(self._initial))
+            if not self._is_known(initial):
+                numbers = self._discover(initial)
+                self._check(self._after, initial)
+                self._note_state(initial, numbers, self._taken())
+                if recording is not None:
+                    recording.commit()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _load(self, recorded: Recorded) -> None:
+        """Go on with what was read from a store."""
+        self.result.steps = recorded.steps
+        self._tried, self._cut = recorded.tried, recorded.cut
+        for id, numbers in recorded.left.items():
+            self._left[id] = len(numbers)
+            for number in numbers:
+                self._add(recorded.graph.states[id], number)
+        for found in recorded.found:
+            for violation in found.violations:
+                self._note(violation)
+            for warning in found.warnings:
+                self._warn(warning)
+        self._taken()
 
     def _loop(self, stop_on_violation: bool) -> Ended:
         try:
@@ -160,28 +254,31 @@ class _Explorer:
 
     def _try(self, candidate: Candidate) -> None:
         state, action, arguments = candidate.state, candidate.action, candidate.arguments
+        reached, outcome = None, None
         if self._go_to(state) and self._is_possible(action, arguments):
             self._check(self._before, state)
             self.result.steps += 1
             self._tried.add(action.name)
             self._at = None
             outcome = self._world.act(action, **arguments)
-            reached, is_new = self._world.observe_state()
-            self._arrive(reached, is_new, action)
+            reached, _ = self._world.observe_state()
+            self._arrive(reached, action)
             self._judge(outcome, state, Step(action.name, arguments))
             self._check(self._after, reached)
+        if self._recording is not None:
+            self._recording.add_step(candidate, reached, outcome, self._taken())
         self._left[state.id] -= 1
         if not self._left[state.id]:
             self._release(state)
         if self._on_progress is not None:
             self._on_progress(self._progress())
 
-    def _arrive(self, reached: State, is_new: bool, action: Action) -> None:
+    def _arrive(self, reached: State, action: Action) -> None:
         depth = self._limits.depth
         is_deeper_allowed = reached.id in self._cut and depth is not None and reached.depth < depth
-        if is_new or is_deeper_allowed:
+        if is_deeper_allowed or not self._is_known(reached):
             self._cut.discard(reached.id)
-            self._discover(reached)
+            self._note_state(reached, self._discover(reached))
         if self._left.get(reached.id) and self._keep(
             reached, f"after_{action.name}_{self.result.steps}"
         ):
@@ -194,16 +291,36 @@ class _Explorer:
             self._warn(f"{error.system} made no checkpoint, so states are replayed: {error}")
             return False
 
-    def _discover(self, state: State) -> None:
-        """Add what is possible in a state; the world is in it."""
+    def _is_known(self, state: State) -> bool:
+        return state.id in self._left or state.id in self._cut
+
+    def _discover(self, state: State) -> list[int] | None:
+        """Add what is possible in a state, and return its numbers; the world is in it."""
         if self._limits.depth is not None and state.depth >= self._limits.depth:
             self._cut.add(state.id)
-            return
-        for action, combinations in self._actions:
-            for arguments in combinations:
-                if self._is_possible(action, arguments):
-                    self._strategy.add(Candidate(state, action, arguments))
-                    self._left[state.id] = self._left.get(state.id, 0) + 1
+            return None
+        possible = [
+            number
+            for number, (action, arguments) in enumerate(self._choices)
+            if self._is_possible(action, arguments)
+        ]
+        for number in possible:
+            self._add(state, number)
+        self._left[state.id] = len(possible)
+        return possible
+
+    def _add(self, state: State, number: int) -> None:
+        self._strategy.add(Candidate(state, *self._choices[number], number))
+
+    def _note_state(
+        self, state: State, numbers: list[int] | None, found: Found | None = None
+    ) -> None:
+        if self._recording is not None:
+            self._recording.add_state(state, numbers, found)
+
+    def _taken(self) -> Found:
+        new, self._new = self._new, Found()
+        return new
 
     def _is_possible(self, action: Action, arguments: Arguments) -> bool:
         try:
@@ -257,7 +374,7 @@ class _Explorer:
                     path=(),
                     check=check,
                 )
-                self._found[violation.key] = violation
+                self._note(violation)
 
     def _judge(self, outcome: Outcome, origin: State, step: Step) -> None:
         """Take an exception that the action does not declare for a violation."""
@@ -271,9 +388,15 @@ class _Explorer:
             state_id=origin.id,
             path=(step,),
         )
-        known = self._found.get(violation.key)
-        if known is None or origin.depth < self.result.graph.states[known.state_id].depth:
+        self._note(violation)
+
+    def _note(self, violation: Violation) -> None:
+        """Keep a violation, unless the same is known in a state that is as near."""
+        states, known = self.result.graph.states, self._found.get(violation.key)
+        nearness = states[violation.state_id].depth
+        if known is None or nearness < states[known.state_id].depth:
             self._found[violation.key] = violation
+            self._new.violations.append(violation)
 
     def _with_path(self, violation: Violation) -> Violation:
         path = [found.step for found in self.result.graph.path_to(violation.state_id)]
@@ -295,8 +418,8 @@ class _Explorer:
         self.result.violations = list({violation.key: violation for violation in found}.values())
 
     def _counted(self) -> dict[str, int]:
-        counted = {action.name: action.limit for action, _ in self._actions if action.limit}
-        for action, _ in self._actions:
+        counted = {action.name: action.limit for action, _ in self._choices if action.limit}
+        for action, _ in self._choices:
             for name in action.after:
                 counted[name] = max(counted.get(name, 1), 1)
         return counted
@@ -308,19 +431,26 @@ class _Explorer:
 
     def _leave(self) -> None:
         world = self._world
+        is_back = True
         try:
             world.rollback(self._initial)
         except RollbackError as error:
+            is_back = False
             self._warn(f"the world is not back at its initial state: {error}")
         for state in self.result.graph.states.values():
             if state.checkpoint_id is not None:
                 world.release(state.checkpoint_id)
                 state.checkpoint_id = None
         world.count_runs({})
+        if self._recording is not None:
+            self._recording.commit()
+            if is_back:
+                self._recording.forget_initial(world)
 
     def _warn(self, warning: str) -> None:
         if len(self.result.warnings) < _WARNINGS_MAX and warning not in self.result.warnings:
             self.result.warnings.append(warning)
+            self._new.warnings.append(warning)
 
     def _progress(self) -> Progress:
         return Progress(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..arguments import require_text, shown
-from ..errors import InvalidArgument
+from ..errors import Conflict, InvalidArgument, SessionNotFound
 from ..explorations import Journal, KeptCheckpoint
-from ..session import DrivenSession
+from ..session import DrivenSession, Session
 from ..store import Store
 from .checkpoints import Checkpoint
 from .rollback import Kept
@@ -33,11 +33,23 @@ def drive(store: Store, id: str) -> DrivenSession:
     return session.drive(lease_seconds=_LEASE_SECONDS, instance=AGENT)
 
 
-def journal_of(session: DrivenSession) -> Journal:
+def journal_of(session: Session) -> Journal:
     """Return what was written under a session, to be written with its lease."""
-    return Journal(
-        session.runtime, session.id, session.number, session.root_id, fence=session.fence
-    )
+    place = (session.runtime, session.id, session.number, session.root_id)
+    return Journal(*place, fence=session.fence, guard=session.guard)
+
+
+def require_new(store: Store, id: str) -> None:
+    """Raise Conflict if the store has an exploration of this id, which may be running."""
+    try:
+        found = store.find_session(id)
+    except SessionNotFound:
+        return
+    if found.id == id and journal_of(found).world().settings is not None:
+        raise Conflict(
+            f"Exploration {id} is in the store already: resume=True goes on with it, and "
+            "holdfast.worlds.clean removes it."
+        )
 
 
 class WorldJournal:
@@ -52,7 +64,7 @@ class WorldJournal:
 
     def load(self) -> tuple[list[Checkpoint], str | None]:
         """Return the checkpoints, and the id of the one that a rollback was on its way to."""
-        found = [_checkpoint(kept) for kept in self._journal.checkpoints()]
+        found = [checkpoint_of(kept) for kept in self._journal.checkpoints()]
         self._ids = {checkpoint.id for checkpoint in found}
         for checkpoint in found:
             self._kept.append({name: kept.data for name, kept in checkpoint.tokens.items()})
@@ -111,7 +123,8 @@ def kept_checkpoint(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> KeptChec
     )
 
 
-def _checkpoint(kept: KeptCheckpoint) -> Checkpoint:
+def checkpoint_of(kept: KeptCheckpoint) -> Checkpoint:
+    """Return a checkpoint as it was stored, by a process that died."""
     body = decode(kept.body)
     return Checkpoint(
         id=kept.id,

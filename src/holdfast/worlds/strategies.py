@@ -22,11 +22,15 @@ from .values import canonical
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """Something to try: an action with its arguments, in a state."""
+    """Something to try: an action with its arguments, in a state.
+
+    `number` is the place of the action with these arguments among all that an exploration tries.
+    """
 
     state: State
     action: Action
     arguments: Mapping[str, Any]
+    number: int = 0
 
 
 class Strategy(ABC):

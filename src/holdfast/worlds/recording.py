@@ -1,0 +1,284 @@
+"""An exploration in a store: written step by step, and read again after the process was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Conflict, ExplorationAborted, InvalidArgument, InvalidValue
+from ..explorations import Journal, KeptState, KeptStep
+from .actions import Action, Arguments, Outcome, Step
+from .checkpoints import Checkpoint
+from .graph import State, StateGraph
+from .invariants import Invariant, Violation
+from .journal import checkpoint_of, kept_checkpoint
+from .rollback import MOVED, finish, keep_tokens
+from .strategies import Candidate
+from .system import Observation
+from .values import canonical, decode, encode
+from .world import World
+
+Choice = tuple[Action, Arguments]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a step, or the first look at the initial state, found besides where it led."""
+
+    violations: list[Violation] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recorded:
+    """An exploration as it was read: the graph, what was found, and what is left to try."""
+
+    graph: StateGraph = field(default_factory=StateGraph)
+    found: list[Found] = field(default_factory=list)
+    left: dict[str, list[int]] = field(default_factory=dict)
+    """The numbers of what was not tried yet in each state; a state at `max_depth` is missing."""
+    cut: set[str] = field(default_factory=set)
+    steps: int = 0
+    tried: set[str] = field(default_factory=set)
+
+
+class Recording:
+    """Writes what an exploration does, `commit_every` steps at a time; each is there or not.
+
+    `choices` are all actions with all arguments, in an order that is the same in each process.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        choices: Sequence[Choice],
+        invariants: Sequence[Invariant],
+        commit_every: int = 1,
+    ) -> None:
+        self.journal = journal
+        self._choices = choices
+        self._invariants = {check.name: check for check in invariants}
+        self._commit_every = commit_every
+        self._states: list[KeptState] = []
+        self._steps: list[KeptStep] = []
+        self._known: set[str] = set()
+        self._kept: list[Mapping[str, Any]] = []
+
+    # What is explored
+
+    def settings(self, world: World, max_depth: int | None) -> dict[str, Any]:
+        """Return what must be the same whenever the exploration is resumed."""
+        return {
+            "actions": [
+                [action.name, canonical(dict(arguments), "arguments")]
+                for action, arguments in self._choices
+            ],
+            "invariants": [[check.name, check.when] for check in self._invariants.values()],
+            "identity": list(world.identity),
+            "systems": list(world.systems),
+            "max_depth": max_depth,
+        }
+
+    def begin(self, settings: dict[str, Any]) -> bool:
+        """Write down what is explored; return whether it goes on with what was done before."""
+        known = self.journal.world().settings
+        if known is None:
+            self.journal.set_settings(encode(settings, "settings"))
+            return False
+        before = decode(known)
+        different = [name for name, value in settings.items() if before.get(name) != value]
+        if different:
+            raise InvalidArgument(
+                f"exploration {self.journal.id} cannot be resumed with different settings: "
+                f"{', '.join(different)}"
+            )
+        return True
+
+    # The initial state, outside of this process
+
+    def keep_initial(self, world: World, initial: Checkpoint) -> None:
+        """Keep the initial state of all systems, as far as they can, for another process."""
+        if not self._kept:
+            kept = keep_tokens(world.systems, initial.tokens, initial.name)
+            self._kept.append(kept)
+            self.journal.add_checkpoint(kept_checkpoint(initial, kept))
+
+    def restore_initial(self, world: World) -> None:
+        """Bring a world back to the initial state that a process which died has kept."""
+        for checkpoint in map(checkpoint_of, self.journal.checkpoints()):
+            tokens = checkpoint.tokens
+            self._kept.append({name: kept.data for name, kept in tokens.items()})
+            can_keep = {name: kept for name, kept in tokens.items() if kept.data is not None}
+            systems = {name: world.systems[name] for name in can_keep if name in world.systems}
+            outcomes = finish(systems, can_keep)
+            if any(outcome != MOVED for outcome in outcomes.values()):
+                listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
+                raise ExplorationAborted(f"The initial state was not restored. {listed}.")
+            world.context.restore(dict(checkpoint.context))
+
+    def require_initial(self, world: World, initial: State | None) -> None:
+        """Raise Conflict unless the world is at the initial state that was recorded."""
+        if initial is None or world.present_id() == initial.id:
+            return
+        private = [name for kept in self._kept for name, data in kept.items() if data is None]
+        why = f"; {', '.join(private)} cannot be restored by another process" if private else ""
+        raise Conflict(
+            f"The world is not at the initial state of exploration {self.journal.id}{why}. Make it "
+            "as it was at the beginning."
+        )
+
+    def forget_initial(self, world: World) -> None:
+        """Discard what was kept of the initial state: the world is there, or is given up."""
+        self.journal.clear()
+        for kept in self._kept:
+            for name, data in kept.items():
+                if data is not None and name in world.systems:
+                    world.systems[name].discard(data)
+        self._kept.clear()
+
+    # Steps
+
+    def add_state(self, state: State, numbers: Sequence[int] | None, found: Found | None) -> None:
+        """Note a state, with what can be tried there; None at the greatest depth."""
+        body = {
+            "observations": [_observation(seen) for seen in state.observations],
+            "choices": None if numbers is None else list(numbers),
+            "found": None if found is None else _found(found),
+        }
+        is_known = state.id in self._known
+        self._known.add(state.id)
+        self._states.append(KeptState(id=state.id, body=encode(body, "state"), is_nearer=is_known))
+
+    def add_step(
+        self, candidate: Candidate, reached: State | None, outcome: Outcome | None, found: Found
+    ) -> None:
+        """Note what was tried and where it led, and write it if it is time."""
+        body = {"outcome": None if outcome is None else _outcome(outcome), "found": _found(found)}
+        self._steps.append(
+            KeptStep(
+                from_id=candidate.state.id,
+                candidate=candidate.number,
+                to_id=None if reached is None else reached.id,
+                body=encode(body, "step"),
+            )
+        )
+        if len(self._steps) >= self._commit_every:
+            self.commit()
+
+    def commit(self) -> None:
+        """Write what is noted."""
+        if self._states or self._steps:
+            self.journal.add(self._states, self._steps)
+            self._states, self._steps = [], []
+
+    # Reading
+
+    def read(self, into: StateGraph | None = None) -> Recorded:
+        """Return all that was written; the graph is the given one, if it is new."""
+        recorded = Recorded(graph=into or StateGraph())
+        graph = recorded.graph
+        for action, _ in self._choices:
+            graph.add_action(action)
+        for state in self._all_states():
+            body = decode(state.body)
+            self._known.add(state.id)
+            graph.add_state(state.id, (Observation(*seen) for seen in body["observations"]))
+            if body["choices"] is None:
+                recorded.cut.add(state.id)
+            else:
+                recorded.left[state.id] = body["choices"]
+            if body["found"] is not None:
+                recorded.found.append(self._read_found(body["found"]))
+        tried: dict[str, set[int]] = {}
+        for step in self._all_steps():
+            tried.setdefault(step.from_id, set()).add(step.candidate)
+            self._read_step(step, recorded)
+        for id, numbers in recorded.left.items():
+            done = tried.get(id, ())
+            recorded.left[id] = [number for number in numbers if number not in done]
+        return recorded
+
+    def _read_step(self, step: KeptStep, recorded: Recorded) -> None:
+        body = decode(step.body)
+        recorded.found.append(self._read_found(body["found"]))
+        if step.to_id is None:
+            return
+        action, arguments = self._choices[step.candidate]
+        origin, target = (recorded.graph.states[id] for id in (step.from_id, step.to_id))
+        outcome = _read_outcome(body["outcome"])
+        recorded.graph.add_transition(origin, target, action, arguments, outcome)
+        recorded.steps += 1
+        recorded.tried.add(action.name)
+
+    def _all_states(self) -> Iterator[KeptState]:
+        after = 0
+        while page := self.journal.states(after=after):
+            yield from page
+            after = page[-1].number
+
+    def _all_steps(self) -> Iterator[KeptStep]:
+        after = 0
+        while page := self.journal.steps(after=after):
+            yield from page
+            after = page[-1].number
+
+    def _read_found(self, body: dict[str, Any]) -> Found:
+        return Found([self._read_violation(one) for one in body["violations"]], body["warnings"])
+
+    def _read_violation(self, body: dict[str, Any]) -> Violation:
+        path = tuple(Step(*step) for step in body["path"])
+        check = self._invariants[body["invariant"]] if body["is_checked"] else None
+        given = {name: body[name] for name in ("invariant", "severity", "message", "state_id")}
+        return Violation(**given, path=path, check=check)
+
+
+def _observation(seen: Observation) -> tuple[str, Any, dict[str, Any]]:
+    try:
+        encode(dict(seen.metadata), "metadata")
+    except InvalidValue:
+        # It is no part of the state, so it need not be plain data.
+        return seen.system, seen.data, {}
+    return seen.system, seen.data, dict(seen.metadata)
+
+
+def _found(found: Found) -> dict[str, Any]:
+    return {
+        "violations": [_violation(violation) for violation in found.violations],
+        "warnings": list(found.warnings),
+    }
+
+
+def _violation(violation: Violation) -> dict[str, Any]:
+    return {
+        "invariant": violation.invariant,
+        "severity": violation.severity,
+        "message": violation.message,
+        "state_id": violation.state_id,
+        "path": [(step.action, dict(step.arguments)) for step in violation.path],
+        "is_checked": violation.check is not None,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    error = outcome.error
+    body = {
+        "value": outcome.value,
+        "error": None if error is None else (type(error).__name__, str(error)),
+        "seconds": outcome.seconds,
+        "is_expected": outcome.is_expected,
+    }
+    try:
+        encode(body, "outcome")
+    except InvalidValue:
+        body["value"] = repr(outcome.value)
+    return body
+
+
+def _read_outcome(body: dict[str, Any]) -> Outcome:
+    error = None
+    if body["error"] is not None:
+        kind, message = body["error"]
+        # An error of another process is known by its name only.
+        error = type(kind, (Exception,), {})(message)
+    return Outcome(**{**body, "error": error})
