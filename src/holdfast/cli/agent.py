@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from ..arguments import shown
 from ..checkpoints.diff import printable
@@ -26,6 +27,14 @@ app = Commands("Serve an agent, ask one, and come back for its answer.")
 # As an error of the store that says that something is not as it was expected to be.
 UNANSWERED = 4
 
+Transport = Annotated[
+    str | None,
+    option(
+        "URL",
+        "What carries requests: database, or nats://host:port of a NATS server.",
+        show_default="database",
+    ),
+]
 Timeout = Annotated[
     float | None,
     option("SECONDS", "How long to wait for the answer.", show_default="until it comes"),
@@ -39,6 +48,7 @@ def run(
     ],
     url: Url = None,
     namespace: Namespace = None,
+    transport: Transport = None,
     instances: Annotated[int, option("N", "How many sessions run at once.")] = 4,
     lease_seconds: Annotated[
         float,
@@ -65,8 +75,9 @@ def run(
     }
     place = {"url": url, "namespace": namespace, "migrate": False}
     what = f"agent {service.name}"
-    make = partial(service.worker, **options)
-    return serve(place, make, what, until_empty, service.is_async)
+    with opened(transport) as carrier:
+        make = partial(service.worker, transport=carrier, **options)
+        return serve(place, make, what, until_empty, service.is_async)
 
 
 @app.command(mode="write")
@@ -81,6 +92,7 @@ def request(
         option("ID", "The same id is the same request.", "--id", show_default="a new one"),
     ] = None,
     user: Annotated[str | None, option("NAME", "For whom it is.")] = None,
+    transport: Transport = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
@@ -91,22 +103,22 @@ def request(
     text = sys.stdin.read() if input == "-" else input
     value = None if text is None else from_json(text, name="INPUT")
     id = request_id or str(uuid.uuid4())
-    mesh = Mesh(store)
     given: dict[str, Any] = {"request_id": id, "user": user}
-    ask = lambda **how: mesh.request(agent, value, **given, **how)  # noqa: E731
-    return _waited(id, ask, timeout, as_json)
+    with opened(transport) as carrier, Mesh(store, carrier) as mesh:
+        return _waited(id, partial(mesh.request, agent, value, **given), timeout, as_json)
 
 
 @app.command(mode="write")
 def wait(
     store: Store,
     request: Annotated[str, argument("REQUEST", "The id of a request.")],
+    transport: Transport = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
     """Wait for the answer to a request that was made before, from any machine."""
-    mesh = Mesh(store)
-    return _waited(request, lambda **how: mesh.wait(request, **how), timeout, as_json)
+    with opened(transport) as carrier, Mesh(store, carrier) as mesh:
+        return _waited(request, partial(mesh.wait, request), timeout, as_json)
 
 
 def _waited(id: str, ask: Callable[..., PeerCall], timeout: float | None, as_json: bool) -> Answer:
@@ -141,6 +153,26 @@ def _shown(call: PeerCall) -> Iterator[Any]:
     for each in call.answer.artifacts:
         where = "" if each.uri is None else f" at {each.uri}"
         yield printable(f"artifact {each.name} ({each.media_type}){where}")
+
+
+@contextlib.contextmanager
+def opened(transport: str | None) -> Iterator[Any]:
+    """Yield what --transport names; None for the database."""
+    if transport in {None, "database"}:
+        yield None
+        return
+    if urlsplit(transport).scheme not in {"nats", "tls"}:
+        raise InvalidArgument(
+            f"--transport is database or nats://host:port, not {shown(transport)}"
+        )
+    try:
+        from ..mesh.nats import Nats
+    except ImportError as error:
+        raise InvalidArgument(
+            f"--transport {transport} needs {error.name}: pip install 'holdfast-agents[nats]'"
+        ) from None
+    with contextlib.closing(Nats(str(transport))) as carrier:
+        yield carrier
 
 
 def load(name: str) -> Service:
