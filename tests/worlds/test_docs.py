@@ -10,13 +10,19 @@ import pytest
 from holdfast import worlds
 from holdfast.worlds.systems.http import HttpSystem
 from holdfast.worlds.systems.postgres import PostgresSystem
+from holdfast.worlds.systems.postgres_connection import PostgresConnectionSystem
 from holdfast.worlds.systems.redis import RedisSystem
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 PAGE = (ROOT / "docs" / "worlds.md").read_text()
 # These need the client of their system, so the package does not import them.
-OTHERS: list[type[worlds.System]] = [HttpSystem, PostgresSystem, RedisSystem]
+OTHERS: list[type[worlds.System]] = [
+    HttpSystem,
+    PostgresConnectionSystem,
+    PostgresSystem,
+    RedisSystem,
+]
 SYSTEMS = OTHERS + [
     thing
     for name in worlds.__all__

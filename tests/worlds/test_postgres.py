@@ -245,7 +245,7 @@ def test_a_failed_rollback_changes_nothing_and_can_be_repeated(
             raise OSError("no")
 
         with monkeypatch.context() as patch:
-            patch.setattr(system, "_apply", failing)
+            patch.setattr(system._rows, "apply", failing)
             with pytest.raises(OSError, match="no"):
                 system.rollback(token)
         assert connection.execute("SELECT count(*) FROM plain").fetchone() == (1,)

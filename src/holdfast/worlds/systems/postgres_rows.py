@@ -1,0 +1,214 @@
+"""The rows of some schemas of PostgreSQL: what changes is captured, and can be put back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from ...arguments import shown
+from ...errors import Conflict, InvalidArgument
+from ..tree import Changes
+from .postgres_tables import (
+    Table,
+    capture,
+    captured,
+    content_of,
+    read_sequences,
+    replace_rows,
+    tables_in,
+    writers_in,
+)
+
+Connection = psycopg.Connection[Any]
+
+PREFIX: Final = "holdfast_world_"
+_SILENT: Final = "SET LOCAL session_replication_role = replica"
+
+
+class CapturedRows:
+    """The tables and sequences of some schemas, with a log of changes in a schema of its own.
+
+    A role that cannot restore rows without running triggers is refused. The caller opens the
+    transaction in which it is made, and those of its methods.
+    """
+
+    def __init__(self, connection: Connection, schemas: Sequence[str], home: str) -> None:
+        self._connection = connection
+        self._schemas = list(schemas)
+        self.home = home
+        self._require_silence()
+        self._make_log()
+        self.tables = tables_in(connection, self._schemas)
+        for table in self.tables.values():
+            capture(connection, home, table)
+        self.sequences = read_sequences(connection, self._schemas)
+        self._writers = writers_in(connection, self._schemas)
+        keyless = [table for table in self.tables.values() if not table.key]
+        self._whole = {table.oid: self.content(table) for table in keyless}
+        if keyless:
+            warnings.warn(
+                f"Each checkpoint reads the whole of {', '.join(table.name for table in keyless)}, "
+                "because there is no primary key and no unique index without NULLs.",
+                stacklevel=4,
+            )
+        self._try_out()
+
+    def observed(self) -> object:
+        """Return the rows of every table."""
+        return {table.name: content_of(self._connection, table) for table in self.tables.values()}
+
+    def _require_silence(self) -> None:
+        try:
+            with self._connection.transaction(force_rollback=True):
+                self._connection.execute(_SILENT)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise Conflict(
+                "This role cannot restore rows without running triggers; use a superuser, or "
+                "GRANT SET ON PARAMETER session_replication_role TO it (PostgreSQL 15)."
+            ) from error
+
+    def _make_log(self) -> None:
+        make = sql.SQL(
+            "CREATE SCHEMA {schema}; CREATE TABLE {schema}.log (number bigint GENERATED ALWAYS AS "
+            "IDENTITY PRIMARY KEY, relation oid NOT NULL, old_key text, new_key text, before text, "
+            "after text); CREATE TABLE {schema}.probe (id integer PRIMARY KEY, value text);"
+        ).format(schema=sql.Identifier(self.home))
+        self._connection.execute(make)
+
+    def _try_out(self) -> None:
+        """Change and restore a table of our own, as the others will be."""
+        connection = self._connection
+        [probe] = [
+            table for table in tables_in(connection, [self.home]).values() if "probe" in table.name
+        ]
+        with connection.transaction(force_rollback=True):
+            capture(connection, self.home, probe)
+            insert = sql.SQL("INSERT INTO {} VALUES (1, 'ä,\"'), (2, NULL)").format(
+                probe.identifier
+            )
+            connection.execute(insert)
+            self._read_log()
+            wanted = content_of(connection, probe)
+            update = sql.SQL("UPDATE {} SET id = id + 10, value = 'x'").format(probe.identifier)
+            connection.execute(update)
+            changed = _folded(self._read_log())
+            connection.execute(_SILENT)
+            replace_rows(
+                connection,
+                probe,
+                [after for _, after in changed.values() if after is not None],
+                wanted,
+            )
+            if content_of(connection, probe) != wanted or len(changed) != 4:
+                raise Conflict("a trial of capturing and restoring rows gave something else")
+
+    def drain(self) -> Changes:
+        """Return what changed since the head, and empty the log."""
+        changes = _folded(self._read_log())
+        for oid, before in self._whole.items():
+            now = self.content(self.tables[oid])
+            if now != before:
+                changes[oid, None] = before, now
+        sequences = read_sequences(self._connection, self._schemas)
+        for name, value in sequences.items():
+            if value != self.sequences[name]:
+                changes[name] = self.sequences[name], value
+        return changes
+
+    def _read_log(self) -> list[tuple[Any, ...]]:
+        take = sql.SQL(
+            "WITH taken AS (DELETE FROM {}.log RETURNING *) SELECT relation, old_key, new_key,"
+            " before, after FROM taken ORDER BY number"
+        ).format(sql.Identifier(self.home))
+        return self._connection.execute(take).fetchall()
+
+    def note(self, changes: Changes) -> None:
+        """Remember the content of what is read whole, as it is now."""
+        for key, (_, now) in changes.items():
+            if isinstance(key, str):
+                self.sequences[key] = now
+            elif key[1] is None:
+                self._whole[key[0]] = now
+
+    def apply(self, changes: Changes) -> None:
+        """Make these changes, with triggers silent for the rest of the transaction."""
+        self._connection.execute(_SILENT)
+        old: dict[int, list[str]] = {}
+        new: dict[int, list[str]] = {}
+        for key, (now, wanted) in changes.items():
+            if isinstance(key, str):
+                self._connection.execute("SELECT setval(%s::regclass, %s, %s)", (key, *wanted))
+            elif key[1] is None:
+                old.setdefault(key[0], []).extend(now)
+                new.setdefault(key[0], []).extend(wanted)
+            else:
+                old.setdefault(key[0], []).extend([] if now is None else [now])
+                new.setdefault(key[0], []).extend([] if wanted is None else [wanted])
+        for oid in old.keys() | new.keys():
+            table = self.tables[oid]
+            replace_rows(self._connection, table, old.get(oid, []), new.get(oid, []))
+
+    def replace(self, table: Table, wanted: Sequence[str]) -> Changes:
+        """Replace the rows of a table, and return what that changes."""
+        now = self.content(table)
+        if not table.key:
+            replace_rows(self._connection, table, now, wanted)
+            return {(table.oid, None): (now, tuple(wanted))} if now != tuple(wanted) else {}
+        old, new = set(now) - set(wanted), set(wanted) - set(now)
+        captured(self._connection, self.home, table, is_always=True)
+        replace_rows(self._connection, table, sorted(old), sorted(new))
+        captured(self._connection, self.home, table, is_always=False)
+        return _folded(self._read_log())
+
+    def content(self, table: Table) -> tuple[str, ...]:
+        """Return the rows of a table as text, in order."""
+        return tuple(content_of(self._connection, table))
+
+    def require_same_schema(self) -> None:
+        """Raise Conflict, with names, if a table or sequence is another than at the start."""
+        writers = writers_in(self._connection, self._schemas)
+        if writers == self._writers:
+            return
+        now = tables_in(self._connection, self._schemas)
+        changed = sorted(
+            {table.name for table in {*self.tables.values(), *now.values()}}
+            - {table.name for table in {*self.tables.values()} & {*now.values()}}
+        )
+        sequences = read_sequences(self._connection, self._schemas).keys()
+        changed += sorted(sequences ^ self.sequences.keys())
+        if changed:
+            raise Conflict(
+                f"The schema changed: {', '.join(changed)}. A rollback covers rows, not "
+                "definitions; make the world anew after a migration."
+            )
+        self._writers = writers
+
+
+def _folded(log: Iterable[tuple[Any, ...]]) -> Changes:
+    """Return the log as changes: what each row was first, and what it is now."""
+    changes: Changes = {}
+    for relation, old_key, new_key, before, after in log:
+        if old_key is not None:
+            key = relation, old_key
+            changes[key] = changes.get(key, (before, None))[0], None
+        if new_key is not None:
+            key = relation, new_key
+            changes[key] = changes.get(key, (None, None))[0], after
+    return {key: change for key, change in changes.items() if change[0] != change[1]}
+
+
+def drop_home(connection: Connection, schema: str) -> None:
+    """Remove the log and the triggers that write to it."""
+    drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    connection.execute("SET client_min_messages = warning")
+    connection.execute(drop)
+
+
+def require_schemas(schemas: Sequence[str]) -> None:
+    """Refuse what is no list of names."""
+    if isinstance(schemas, str) or not schemas:
+        raise InvalidArgument(f"schemas must be a list of names, not {shown(schemas)}")
