@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from .access import record
 from .arguments import require_limit, require_text, require_whole
 from .checkpoints.read import Growth, growth
 from .errors import InvalidArgument
@@ -44,6 +45,7 @@ from .work.items import (
     OnCrash,
     Submission,
     WorkStatus,
+    error_text,
 )
 from .work.noun import PROMOTED_PER_PASS, SWEPT_MAX, promote
 from .work.reports import FailedAttempt, LeaseHealth, WorkCount
@@ -58,6 +60,7 @@ Flags: TypeAlias = list[bool]
 Failures: TypeAlias = list[FailedAttempt]
 
 ITEMS_PER_PAGE_MAX = 1_000
+REASON_MAX = 1_000
 GROWTH_MAX = 1_000
 
 
@@ -254,6 +257,26 @@ class Work(Handle[C]):
         retried. A finished item is unchanged.
         """
         return (yield from transitions.cancel((yield from self._found(id))))
+
+    @operation
+    def release(self, id: str, *, reason: str) -> Op[WorkItem[C]]:
+        """Take a running item away from its holder, who can write nothing more; it is ready again.
+
+        It uses up no retry. The reason is kept with the attempt; if it was to be cancelled, it is.
+        """
+        text = error_text(require_text("reason", reason, REASON_MAX), self.runtime.redactor.redact)
+        item = yield from self._found(id)
+        given: dict[str, Any] = {"fences": 1, "releases": 1, "is_kept": True}
+        change = Transition("pending", "taken away", error=text, **given)
+        [row] = yield from transitions.finish([(item, change)], transitions.FINISH_HELD)
+        if row is None:
+            now = yield from self._found(id)
+            raise InvalidArgument(
+                f"work item {id} is {now.status}, held with fence {now.fence}; only a running one "
+                "can be taken away; look at it again"
+            )
+        yield from record(self.runtime.actor, "work_released", item.id)
+        return WorkItem(self.runtime, (yield from self._found_row(id)))
 
     @operation
     def retry(self, id: str) -> Op[WorkItem[C]]:

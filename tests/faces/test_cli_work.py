@@ -153,6 +153,9 @@ def test_items_are_cancelled_retried_and_redriven(store: holdfast.Store, quick: 
     assert "--yes" in refused.stderr
     assert text(quick("work", "cancel", ids[1], "--yes")) == f"Work item {ids[1]} is cancelled.\n"
     [held] = store.work.claim("w")
+    freed = data(quick("work", "release", held.id, "--reason", "it hangs", "--yes", "--json"))
+    assert freed == {"id": held.id, "status": "pending", "fence": held.fence + 1}
+    [held] = store.work.claim("w")
     assert "asked to stop" in text(quick("work", "cancel", held.id, "--yes"))
     store.work.submit("u", "dead")
     [dead] = store.work.claim("w", queues="u")

@@ -201,7 +201,7 @@ def test_deciding_what_is_in_doubt_lets_the_agent_go_on(page: Page, place: dict[
         id = doubt(session, "pay")
         page.goto("/ui/in-doubt")
         row = page.get_by_role("row").filter(has_text="pay")
-        row.get_by_role("link").click()
+        row.get_by_role("link").first.click()
         page.wait_for_url(f"**/ui/effects/{id}")
         page.get_by_role("radio", name="It landed").check()
         page.get_by_label("How you know").fill("seen in the bank")
@@ -359,6 +359,76 @@ def test_work_is_steered_and_claims_are_seen(page: Page, place: dict[str, Any]) 
         expect(page.get_by_text("Redriven from")).to_be_visible()
         assert store.work.get("dies").status == "cancelled"
         assert len(store.work.list(type="board")) == 3
+
+
+def test_a_hanging_worker_loses_its_item(page: Page, place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        store.work.submit("hangs", queue="hangs", id="hangs")
+        [held] = store.work.claim("worker-8", queues=["hangs"], lease_seconds=3_600)
+        page.goto("/ui/work/hangs")
+        page.get_by_label("Why").fill("it hangs")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("row").filter(has_text="taken away")).to_contain_text("it hangs")
+        with pytest.raises(holdfast.LeaseLost):
+            held.complete("too late")
+        assert store.work.get("hangs").fence == held.fence + 1
+
+
+def test_what_tools_can_verify_and_undo_is_asked_of_them(
+    browser: Browser, place: dict[str, Any]
+) -> None:
+    options = Options(tools={each.name: each for each in (reserve, order)})
+    with holdfast.open(**place) as store:
+        session = store.session("guest")
+        session.save({"n": 1})
+        session.call(reserve, seat=4)
+        doubts = {name: doubt(session, name) for name in ("order", "order_twice", "other")}
+        with live(options, **place) as server, looking(browser, server.url) as page:
+            sign_in(page, server.url, secret_of(server))
+            page.goto(f"/ui/effects/{doubts['other']}")
+            expect(page.get_by_role("button", name="Decide")).to_be_visible()
+            expect(page.get_by_role("button", name="Verify")).to_have_count(0)
+            RESERVED["is_known"] = False
+            page.goto(f"/ui/effects/{doubts['order']}")
+            page.get_by_role("button", name="Verify").click()
+            expect(page.get_by_text("could not tell")).to_be_visible()
+            assert store.effect(doubts["order"]).status == "unknown"
+            RESERVED["is_known"] = True
+            page.get_by_role("button", name="Verify").focus()
+            page.keyboard.press("Enter")
+            expect(page.locator("main")).to_contain_text("verified")
+            assert store.effect(doubts["order"]).result == {"order": 1}
+            page.goto("/ui/sessions/guest/checkpoints/1")
+            expect(page.locator("main")).to_contain_text("the tools of this server undo 1")
+            page.get_by_role("checkbox", name="Rewind this session").check()
+            page.get_by_role("button", name="Rewind to version 1").click()
+            expect(page.get_by_role("heading", name="Version 2")).to_be_visible()
+            assert RESERVED["seats"] == [-4]
+            # What no tool could undo is listed.
+            standing = page.locator('[data-region="standing"]')
+            expect(standing.get_by_role("listitem")).to_have_count(3)
+            expect(standing).not_to_contain_text("reserve")
+
+
+RESERVED: dict[str, Any] = {"seats": [], "is_known": False}
+
+
+def _give_back(arguments: dict[str, Any], result: Any, key: str) -> None:
+    RESERVED["seats"].append(-arguments["seat"])
+
+
+def _is_ordered(arguments: dict[str, Any], key: str) -> Any:
+    return holdfast.Landed({"order": 1}) if RESERVED["is_known"] else holdfast.Unknown("busy")
+
+
+@holdfast.tool(effect="mutate", undo=_give_back)
+def reserve(seat: int) -> int:
+    return seat
+
+
+@holdfast.tool(effect="mutate", verify=_is_ordered)
+def order(hotel: str) -> None:
+    """Never called."""
 
 
 def test_reading_works_without_javascript(browser: Browser, server: Live) -> None:

@@ -337,6 +337,23 @@ def test_a_page_that_fails_says_so_and_tells_no_details(
     assert "secret" not in answer.text
 
 
+def test_an_item_that_changed_hands_is_not_released(filled: Served) -> None:
+    held = filled.get("/ui/work/runs?format=json").json()["item"]
+    assert "Release</button>" in filled.get("/ui/work/runs", headers=HTML).text
+    other = {"data": {"reason": "it hangs", "fence": str(held["fence"] + 1)}}
+    assert error(filled.post("/ui/work/runs/release", **other)) == (409, "version_conflict")
+    silent = {"data": {"reason": " ", "fence": str(held["fence"])}}
+    assert error(filled.post("/ui/work/runs/release", **silent)) == (422, "invalid_request")
+    without = filled.post(f"/ui/effects/{_doubtful(filled)}/verify", data={})
+    assert error(without) == (422, "invalid_request")
+
+
+def _doubtful(filled: Served) -> str:
+    told = filled.get("/ui/in-doubt?format=json").json()
+    id: str = told["effects"][0]["id"]
+    return id
+
+
 def test_an_approval_needs_its_own_right(filled: Served) -> None:
     async def made() -> Any:
         tokens = filled.store.tokens

@@ -144,6 +144,34 @@ async def test_cancelling_reaches_who_runs_it(subject: Subject) -> None:
 
 
 @both_colours
+async def test_a_running_item_is_taken_away_from_a_holder_that_can_write_nothing_more(
+    subject: Subject,
+) -> None:
+    store, _ = await opened(subject)
+    session = await done(store.session("s"))
+    item = await claimed(store, session=session)
+    driven = await done(item.drive())
+    ready = await done(store.work.release(item.id, reason="it hangs"))
+    assert (ready.status, ready.fence, ready.holder) == ("pending", item.fence + 1, None)
+    assert (ready.retry_count, ready.releases) == (0, 1)
+    await raises(LeaseLost, partial(item.complete, "too late"))
+    await raises(LeaseLost, item.heartbeat)
+    await raises(LeaseLost, partial(driven.save, {"n": 1}))
+    [kept] = await done(store.work.errors(item.id))
+    assert (kept.reason, kept.error, kept.holder) == ("taken away", "it hangs", item.holder)
+    assert (await kinds(store, "s"))[-1] == "work_requeued"
+    [last] = (await done(store.audit.list()))[-1:]
+    assert (last.action, last.subject, last.reason) == ("work_released", item.id, None)
+    [again] = await done(store.work.claim("another"))
+    assert again.id == item.id
+    await done(store.work.cancel(item.id))
+    assert (await done(store.work.release(item.id, reason="stop"))).status == "cancelled"
+    for wrong in ("", "x" * 1_001):
+        await raises(InvalidArgument, partial(store.work.release, item.id, reason=wrong))
+    await raises(InvalidArgument, partial(store.work.release, item.id, reason="it has ended"))
+
+
+@both_colours
 async def test_a_dead_item_is_redriven_once_as_a_new_one(subject: Subject) -> None:
     store, _ = await opened(subject)
     session = await done(store.session("s"))

@@ -39,6 +39,7 @@ Action = Literal[
     "rejected",
     "session_rewound",
     "session_deleted",
+    "work_released",
     "store_pruned",
     "refused",
 ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from ..errors import InvalidArgument
-from .command import Answer, Namespace, Url, flag, option
+from .command import Answer, Namespace, Tools, Url, flag, named_tools, option
 from .output import json_line
 
 PORT = 8317
@@ -42,6 +42,7 @@ def serve(
     ] = False,
     read_only: Annotated[bool, flag("--read-only", "Refuse every change.")] = False,
     work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    tools: Tools = None,
     as_json: Annotated[bool, flag("--json", "Tell the address as one line of JSON.")] = False,
 ) -> Answer:
     """Serve a store over HTTP until a signal comes: REST, WebSockets and the dashboard.
@@ -50,6 +51,7 @@ def serve(
     you can read; `holdfast tokens` makes more.
     """
     require_server()
+    from ..effects.tools import by_name
     from ..server.options import Options
     from ..server.serve import Address, Serving
     from ..server.sign_in import SignIn
@@ -66,6 +68,7 @@ def serve(
         base_path=base_path,
         is_read_only=read_only,
         work_days=work_days,
+        tools=by_name(named_tools(tools)),
     )
     place: dict[str, Any] = {"url": url, "namespace": namespace}
     token = start_token(place, is_read_only=read_only)

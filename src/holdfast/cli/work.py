@@ -181,6 +181,21 @@ def cancel(store: Store, item: ItemId, yes: Yes = False) -> Answer:
 
 
 @app.command(mode="write")
+def release(
+    store: Store,
+    item: ItemId,
+    reason: Annotated[str, option("TEXT", "Why; it is kept with the attempt.")],
+    yes: Yes = False,
+) -> Answer:
+    """Take a running work item away from its worker, whose writes are refused from then on."""
+    found = store.work.find(item)
+    confirm(f"Take work item {found.id} ({found.type}) away from {found.holder}?", yes=yes)
+    done = store.work.release(found.id, reason=reason)
+    data = {"id": done.id, "status": done.status, "fence": done.fence}
+    return Answer(data, f"Work item {done.id} is {done.status}, and its fence is {done.fence}.")
+
+
+@app.command(mode="write")
 def redrive(
     store: Store,
     items: Annotated[list[str] | None, argument("[ITEM]...", "Dead items, as in show.")] = None,

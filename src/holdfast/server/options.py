@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..effects import Tool
 from ..maintenance.retention import require_days
 from .sign_in import SignIn
 
@@ -51,6 +54,8 @@ class Options:
     """How often to look for dead leases and due items."""
     is_secure: bool = False
     """Whether the server has TLS of its own, so that browsers keep its cookies to it."""
+    tools: Mapping[str, Tool[..., Any]] = field(default_factory=dict)
+    """Tools whose hooks the dashboard calls, by name: to verify, and to undo."""
     sign_in: SignIn = field(default_factory=SignIn)
     limits: ServerLimits = field(default_factory=ServerLimits)
 

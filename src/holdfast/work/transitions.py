@@ -131,6 +131,8 @@ class Transition:
     effect: tuple[Issued[Any], Any] | None = None
     then: Sequence[Submission] = ()
     waits_for_effect: str | None = None
+    is_kept: bool = False
+    """Whether its error is kept among the attempts, although it is no failure."""
     is_followed: bool = True
     """Whether the noun that submitted the item is told of its end."""
 
@@ -254,9 +256,9 @@ def _save_with(item: Item[Any], change: Transition) -> Op[None]:
 
 def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
     """Record the error of an ended attempt, and emit its event."""
-    if change.error is not None and change.is_failure:
+    if change.error is not None and (change.is_failure or change.is_kept):
         yield from _keep_error(item, change.error, change.reason)
-        if change.is_recorded:
+        if change.is_failure and change.is_recorded:
             evidence = {
                 "item": item.id,
                 "type": item.type,

@@ -100,12 +100,12 @@ def _play(
 def _show(url: str, port: int, *, as_json: bool) -> None:
     """Serve the store, in which agents go on, until a signal comes."""
     from ...store import open
-    from .scene import furnish, lively
+    from . import scene
 
     with open(url) as store:
-        furnish(store)
-    with lively(url):
-        serve_store(url=url, port=port, as_json=as_json)
+        scene.furnish(store)
+    with scene.lively(url):
+        serve_store(url=url, port=port, tools=[scene.__name__], as_json=as_json)
 
 
 def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[tuple[str, str]]:

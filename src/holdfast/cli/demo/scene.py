@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...effects import Issued, tool
+from ...effects import Issued, Landed, tool
 from ...errors import SessionNotFound, VersionConflict
 from ...session import Session
 from ...store import Store, open
@@ -34,6 +34,16 @@ def search_archive(query: str) -> list[str]:
 def read_gauge(harbour: str) -> dict[str, Any]:
     """Read a tide gauge."""
     return {"harbour": harbour, "centimetres": 100 + 17 * len(harbour)}
+
+
+def _is_paid(arguments: dict[str, Any], idempotency_key: str) -> Landed:
+    """Look at the bank, which has the payment."""
+    return Landed({"receipt": f"r-{arguments['cents']}"})
+
+
+@tool(effect="mutate", verify=_is_paid)
+def pay_fee(to: str, cents: int) -> None:
+    """Pay a fee; the newsroom's own payment was lost on its way."""
 
 
 def furnish(store: Store, passes: Passes = lambda seconds: None) -> None:
@@ -100,7 +110,7 @@ def _write(draft: Session[Any], passes: Passes) -> None:
 def _pay(editor: Session[Any], passes: Passes) -> None:
     """Send a picture desk its fee, and lose the connection on the way."""
     passes(15)
-    issued = editor.begin("pay_fee", {"to": "picture desk", "cents": 12_000}, "call-fee")
+    issued = editor.begin(pay_fee.name, {"to": "picture desk", "cents": 12_000}, "call-fee")
     if isinstance(issued, Issued):
         issued.fail("the connection was reset after the request was sent")
 

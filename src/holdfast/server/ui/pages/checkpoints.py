@@ -133,6 +133,7 @@ async def checkpoint_page(call: Call) -> View:
         checkpoint=loaded,
         rewound_to=back,
         standing=standing,
+        undoable={name for name, each in call.context.options.tools.items() if each.undo},
     )
 
 
@@ -176,7 +177,8 @@ async def rewind_form(call: Call) -> Answer:
             f"the session is at version {info.version}, and the page was made at version "
             f"{call.body.expected_version}; look at it again",
         )
-    rewound = await call.acting.rewind(version)
+    tools = list(call.context.options.tools.values())
+    rewound = await call.acting.rewind(version, tools=tools)
     return see_other(_page(call, call.session.id, "checkpoints", str(rewound.version)))
 
 

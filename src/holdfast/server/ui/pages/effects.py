@@ -12,12 +12,12 @@ from ....answers.shapes import EFFECT
 from ....codec import from_json
 from ....effects.tools import Landed, NotLanded
 from ....errors import InvalidValue
-from ....records import EffectStatus
+from ....records import Effect, EffectStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.effects import EffectsShape, reached_effect
 from ..templates import Commands, api_path
-from ..views import Form, ListQuery, Pages, View, page_size, see_other
+from ..views import Form, ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
@@ -28,6 +28,12 @@ class EffectsQuery(ListQuery):
     """Which effects."""
 
     status: EffectStatus | Literal[""] = ""
+
+
+class EffectQuery(PageQuery):
+    """Whether the tool was just asked, and could not tell."""
+
+    verified: Literal["", "unknown"] = ""
 
 
 class ResolveForm(Form):
@@ -52,6 +58,7 @@ async def session_effects_page(call: Call) -> View:
         data=EffectsShape(list(map(EFFECT, found)), cursor),
         words=("effects", "list", "--session", id),
         effects=found,
+        is_of_all=False,
         query=call.query,
         next_cursor=cursor,
     )
@@ -72,13 +79,13 @@ async def in_doubt_page(call: Call) -> View:
         title="In doubt",
         data=EffectsShape(list(map(EFFECT, found)), cursor),
         commands=Commands.of(path, "effects", "list", status="unknown"),
-        given={"effects": found},
+        given={"effects": found, "is_of_all": True},
         next_cursor=cursor,
         live=("live",),
     )
 
 
-@routes.page("/effects/{id}")
+@routes.page("/effects/{id}", EffectQuery)
 async def effect_page(call: Call) -> View:
     """Show an effect with all its attempts; one in doubt can be decided."""
     effect = await reached_effect(call)
@@ -95,7 +102,13 @@ async def effect_page(call: Call) -> View:
         commands=Commands.of(
             f"/effects/{quote(effect.id, safe='')}", "effects", "show", str(effect.number)
         ),
-        given={"effect": effect, "attempts": attempts},
+        given={
+            "effect": effect,
+            "attempts": attempts,
+            "is_of_all": False,
+            "can_verify": _can_verify(call, effect),
+            "is_still_unknown": call.query.verified == "unknown" and effect.status == "unknown",
+        },
         live=live,
     )
 
@@ -110,6 +123,21 @@ async def resolve_form(call: Call) -> Answer:
     verdict = Landed(_result(call, body.result)) if body.verdict == "landed" else NotLanded()
     await call.acting_store.resolve(effect.id, verdict, by=call.token.name, note=note)
     return see_other(f"{call.context.options.base_path}/ui/effects/{quote(effect.id, safe='')}")
+
+
+@routes.form("/effects/{id}/verify", Form)
+async def verify_form(call: Call) -> Answer:
+    """Let the tool's own hook look whether an effect in doubt has happened."""
+    effect = await reached_effect(call)
+    tools = list(call.context.options.tools.values())
+    verified = await call.acting_store.verify(effect.id, tools)
+    place = f"{call.context.options.base_path}/ui/effects/{quote(effect.id, safe='')}"
+    return see_other(f"{place}?verified=unknown" if verified.status == "unknown" else place)
+
+
+def _can_verify(call: Call, effect: Effect) -> bool:
+    tool = call.context.options.tools.get(effect.tool)
+    return effect.status == "unknown" and tool is not None and tool.verify is not None
 
 
 def _result(call: Call, text: str) -> Any:

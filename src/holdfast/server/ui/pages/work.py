@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 from urllib.parse import quote
 
+from ....answers.problems import Refusal
 from ....work.items import WorkStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
@@ -25,6 +26,13 @@ class WorkQuery(ListQuery):
     status: WorkStatus | Literal[""] = ""
     type: str = ""
     queue: str = ""
+
+
+class ReleaseForm(Form):
+    """Why, and the fence of the holder that the reader has seen."""
+
+    reason: str
+    fence: int
 
 
 @routes.page("/work", WorkQuery, is_store_wide=True)
@@ -81,6 +89,17 @@ async def cancel_form(call: Call) -> Answer:
     """Cancel an item, or ask its holder to stop."""
     item = await _found(call)
     await call.store.work.cancel(item.id)
+    return _page(call, item.id)
+
+
+@routes.form("/work/{id}/release", ReleaseForm)
+async def release_form(call: Call) -> Answer:
+    """Take a running item away from its holder."""
+    item, reason = await _found(call), call.body.reason.strip()
+    if item.fence != call.body.fence:
+        message = f"the item is held with fence {item.fence}, not {call.body.fence}; look again"
+        raise Refusal("version_conflict", message)
+    await call.acting_store.work.release(item.id, reason=reason)
     return _page(call, item.id)
 
 
