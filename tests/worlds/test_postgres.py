@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from holdfast.errors import CheckpointError, Conflict, InvalidArgument, RollbackError, SystemBusy
-from holdfast.worlds import World, action, check_system, explore
+from holdfast.worlds import World, check_system
 from holdfast.worlds.systems.postgres import PostgresSystem
 from tests.worlds.test_killed import check_kept
 
@@ -253,29 +253,6 @@ def test_a_failed_rollback_changes_nothing_and_can_be_repeated(
         assert connection.execute("SELECT count(*) FROM plain").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM keyless").fetchone() == (0,)
         system.close()
-
-
-@pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
-def test_a_graph_with_cycles_is_explored_on_committed_rows(dsn: str, strategy: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("INSERT INTO plain (name, n) VALUES ('at', 0)")
-        observer = "SELECT n FROM plain"
-        system = open_system(dsn, observe=lambda db: db.execute(observer).fetchall())
-
-        @action(parameters={"by": [-1, 1, 3]})
-        def move(world: World, by: int) -> None:
-            connection.execute("UPDATE plain SET n = (n + %s + 8) %% 8", (by,))
-
-        @action
-        def reset(world: World) -> None:
-            connection.execute("UPDATE plain SET n = 0")
-
-        with World({"db": system}, verify=True) as world:
-            result = explore(world, [move, reset], strategy=strategy)
-            assert result.is_complete
-            assert len(result.graph.states) == 8
-            assert result.leaks == ()
-            assert connection.execute(observer).fetchall() == [(0,)]
 
 
 def test_bad_arguments_are_refused() -> None:
