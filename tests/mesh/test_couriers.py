@@ -1,0 +1,288 @@
+"""Couriers: identities that nobody stores, acknowledgements, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.mesh import Memory, Mesh, Message, Service, TransportError, Undeliverable
+from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
+
+CANARY = "canary-7d1f"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[holdfast.Store]:
+    with holdfast.open(f"sqlite:///{tmp_path}/a.db", durability="normal") as store:
+        yield store
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[holdfast.Store]:
+    with holdfast.open(f"sqlite:///{tmp_path}/b.db", durability="normal") as store:
+        yield store
+
+
+class Recording(Memory):
+    """Remembers what was sent, and how deliveries were told of."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.messages: list[tuple[str, Message]] = []
+        self.extended: list[str] = []
+        self.acknowledged: list[str] = []
+
+    def send(self, address: str, message: Message) -> None:
+        self.messages.append((address, message))
+        super().send(address, message)
+
+    def _set(self, delivery: Any, ready_in_seconds: float | None) -> None:
+        if ready_in_seconds is None:
+            self.acknowledged.append(delivery.message.kind)
+        elif ready_in_seconds:
+            self.extended.append(delivery.message.kind)
+        super()._set(delivery, ready_in_seconds)
+
+
+def everything(store: holdfast.Store) -> bytes:
+    """Every value in every table, as bytes."""
+    path = store.url.removeprefix("sqlite:///").partition("?")[0]
+    database = sqlite3.connect(path)
+    try:
+        return "\n".join(database.iterdump()).encode()
+    finally:
+        database.close()
+
+
+def hex_of(text: str) -> bytes:
+    return text.encode().hex().upper().encode()
+
+
+def test_identities_are_made_at_every_send_and_at_resume_and_stored_nowhere(
+    store: holdfast.Store, peers: holdfast.Store
+) -> None:
+    asked: list[Any] = []
+    heard: list[Any] = []
+
+    def hook(call: Any) -> dict[str, str]:
+        asked.append(call)
+        return {"Authorization": f"Bearer {CANARY}-{len(asked)}"}
+
+    def ask(request: holdfast.PeerRequest[Any]) -> Any:
+        heard.append(dict(request.headers))
+        request.session.ask("weather", "findable")
+        return request.session.pause()
+
+    def go_on(resumption: holdfast.Resumption[Any]) -> Any:
+        heard.append(dict(resumption.headers))
+        return [each.result for each in resumption.answers]
+
+    def serve(request: holdfast.PeerRequest[Any]) -> Any:
+        heard.append(dict(request.headers))
+        return "answer"
+
+    # What is lost is sent again with an identity of its own.
+    transport = Recording(lose_every=3, resend_seconds=0.2)
+    planner = Service("planner", ask, go_on)
+    weather = Service("weather", serve)
+    workers = (
+        planner.worker(store, transport, credentials=hook, **QUICK),
+        weather.worker(peers, transport, credentials=hook, **QUICK),
+    )
+    with Mesh(store, transport, credentials=hook) as mesh, running(*workers):
+        call = mesh.request("planner", user="ann")
+        until(lambda: is_idle(store) and is_idle(peers), "something is left")
+    assert call.answer is not None
+    assert call.answer.result == ["answer"]
+    sent = [each.headers for _, each in transport.messages if each.kind != "receipt"]
+    assert all(CANARY in each["Authorization"] for each in sent)
+    assert len({each["Authorization"] for each in sent}) == len(sent)
+    assert [CANARY in each["Authorization"] for each in heard] == [True] * 3
+    told = {(each.kind, each.agent, each.user) for each in asked}
+    assert {("request", "planner", "ann"), ("request", "weather", "ann")} < told
+    assert ("resume", "planner", "ann") in told
+    assert {kind for kind, _, _ in told} == {"request", "answer", "resume"}
+    for each in (store, peers):
+        dumped = everything(each)
+        assert CANARY.encode() not in dumped
+        assert hex_of(CANARY) not in dumped
+        assert hex_of("findable") in dumped or b"findable" in dumped
+
+
+def test_a_hook_that_fails_delays_its_messages_and_its_secret_is_not_logged(
+    store: holdfast.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Any] = []
+
+    def hook(call: Any) -> Any:
+        calls.append(call)
+        if len(calls) == 1:
+            raise RuntimeError(f"cannot renew {CANARY}")
+        return {"a": 1} if len(calls) == 2 else {"a": "b"}
+
+    transport = Recording()
+    worker = WEATHER.worker(store, transport, **QUICK)
+    with Mesh(store, transport, credentials=hook) as mesh, running(worker):
+        call = mesh.request("weather", {"city": "Oslo"})
+    assert call.state == "ok"
+    assert [dict(each.headers) for _, each in transport.messages] == [{"a": "b"}]
+    assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["answer", "pause"])
+def test_a_request_is_acknowledged_when_its_answer_or_pause_is_durable(
+    store: holdfast.Store, ending: str
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def serve(request: holdfast.PeerRequest[Any]) -> Any:
+        begun.set()
+        until(lambda: "request" in transport.extended, "the heartbeat extends nothing")
+        assert may_end.wait(120)
+        assert transport.acknowledged == []
+        if ending == "answer":
+            return "done"
+        return request.session.wait_for_approval("may I?")
+
+    transport = Recording()
+    service = Service("slow", serve, lambda resumption: "went on")
+    worker = service.worker(store, transport, **QUICK, lease_seconds=1)
+    with Mesh(store, transport) as mesh, running(worker):
+        mesh.request("slow", request_id="r1", wait_seconds=0)
+        assert begun.wait(120)
+        may_end.set()
+        until(lambda: transport.acknowledged == ["request"], "it is not acknowledged")
+        [item] = store.work.list(type="request")
+        assert item.status == "completed"
+        if ending == "pause":
+            assert store.find_session("r1").info().status == "waiting"
+
+
+def test_an_item_is_retried_by_the_store_and_its_request_runs_no_second_time(
+    store: holdfast.Store,
+) -> None:
+    attempts: list[int] = []
+
+    def serve(request: holdfast.PeerRequest[Any]) -> Any:
+        attempts.append(request.session.item.attempts)
+        if len(attempts) == 1:
+            raise RuntimeError("try again")
+        return "done"
+
+    # Every message comes twice, and is delivered again at once if it is not acknowledged.
+    transport = Recording(repeat_every=1, ack_seconds=0.05)
+    worker = Service("shaky", serve).worker(store, transport, **QUICK)
+    with Mesh(store, transport) as mesh, running(worker):
+        call = mesh.request("shaky")
+        until(lambda: is_idle(store), "something is left")
+    assert call.state == "ok"
+    assert attempts == [1, 2]
+    assert len(store.work.list(type="request")) == 1
+
+
+def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(
+    store: holdfast.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Memory()
+    given: dict[str, Any] = {"id": "m", "store_id": "far", "number": 1}
+    transport.send("agent:weather", Message(kind="request", ask_id="", body=b"\xc0", **given))
+    transport.send("agent:weather", Message(kind="request", ask_id="a\nb", body=b"\x80", **given))
+    transport.send("agent:weather", Message(kind="answer", ask_id="unknown", body=b"\x80", **given))
+    worker = WEATHER.worker(store, transport, **QUICK)
+    with Mesh(store, transport) as mesh, running(worker):
+        assert mesh.request("weather", {"city": "Oslo"}).state == "ok"
+    assert "is dropped" in caplog.text
+
+
+class Refusing(Memory):
+    """Cannot be reached at first, and never takes what is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 3
+
+    def send(self, address: str, message: Message) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise TransportError("it cannot be reached")
+        if len(message.body) > 10_000:
+            raise Undeliverable("it is too large")
+        super().send(address, message)
+
+
+def test_a_transport_that_is_away_delays_and_one_that_refuses_ends_a_call(
+    store: holdfast.Store,
+) -> None:
+    transport = Refusing()
+    worker = WEATHER.worker(store, transport, **QUICK)
+    with Mesh(store, transport) as mesh, running(worker):
+        assert mesh.request("weather", {"city": "Oslo"}).state == "ok"
+        assert transport.failures == 0
+        large = mesh.request("weather", {"city": "x" * 20_000})
+    assert large.answer is not None
+    assert (large.state, large.answer.result) == ("error", "it is too large")
+
+
+def test_what_a_closed_mesh_has_not_sent_another_sends(store: holdfast.Store) -> None:
+    transport = Refusing()
+    transport.failures = 1_000_000
+    mesh = Mesh(store, transport)
+    mesh.request("weather", {"city": "Oslo"}, request_id="r1", wait_seconds=0)
+    mesh.close()
+    assert [kind for kind, _, _ in outbox(store)] == ["request"]
+    transport.failures = 0
+    with Mesh(store, transport) as other, running(WEATHER.worker(store, transport, **QUICK)):
+        assert other.wait("r1").state == "ok"
+
+
+def test_async_services_and_callers_use_a_transport_too(place: dict[str, Any]) -> None:
+    async def ask(request: holdfast.PeerRequest[Any]) -> Any:
+        await request.session.ask("weather", {"city": "Oslo"})
+        return await request.session.pause()
+
+    async def go_on(resumption: holdfast.Resumption[Any]) -> Any:
+        return [[each.result for each in resumption.answers], dict(resumption.headers)]
+
+    async def serve(request: holdfast.PeerRequest[Any]) -> Any:
+        return dict(request.headers)
+
+    async def case() -> None:
+        transport = Memory()
+        hook = lambda call: {"as": call.kind}  # noqa: E731
+        store = await holdfast.aopen(**place, durability="normal")
+        planner = Service("planner", ask, go_on).worker(store, transport, credentials=hook, **QUICK)
+        weather = Service("weather", serve).worker(store, transport, **QUICK)
+        tasks = [asyncio.ensure_future(each.run()) for each in (planner, weather)]
+        async with Mesh(store, transport, credentials=hook) as mesh:
+            call = await mesh.request("planner")
+        for worker in (planner, weather):
+            worker.stop()
+        await asyncio.gather(*tasks)
+        assert call.answer is not None
+        assert call.answer.result == [[{"as": "request"}], {"as": "resume"}]
+        await store.close()
+
+    asyncio.run(case())
+
+
+def test_what_is_no_transport_or_hook_is_refused(store: holdfast.Store) -> None:
+    async def hook(call: Any) -> dict[str, str]:
+        return {}
+
+    with pytest.raises(holdfast.InvalidArgument):
+        Mesh(store, "nats://somewhere")  # type: ignore[arg-type]
+    with pytest.raises(holdfast.InvalidArgument):
+        PLANNER.worker(store, object())  # type: ignore[arg-type]
+    with pytest.raises(holdfast.InvalidArgument):
+        Mesh(store, Memory(), credentials=hook)  # type: ignore[arg-type]
+    with pytest.raises(holdfast.InvalidArgument):
+        PLANNER.worker(store, Memory()).run(until_empty=True)
+    with pytest.raises(holdfast.InvalidArgument):
+        PLANNER.worker(store, inbox=None)

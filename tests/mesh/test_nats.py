@@ -1,0 +1,113 @@
+"""NATS that goes away and comes back, and instances on it that are killed."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.mesh import Mesh, Service
+from holdfast.mesh.nats import Nats
+from tests.crash.children import Child
+from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
+from tests.mesh.server import NatsServer
+from tests.peers.test_killed_mesh import check, plan, planned, serve_peer
+
+LEASE_SECONDS = 2.0
+SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
+
+
+def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
+    nats_server: NatsServer, place: dict[str, Any], other: dict[str, Any]
+) -> None:
+    transport = Nats(nats_server.url, resend_seconds=1)
+    with (
+        holdfast.open(**place, durability="normal") as store,
+        holdfast.open(**other, durability="normal") as peers,
+        Mesh(store, transport) as mesh,
+        running(
+            PLANNER.worker(store, transport, **QUICK), WEATHER.worker(peers, transport, **QUICK)
+        ),
+    ):
+        ids = [f"r{number}" for number in range(12)]
+        for number, id in enumerate(ids):
+            if number % 4 == 1:
+                nats_server.stop()
+            mesh.request("planner", ["Oslo", "Rome"], request_id=id, wait_seconds=0)
+            if number % 4 == 3:
+                until(lambda: any(attempts for _, _, attempts in outbox(store)), "nothing is tried")
+                nats_server.start()
+        for id in ids:
+            call = mesh.wait(id, wait_seconds=180)
+            assert call.answer is not None
+            assert [status for status, _ in call.answer.result] == ["ok", "ok"]
+        until(lambda: is_idle(store) and is_idle(peers), "something is left")
+        assert len(peers.sessions(agent="weather", limit=100)) == 2 * len(ids)
+    transport.close()
+
+
+def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
+    def serve(say: Any) -> None:
+        transport = Nats(url, prefix=prefix, ack_seconds=2, resend_seconds=3)
+        given: dict[str, Any] = {"instances": 2, "lease_seconds": LEASE_SECONDS, **QUICK}
+        with holdfast.open(**place, durability="normal") as store:
+            SERVICES[name].worker(store, transport, **given).run()
+
+    return Child(serve)
+
+
+@pytest.mark.parametrize(
+    ("requests", "kills"), [(40, 8), pytest.param(200, 100, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("where", ["same store", "other store"])
+def test_every_request_ends_once_while_instances_on_nats_are_killed(
+    requests: int,
+    kills: int,
+    where: str,
+    nats_url: str,
+    prefix: str,
+    postgres_dsn: str,
+    ready_namespace: str,
+    namespace: str,
+) -> None:
+    random.seed(kills)
+    own: dict[str, Any] = {"url": postgres_dsn, "namespace": ready_namespace}
+    far: dict[str, Any] = (
+        own if where == "same store" else {"url": postgres_dsn, "namespace": namespace}
+    )
+    wanted = {
+        f"r{number}": [random.choice(["ok", "ok", "error"]) for _ in range(random.randint(1, 5))]
+        for number in range(requests)
+    }
+    names = ["planner"] * 3 + ["peer"] * 2
+    places = {"planner": own, "peer": far}
+    with holdfast.open(**far):
+        pass  # It exists before anybody is killed.
+    children = [start(places[name], nats_url, prefix, name) for name in names]
+    transport = Nats(nats_url, prefix=prefix, resend_seconds=3)
+    try:
+        with (
+            holdfast.open(**own, durability="normal") as store,
+            holdfast.open(**far, durability="normal") as peers,
+            Mesh(store, transport) as mesh,
+        ):
+            for number, (id, input) in enumerate(wanted.items()):
+                mesh.request("planner", input, request_id=id, wait_seconds=0)
+                if number * kills // requests != (number + 1) * kills // requests:
+                    victim = random.randrange(len(children))
+                    time.sleep(random.uniform(0.02, 0.2))
+                    children[victim].kill()
+                    children[victim].wait()
+                    children[victim] = start(places[names[victim]], nats_url, prefix, names[victim])
+            until(lambda: is_idle(store) and is_idle(peers), "a request hangs")
+            check(store, wanted)
+            served = peers.sessions(agent="peer", limit=1_000)
+            assert len(served) == sum(map(len, wanted.values()))
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        transport.close()
