@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.worlds import Action, Exploration, Invariant, Violation, explore, write_reproducer
+from holdfast.worlds import Exploration, Violation, explore, write_reproducer
+from holdfast.worlds.marked import marked_in
 from tests.docs.documents import ROOT, blocks_of
 
 pytest.importorskip("redis")
@@ -50,17 +51,15 @@ TUTORIAL = ROOT / "docs" / "how-to" / "explore-the-shop.md"
 
 
 def explored(**options: Any) -> Exploration:
-    marked = list(vars(shop).values())
-    actions = [found for found in marked if isinstance(found, Action)]
-    invariants = [found for found in marked if isinstance(found, Invariant)]
+    actions, invariants = marked_in(shop)
     result = explore(shop.make_world, actions, invariants, max_steps=100_000, **options)
     assert (result.warnings, result.leaks) == ([], ())
     return result
 
 
 def nearest(result: Exploration, bug: str) -> Violation:
-    found = [each for each in result.violations if each.invariant == FOUND[bug][0]]
-    return min(found, key=lambda each: len(each.path))
+    [found] = [each for each in result.nearest() if each.invariant == FOUND[bug][0]]
+    return found
 
 
 def words(violation: Violation) -> list[str]:
@@ -134,7 +133,7 @@ def test_without_bugs_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.has_passed
     assert result.is_complete
     moves = [step.step.action for step in result.graph.transitions if step.from_id != step.to_id]
-    assert set(moves) == {each.name for each in vars(shop).values() if isinstance(each, Action)}
+    assert set(moves) == {each.name for each in marked_in(shop)[0]}
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def _clean(
 
 def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invariant]]:
     """Return the function that makes the world, and the actions and invariants beside it."""
-    from ..worlds import Action, Invariant
+    from ..worlds.marked import marked_in
 
     module = name.partition(":")[0]
     if ":" not in name:
@@ -134,18 +134,10 @@ def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invarian
         raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
     if not callable(make_world):
         raise InvalidArgument(f"{shown(name)} must be a function that makes a world")
-    beside = list(dict.fromkeys(_marked(sys.modules[module])))
-    actions = [found for found in beside if isinstance(found, Action)]
+    actions, invariants = marked_in(sys.modules[module])
     if not actions:
         raise InvalidArgument(f"{module} has no action; @holdfast.worlds.action makes one")
-    make = cast("Callable[[], World]", make_world)
-    return make, actions, [found for found in beside if isinstance(found, Invariant)]
-
-
-def _marked(module: Any) -> list[Any]:
-    from ..worlds import Action, Invariant
-
-    return [found for found in vars(module).values() if isinstance(found, Action | Invariant)]
+    return cast("Callable[[], World]", make_world), actions, invariants
 
 
 def _tests(
@@ -154,11 +146,9 @@ def _tests(
     """Write a test for the nearest violation of each invariant; say which cannot be written."""
     from ..worlds import write_reproducer
 
-    first: dict[str, Any] = {}
-    for violation in sorted(result.violations, key=lambda found: len(found.path)):
-        first.setdefault(violation.invariant, violation)
     written = []
-    for name, violation in first.items():
+    for violation in result.nearest():
+        name = violation.invariant
         file = Path(directory) / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_').lower()}.py"
         try:
             written.append(str(write_reproducer(violation, result.graph, make_world, file)))

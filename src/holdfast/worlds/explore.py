@@ -405,16 +405,14 @@ class Explorer:
 
     def _shrink(self) -> None:
         """Shrink the nearest violation of each invariant; the others lead to their own states."""
-        nearest: dict[str, Violation] = {}
-        for violation in sorted(self.result.violations, key=lambda found: len(found.path)):
-            nearest.setdefault(violation.invariant, violation)
-        for violation in nearest.values():
+        nearest = self.result.nearest()
+        for violation in nearest:
             try:
                 shrink(self._world, violation, self._initial)
             except RollbackError as error:
                 self._warn(f"the path to {violation.invariant} was not shortened: {error}")
         # A shorter path may end in a state whose violation was known by a longer one.
-        found = [*self.result.violations, *nearest.values()]
+        found = [*self.result.violations, *nearest]
         self.result.violations = list({violation.key: violation for violation in found}.values())
 
     def _counted(self) -> dict[str, int]:

@@ -63,6 +63,13 @@ class Exploration:
         found = [SEVERITIES.index(violation.severity) for violation in self.violations]
         return SEVERITIES[max(found)] if found else None
 
+    def nearest(self) -> list[Violation]:
+        """Return for each invariant the violation with the shortest path, the nearest first."""
+        nearest: dict[str, Violation] = {}
+        for violation in sorted(self.violations, key=lambda found: len(found.path)):
+            nearest.setdefault(violation.invariant, violation)
+        return list(nearest.values())
+
     def summary(self) -> str:
         """Return a few lines for people."""
         extent = "all of it" if self.is_complete else f"ended by {self.ended}"
