@@ -33,7 +33,14 @@ from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import CLOSING, Place, ended
 from .sessions.creation import insert_session
-from .sessions.rows import READ_SESSION, RESUME_SESSION, find_place, info, list_rows
+from .sessions.rows import (
+    READ_SESSION,
+    RESUME_SESSION,
+    begin_with,
+    find_place,
+    info,
+    list_rows,
+)
 from .wire import travels
 
 SESSIONS_PER_PAGE_MAX = 1_000
@@ -124,6 +131,18 @@ class StoreSessions(Handle[C]):
         if row is None:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
         return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
+
+    @query
+    def search_sessions(self, text: str, *, limit: int = 20) -> Op[list[SessionInfo]]:
+        """Return sessions whose id begins with a text, by id, and then the newest of its agent."""
+        require_text("text", text)
+        require_limit(limit, SESSIONS_PER_PAGE_MAX)
+        found = yield from begin_with(text, limit)
+        given, most = {"agent": text}, limit - len(found)
+        if most:
+            found = [*found, *(yield from list_rows(given, NUMBER_MAX, most, newest_first=True))]
+        known = {row["id"]: row for row in found}
+        return [info(self.runtime.codec, row) for row in known.values()]
 
     @query
     def sessions(

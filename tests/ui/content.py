@@ -107,7 +107,7 @@ def kinds_of_pages() -> list[str]:
     )  # fmt: skip
     of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
     names = ("", "sessions", "in-doubt", "work", f"work/{ITEM}", "events", "conflicts", "storage",
-             "pauses", f"sessions/{ASKER}/peers")  # fmt: skip
+             "pauses", f"sessions/{ASKER}/peers", "search?q=trip")  # fmt: skip
     alone = [f"/ui/{name}" for name in names]
     return [*alone, *of_session, "/ui/spend?by=session"]
 
@@ -126,6 +126,8 @@ def pages() -> list[str]:
         "/ui/work?status=completed",
         f"/ui/events?session={CHILD}&kind=state",
         "/ui/events?kind=none",
+        "/ui/search",
+        "/ui/search?q=nothing%20like%20this",
         "/ui/pauses?state=any&reason=approval",
         f"/ui/sessions/{LETTER}",
         f"/ui/sessions/{LETTER}/peers",

@@ -46,7 +46,8 @@ def take(place: Path, pages: dict[str, str], size: Any = SIZE, *, is_dark: bool 
             for name, path in pages.items():
                 page.emulate_media(color_scheme="dark" if is_dark or name in DARK else "light")
                 page.goto(path)
-                page.locator("#live").filter(has_text="Live").wait_for()
+                if page.locator("html[data-live], html[data-poll]").count():
+                    page.locator("#live").filter(has_text="Live").wait_for()
                 page.screenshot(path=place / f"{name}.png", animations="disabled")
 
 

@@ -12,9 +12,11 @@ from urllib.parse import quote
 import pytest
 
 import holdfast
+from holdfast.server.ages import QueueAges
 from holdfast.server.options import Options
+from holdfast.work.reports import WorkCount
 from tests.server.serving import Served, error, serving
-from tests.ui.content import ASKER, CHILD, LETTER, ROOT, fill, pages
+from tests.ui.content import ASKER, CHILD, ITEM, LETTER, ROOT, fill, pages
 
 HTML = {"accept": "text/html"}
 
@@ -374,6 +376,49 @@ def test_an_approval_needs_its_own_right(filled: Served) -> None:
     long = {"data": {"verdict": "reject", "note": "x" * 1_001}}
     assert error(filled.post(f"{path}/decide", **long)) == (422, "invalid_request")
     assert error(filled.post("/ui/pauses/none/decide", **decide)) == (404, "not_found")
+
+
+def test_search_finds_by_the_beginning_of_an_id_by_agent_number_and_key(filled: Served) -> None:
+    def found(text: str, **given: Any) -> tuple[list[str], list[str]]:
+        told = filled.get("/ui/search", params={"q": text, "format": "json"}, **given).json()
+        return [each["id"] for each in told["sessions"]], [each["name"] for each in told["others"]]
+
+    assert found("trip") == ([ROOT, CHILD], [])
+    assert found("booker") == ([CHILD], [])
+    assert found(f"{ROOT} budget")[1] == ["budget/euro"]
+    assert found(ITEM) == ([], ["mail, work item 1"])
+    assert {"search, effect 1", "mail, work item 1"} <= set(found("1")[1])
+    assert found(" ") == found("none") == found("none budget") == ([], [])
+    alone = filled.get("/ui/search", params={"q": CHILD}, headers=HTML)
+    assert (alone.status_code, alone.headers["location"]) == (303, f"/ui/sessions/{CHILD}")
+    key = filled.get("/ui/search", params={"q": f"{ROOT} budget"}, headers=HTML)
+    assert key.headers["location"] == f"/ui/sessions/{ROOT}/state/budget%2Feuro"
+
+    async def made() -> str:
+        other = await filled.store.session("other", reopen=True)
+        return (await filled.store.tokens.create("searching", session=other)).secret
+
+    secret = filled.runner.run(made())
+    for text in ("trip", "1", ITEM, f"{ROOT} budget"):
+        assert found(text, token=secret) == ([], []), text
+    assert found("other", token=secret) == (["other"], [])
+
+
+def test_the_oldest_waiting_item_of_each_minute_is_remembered() -> None:
+    ages = QueueAges()
+
+    def counted(*seconds: float, status: Any = "pending") -> list[WorkCount]:
+        given: dict[str, Any] = {"type": "t", "status": status, "items": 1}
+        return [WorkCount(**given, average_age_seconds=0, oldest_age_seconds=s) for s in seconds]
+
+    assert ages.seconds(0) == [0.0] * 60
+    for minute, seconds in ((100, (5, 9)), (100, (7,)), (101, ()), (102, (3,))):
+        ages.note(minute * 60_000 + 1, counted(*seconds))
+    ages.note(102 * 60_000, counted(99, status="in_progress"))
+    assert ages.seconds(102 * 60_000)[-3:] == [9, 0, 3]
+    assert ages.seconds(159 * 60_000)[:3] == [9, 0, 3]
+    ages.note(160 * 60_000, counted(1))
+    assert ages.seconds(160 * 60_000)[:3] == [0, 3, 0]
 
 
 def test_a_session_tells_which_agents_it_asked(filled: Served) -> None:

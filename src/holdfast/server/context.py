@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 from ..store import AsyncStore
 from .access import Access, SessionFinder
+from .ages import QueueAges
 from .calls import Calls
 from .channels import Backlog, Hub
 from .limits import Refusals, Usage
 from .mcp import McpMount
 from .metrics import Metrics
 from .options import Options
+
+COUNTED = 1_000
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class Context:
     metrics: Metrics = field(default_factory=Metrics)
     usage: Usage = field(init=False)
     refusals: Refusals = field(init=False)
+    ages: QueueAges = field(default_factory=QueueAges)
     is_stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -39,6 +43,11 @@ class Context:
         limits = self.options.limits
         backlog = Backlog(limits.backlog_events, limits.backlog_bytes)
         self.hub = Hub(backlog, lambda: self.metrics.answering > 0)
+
+    async def note_ages(self) -> None:
+        """Remember how old the oldest waiting work is now."""
+        counts = await self.store.work.counts(finished=False, at_most=COUNTED)
+        self.ages.note(await self.store.now_ms(), counts)
 
     def stop(self) -> None:
         """Be told as not ready, and let followers end."""

@@ -19,10 +19,10 @@ import uvicorn
 
 from .. import store as stores
 from ..arguments import require_whole
-from ..errors import InvalidArgument, StoreUnavailable
+from ..errors import HoldfastError, InvalidArgument, StoreUnavailable
 from ..worker.upkeep import Upkeep
 from .app import Api, Receive, Scope, Send
-from .limits import Refusals
+from .context import Context
 from .options import LOOPBACK, Options
 from .protocol import limited
 
@@ -85,7 +85,7 @@ class Application:
         mode = "read" if self._options.is_read_only else "write"
         async with stores.aopen(**{"mode": mode, **self._place}) as store:
             self.api = Api(store, self._options)
-            auditing = asyncio.create_task(_audit(self.api.context.refusals))
+            auditing = asyncio.create_task(_audit(self.api.context))
             async with _upkeep(store, self._options):
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
@@ -115,10 +115,13 @@ async def _upkeep(store: stores.AsyncStore, options: Options) -> AsyncGenerator[
         await asyncio.to_thread(upkeep.stop)
 
 
-async def _audit(refusals: Refusals) -> None:
+async def _audit(context: Context) -> None:
+    """Write down what was refused, and remember how old what waits is, once a minute."""
     while True:
         await asyncio.sleep(AUDIT_SECONDS)
-        await refusals.flush()
+        await context.refusals.flush()
+        with contextlib.suppress(HoldfastError):
+            await context.note_ages()
 
 
 class Process(uvicorn.Server):

@@ -13,7 +13,7 @@ from typing import Any
 from ..codec import Codec
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
-from ..kernel.operation import Op, Row, listed, one
+from ..kernel.operation import Op, Row, listed, one, rows
 from ..kernel.sql import merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
@@ -37,6 +37,7 @@ READ_PLACE = "SELECT s.id, s.number, s.root_id, s.name, s.status FROM hf_session
 READ_PLACE_BY_ID = f"{READ_PLACE} WHERE s.id = :id"
 READ_PLACE_BY_NUMBER = f"{READ_PLACE} WHERE s.number = :number"
 LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE"  # noqa: S608
+BEGIN_AT = f"{LIST_SESSIONS} id >= :id ORDER BY id LIMIT :limit"
 LIST_CHILDREN = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
 LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
@@ -162,6 +163,13 @@ def place_of_number(number: int | None) -> Op[Row | None]:
 def find_place(id: str) -> Op[Row | None]:
     """Return the same by id, number or unique id prefix, or None."""
     return (yield from find_row("session", READ_PLACE, id))
+
+
+def begin_with(prefix: str, limit: int) -> Op[list[Row]]:
+    """Return the sessions whose ids begin with a text, by id."""
+    # Ids are ordered by bytes, so those with a common prefix are adjacent.
+    found = yield from rows(BEGIN_AT, id=prefix, limit=limit)
+    return [row for row in found if row["id"].startswith(prefix)]
 
 
 def list_rows(

@@ -141,6 +141,7 @@ def _environment() -> jinja2.Environment:
         "pretty": pretty,
         "compact": compact,
         "cut": cut,
+        "quoted": shlex.quote,
     }
     return environment
 

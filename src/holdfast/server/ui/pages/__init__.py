@@ -9,6 +9,7 @@ from . import (
     live,
     overview,
     pauses,
+    search,
     session,
     sessions,
     spend,
@@ -20,5 +21,5 @@ from . import (
 
 MODULES = (
     files, login, live, overview, sessions, session, checkpoints, effects, pauses, spend, state,
-    timeline, work, events, conflicts, storage,
+    timeline, work, events, conflicts, storage, search,
 )  # fmt: skip

@@ -32,10 +32,12 @@ async def overview_page(call: Call) -> View | Answer:
     work = await store.work.counts(finished=False, at_most=COUNTED)
     leases = await store.work.health()
     checkpoints = await store.checkpoints(limit=SHOWN)
+    refused = await store.conflicts_per_hour()
     told: dict[str, Any] = {
         "sessions": counts,
         "in_doubt": len(doubtful),
         "approvals": len(asked),
+        "conflicts_per_hour": refused,
         "counted_up_to": COUNTED,
         "work": [asdict(each) for each in work],
         "leases": asdict(leases),
@@ -56,6 +58,7 @@ async def overview_page(call: Call) -> View | Answer:
             "counts": counts,
             "doubtful": doubtful,
             "approvals": len(asked),
+            "refused": refused,
             "items": items,
             "leases": leases,
             "checkpoints": checkpoints,

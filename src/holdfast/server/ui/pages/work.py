@@ -45,6 +45,8 @@ async def work_page(call: Call) -> View:
     found = await call.store.work.list(**asked, before=place_of(call), limit=limit)
     counts = await call.store.work.counts(finished=False, at_most=COUNTED)
     leases = await call.store.work.health()
+    now_ms, ages = await call.store.now_ms(), call.context.ages
+    ages.note(now_ms, counts)
     cursor = next_cursor(found, limit, "number")
     return View(
         template="work.html",
@@ -53,9 +55,16 @@ async def work_page(call: Call) -> View:
             "items": ItemsShape(list(map(ITEM, found)), cursor),
             "counts": [asdict(each) for each in counts],
             "leases": asdict(leases),
+            "oldest_seconds_by_minute": ages.seconds(now_ms),
         },
         commands=Commands.of(api_path("/work-items", **asked), "work", "list", **asked),
-        given={"items": found, "counts": counts, "leases": leases, "query": query},
+        given={
+            "items": found,
+            "counts": counts,
+            "leases": leases,
+            "query": query,
+            "ages": ages.seconds(now_ms),
+        },
         next_cursor=cursor,
         poll_ms=POLL_MS,
     )

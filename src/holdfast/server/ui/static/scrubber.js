@@ -73,7 +73,6 @@ function toggle() {
 }
 
 if (form && range) {
-  document.documentElement.classList.add("scripted");
   range.addEventListener("input", () => { if (timer !== 0) stop(); show(); });
   range.addEventListener("keydown", (event) => {
     if (event.key === " ") { event.preventDefault(); toggle(); }
