@@ -61,6 +61,10 @@ def everything(store: holdfast.Store) -> bytes:
         database.close()
 
 
+def sent(transport: Recording) -> list[tuple[str, str]]:
+    return [(each.kind, each.ask_id) for _, each in transport.messages]
+
+
 def hex_of(text: str) -> bytes:
     return text.encode().hex().upper().encode()
 
@@ -190,15 +194,41 @@ def test_an_item_is_retried_by_the_store_and_its_request_runs_no_second_time(
 def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(
     store: holdfast.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    transport = Memory()
+    transport = Recording()
     given: dict[str, Any] = {"id": "m", "store_id": "far", "number": 1}
-    transport.send("agent:weather", Message(kind="request", ask_id="", body=b"\xc0", **given))
-    transport.send("agent:weather", Message(kind="request", ask_id="a\nb", body=b"\x80", **given))
-    transport.send("agent:weather", Message(kind="answer", ask_id="unknown", body=b"\x80", **given))
+    wrong = [("request", "", b"\xc0"), ("request", "a\nb", b"\x80"), ("answer", "none", b"\x80")]
+    for kind, ask_id, body in [*wrong, ("request", "a1", b"\xc1 broken")]:
+        message = Message(
+            kind=kind,  # type: ignore[arg-type]
+            ask_id=ask_id,
+            body=body,
+            **given,
+        )
+        transport.send("agent:weather", message)
     worker = WEATHER.worker(store, transport, **QUICK)
     with Mesh(store, transport) as mesh, running(worker):
         assert mesh.request("weather", {"city": "Oslo"}).state == "ok"
+        until(lambda: len(transport.acknowledged) == 5, "not all are acknowledged")
+        until(lambda: ("answer", "a1") in sent(transport), "the asker is not told")
     assert "is dropped" in caplog.text
+    assert len(store.work.list()) == 1
+
+
+def test_an_answer_that_the_asker_cannot_take_is_an_error(
+    peers: holdfast.Store, tmp_path: Path
+) -> None:
+    transport = Memory()
+    service = Service("weather", lambda request: "x" * 50_000)
+    limits = holdfast.Limits(value_bytes=10_000)
+    with (
+        holdfast.open(f"sqlite:///{tmp_path}/small.db", limits=limits) as store,
+        Mesh(store, transport) as mesh,
+        running(service.worker(peers, transport, **QUICK)),
+    ):
+        answer = mesh.request("weather", "x" * 9_990).answer
+    assert answer is not None
+    assert answer.status == "error"
+    assert "cannot be taken" in answer.result
 
 
 class Refusing(Memory):

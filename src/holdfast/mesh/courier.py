@@ -7,6 +7,7 @@ sending at the other end, follow the commit; if either is lost, the message come
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
@@ -15,12 +16,19 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..arguments import shown
-from ..errors import HoldfastError, InvalidArgument, StoreClosed
+from ..errors import CorruptRecord, HoldfastError, InvalidArgument, StoreClosed
 from ..kernel.flow import is_async
 from ..kernel.operation import Call, operation
 from ..kernel.threads import Thread
 from ..leases import lease_milliseconds, uptime_seconds
-from ..peers.delivery import Incoming, take_answer, take_cancel, take_progress, take_request
+from ..peers.delivery import (
+    Incoming,
+    reject,
+    take_answer,
+    take_cancel,
+    take_progress,
+    take_request,
+)
 from ..peers.outbox import agent_address, route_of, store_address, topic_of
 from ..peers.sending import Outgoing, confirm, next_due, postpone, refuse, take_due
 from ..store import Store, StoreHandle
@@ -118,7 +126,7 @@ class Courier:
 
     def open(self, store: Store, intake: Intake | None = None) -> None:
         """Send, and receive what comes to the store."""
-        self._store, self._store_id = store, store.store_id()
+        self._store = store
         self._stopping.clear()
         loops = [(self._send_due, "sender"), (self._take_replies, "replies")]
         if intake is not None:
@@ -126,6 +134,10 @@ class Courier:
         for step, name in loops:
             self._threads.append(Thread(lambda step=step: self._repeat(step), f"holdfast-{name}"))  # type: ignore[misc]
             self._threads[-1].start()
+
+    @functools.cached_property
+    def _store_id(self) -> str:
+        return self._store.store_id()
 
     def stop(self) -> None:
         """Stop after what is under way; the rest is left to other couriers."""
@@ -161,31 +173,42 @@ class Courier:
     def _send_due(self) -> None:
         signals = self._store.runtime.signals
         seen = signals.count(self._topic)
-        for outgoing in self._run(take_due, self._route, SENT_PER_PASS, self._lease_ms):
-            self._send(outgoing)
         due_seconds = self._run(next_due, self._route)
-        wait_seconds = POLL_SECONDS if due_seconds is None else min(due_seconds, POLL_SECONDS)
-        if wait_seconds and not self._stopping.is_set():
-            signals.wait(self._topic, seen, wait_seconds)
+        if due_seconds is None or due_seconds > 0:
+            poll_seconds = signals.poll_seconds(self._topic, POLL_SECONDS)
+            wait_seconds = poll_seconds if due_seconds is None else min(due_seconds, poll_seconds)
+            if not self._stopping.is_set():
+                signals.wait(self._topic, seen, wait_seconds)
+            return
+        is_reached = True
+        for outgoing in self._run(take_due, self._route, SENT_PER_PASS, self._lease_ms):
+            is_reached = self._send(outgoing, is_reached)
 
-    def _send(self, outgoing: Outgoing) -> None:
-        """Send a message, and say when it is sent again if nobody confirms it."""
+    def _send(self, outgoing: Outgoing, is_reached: bool) -> bool:
+        """Send a message, and say when it is sent again if nobody confirms it.
+
+        What follows a message that the transport did not accept is not tried. False from then.
+        """
         doubled = 2 ** min(outgoing.attempts - 1, RESENDS_DOUBLED_MAX)
         try:
+            if not is_reached:
+                raise TransportError("the transport did not accept the message before it")
             self._transport.send(outgoing.address, self._message(outgoing))
         except Undeliverable as error:
             log.warning("%s to %s: %s", outgoing.kind, outgoing.address, error)
             self._run(refuse, outgoing, str(error))
-            return
+            return True
         except Exception as error:
             # Not what it says: a hook may have put a secret into its message.
             told = error if isinstance(error, TransportError) else type(error).__name__
             log.warning("%s to %s is sent again: %s", outgoing.kind, outgoing.address, told)
+            is_reached = not isinstance(error, TransportError)
             delay_seconds = min(BACKOFF_SECONDS * doubled, BACKOFF_SECONDS_MAX)
         else:
             delay_seconds = self._transport.resend_seconds * doubled
         delay_ms = int(delay_seconds * random.uniform(1.0, 1.2) * 1000)
         self._run(postpone, outgoing.number, outgoing.attempts, delay_ms)
+        return is_reached
 
     def _message(self, outgoing: Outgoing) -> Message:
         identified = Identified(
@@ -202,6 +225,7 @@ class Courier:
             store_id=self._store_id,
             ask_id=outgoing.ask_id,
             number=outgoing.number,
+            user=outgoing.user if outgoing.kind == "request" else None,
             body=outgoing.body,
             headers=minted(self._credentials, identified),
         )
@@ -233,9 +257,10 @@ class Courier:
         message = delivery.message
         try:
             is_running = self._apply(delivery, intake)
-        except InvalidArgument as error:
+        except (InvalidArgument, CorruptRecord) as error:
             # It would be no better the next time.
-            log.error("%s of ask %s is dropped: %s", message.kind, message.ask_id, error)
+            log.error("%s of ask %s cannot be taken: %s", message.kind, message.ask_id, error)
+            self._reject(message, str(error))
             is_running = False
         except Exception:
             delivery.nack(BACKOFF_SECONDS)
@@ -251,14 +276,7 @@ class Courier:
         if message.kind == "receipt":
             self._run(confirm, message.number, message.ask_id, message.store_id)
             return False
-        body = self._store.runtime.codec.decode(message.body)
-        incoming = Incoming(
-            transport=self._transport.name,
-            store_id=message.store_id,
-            ask_id=message.ask_id,
-            number=message.number,
-            body=body if isinstance(body, dict) else {},
-        )
+        incoming = self._incoming(message, self._store.runtime.codec.decode(message.body))
         if message.kind == "answer":
             self._run(take_answer, incoming)
         elif message.kind == "progress":
@@ -275,6 +293,25 @@ class Courier:
         if row is not None:
             intake.accept(Delivered(row, delivery, asked_at))
         return row is not None
+
+    def _reject(self, message: Message, reason: str) -> None:
+        """Answer the call of a message that cannot be taken as an error, if that can be done."""
+        told = f"The {message.kind} cannot be taken: {reason}"
+        try:
+            self._run(reject, self._incoming(message, {}), message.kind, self._agent, told)
+        except InvalidArgument as error:
+            log.error("%s of ask %s is dropped: %s", message.kind, message.ask_id, error)
+
+    def _incoming(self, message: Message, body: Any) -> Incoming:
+        if message.kind == "request":
+            body = {"input": body, "user": message.user}
+        return Incoming(
+            transport=self._transport.name,
+            store_id=message.store_id,
+            ask_id=message.ask_id,
+            number=message.number,
+            body=body if isinstance(body, dict) else {},
+        )
 
     def _confirm(self, message: Message) -> None:
         """Tell the sender that its message is durable here; if that is lost, it sends again."""

@@ -222,6 +222,8 @@ class _Lines:
                 }
                 connecting = nats.connect(**options)
                 self._connection = await asyncio.wait_for(connecting, REPLY_SECONDS)
+            if not self._connection.is_connected:
+                raise TransportError("NATS cannot be reached; the connection is being made again")
             if self._jetstream is None:
                 jetstream = self._connection.jetstream(timeout=REPLY_SECONDS)
                 try:

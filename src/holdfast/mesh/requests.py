@@ -128,7 +128,7 @@ class Mesh(Handle[C]):
         on_progress: Callable[[Any], object] | None,
     ) -> Flow[PeerCall]:
         """Return a call with its answer, or as it is when the time is over."""
-        if self._courier is not None:
+        if self._courier is not None and not self._courier.is_open:
             yield from invoke(self._start, self._courier)
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
         signals, topic = self.runtime.signals, f"{TREE_TOPIC}{call.root_id}"

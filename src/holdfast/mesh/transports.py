@@ -35,8 +35,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message between two stores.
 
     `id` is the same for every copy, `store_id` is the sender's store, `ask_id` the call that it
-    belongs to, `number` its number in the sender's outbox. `headers` are credentials: they are
-    made when the message is sent, and nobody stores them.
+    belongs to, `number` its number in the sender's outbox. `user` is whose work a request is. The
+    `body` of a request is its input. `headers` are credentials: they are made when the message is
+    sent, and nobody stores them.
     """
 
     kind: Literal["request", "answer", "progress", "cancel", "receipt"]
@@ -44,6 +45,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     store_id: str
     ask_id: str
     number: int
+    user: str | None = None
     body: bytes = b""
     headers: Mapping[str, str] = {}
 

@@ -22,7 +22,7 @@ from ..sessions.rows import READ_PLACE_BY_ID
 from ..work.claims import Claim, claim_item
 from .answers import answer, cancel_call
 from .asks import READ_ASK, Origin, add_ask, delivery_id, insert_delivery, read_ask, set_progress
-from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, route_of, store_address
+from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, post_answer, route_of, store_address
 from .records import Artifact
 
 HEAR = "UPDATE hf_asks SET heard = :number WHERE id = :id AND heard < :number RETURNING id"
@@ -143,6 +143,20 @@ def take_progress(runtime: Runtime, incoming: Incoming) -> Op[None]:
     yield from read_ask(incoming.ask_id, locks=True)
     if (yield from one(HEAR, id=incoming.ask_id, number=incoming.number)) is not None:
         yield from set_progress(runtime, incoming.ask_id, incoming.body.get("note"))
+
+
+@operation
+def reject(
+    runtime: Runtime, incoming: Incoming, kind: str, agent: str | None, reason: str
+) -> Op[None]:
+    """Answer a call as an error whose request or answer cannot be taken, so that nobody waits."""
+    if kind == "answer" or incoming.store_id == (yield from read_store_id()):
+        if (yield from _is_carried(incoming.ask_id)):
+            yield from answer(runtime, incoming.ask_id, reason, "error", (), tells_peer=False)
+    elif kind == "request" and agent is not None:
+        origin = _origin(incoming, agent)
+        ask = {"remote_store": origin.store_id, "origin_id": origin.ask_id, "route": origin.route}
+        yield from post_answer(runtime, ask, "error", reason, ())
 
 
 def _is_carried(ask_id: str) -> Op[bool]:

@@ -71,8 +71,8 @@ def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
         if ask is None or ask["state"] != "open":
             yield from rows(REMOVE_MESSAGE, number=row["number"], ask_id=id)
             return None
-        body = {"input": opened(codec, ask["input"], ask_context(id, "input"))}
-        body["user"] = ask["user_id"]
+        # Alone, so that an input of the greatest size allowed can be sent.
+        body = opened(codec, ask["input"], ask_context(id, "input"))
     told = ask or {}
     return Outgoing(
         number=row["number"],
@@ -105,26 +105,26 @@ def postpone(_: Runtime, number: int, attempts: int, delay_ms: int) -> Op[None]:
 @operation
 def confirm(_: Runtime, number: int, ask_id: str, store_id: str) -> Op[None]:
     """Remove a message that the other end has; a request's cancel goes to that store from now."""
-    removed = yield from one(REMOVE_MESSAGE, number=number, ask_id=ask_id)
-    if removed is None or removed["kind"] != "request":
-        return
+    removed = yield from _removed(number, ask_id)
+    if removed is not None and removed["kind"] == "request":
+        yield from rows(SET_REMOTE, id=ask_id, store_id=store_id)
+
+
+def _removed(number: int, ask_id: str) -> Op[Row | None]:
+    """Remove a message, with the tree of its call locked before, as everywhere."""
     ask = yield from one(READ_ASK, id=ask_id)
     if ask is not None:
         yield Lock(ask["root_id"])
-        yield from rows(SET_REMOTE, id=ask_id, store_id=store_id)
+    return (yield from one(REMOVE_MESSAGE, number=number, ask_id=ask_id))
 
 
 @operation
 def refuse(runtime: Runtime, outgoing: Outgoing, reason: str) -> Op[None]:
     """Give up a message that no transport can carry: a request, or the result of an answer."""
-    removed = yield from one(REMOVE_MESSAGE, number=outgoing.number, ask_id=outgoing.ask_id)
-    if removed is None:
+    if (yield from _removed(outgoing.number, outgoing.ask_id)) is None:
         return
     if outgoing.kind == "request":
-        ask = yield from one(READ_ASK, id=outgoing.ask_id)
-        if ask is not None:
-            yield Lock(ask["root_id"])
-            yield from answer(runtime, outgoing.ask_id, reason, "error", (), tells_peer=False)
+        yield from answer(runtime, outgoing.ask_id, reason, "error", (), tells_peer=False)
     elif outgoing.kind == "answer":
         body = {"status": "error", "result": reason, "artifacts": []}
         given = (outgoing.ask_id, outgoing.route, outgoing.address)

@@ -132,7 +132,7 @@ class WorkerLoop:
         finally:
             unwatch()
             if inbox is not None:
-                inbox.stop()
+                within(STOP_SECONDS_MAX if self.stops > 1 else RELEASE_SECONDS_MAX, inbox.stop)
             self._drain()
             self._threads.close()
             if self._tasks is not None:
