@@ -141,3 +141,14 @@ def test_an_exploration_in_a_store_is_resumed_and_removed(
 def test_without_a_store_none_is_made(shop: str, run: Run, tmp_path: Path) -> None:
     run(f"{shop}:make_world")
     assert list(tmp_path.glob("*.db*")) == []
+
+
+def test_workers_find_the_same_in_processes_of_their_own(shop: str, run: Run) -> None:
+    alone = json.loads(run(f"{shop}:make_world", "--json").stdout)
+    together = run(f"{shop}:make_world", "--json", "--workers=2")
+    assert together.returncode == 1
+    data = json.loads(together.stdout)
+    assert data["states"] == alone["states"]
+    assert [each["path"] for each in data["violations"]] == [
+        each["path"] for each in alone["violations"]
+    ]

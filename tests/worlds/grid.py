@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def make_real_world() -> World:
     return world
 
 
+def make_own_world() -> World:
+    """A real world in a folder of its own, which is removed with it."""
+    own = tempfile.TemporaryDirectory(prefix="world-")
+    make_folder(Path(own.name) / "systems")
+    os.environ[FOLDER] = str(Path(own.name) / "systems")
+    world = make_real_world()
+    world.on_close(own.cleanup)
+    return world
+
+
 def place(world: World) -> tuple[int, int]:
     grid = world.systems.get("grid")
     if isinstance(grid, MemorySystem):
@@ -104,7 +115,7 @@ def never_on_the_diagonal(world: World) -> bool:
 
 ACTIONS = [walk, climb, reset]
 INVARIANTS = [never_on_the_diagonal]
-WORLDS = {"memory": make_memory_world, "real": make_real_world}
+WORLDS = {"memory": make_memory_world, "real": make_real_world, "own": make_own_world}
 
 
 def explored(kind: str, **options: Any) -> Exploration:
@@ -134,7 +145,6 @@ def main(kind: str, url: str, workers: str, commit_every: str) -> None:
     def say(now: Progress) -> None:
         print(now.steps, flush=True)
 
-    options: dict[str, Any] = {"workers": int(workers)} if int(workers) > 1 else {}
     with holdfast.open(url) as store:
         explored(
             kind,
@@ -143,7 +153,7 @@ def main(kind: str, url: str, workers: str, commit_every: str) -> None:
             resume=True,
             commit_every=int(commit_every),
             on_progress=say,
-            **options,
+            workers=int(workers),
         )
 
 

@@ -547,3 +547,28 @@ def test_nothing_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explore(make_world, ACTIONS, [stock_is_never_negative])
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_max_depth_counts_along_shortest_paths_whatever_the_strategy(strategy: str) -> None:
+    @action(requires=lambda world: counter(world)["n"] < 9)
+    def one(world: World) -> None:
+        counter(world)["n"] += 1
+
+    @action(requires=lambda world: counter(world)["n"] < 7)
+    def three(world: World) -> None:
+        counter(world)["n"] += 3
+
+    def counter(world: World) -> dict[str, Any]:
+        system = world.systems["m"]
+        assert isinstance(system, MemorySystem)
+        return system.data
+
+    result = explore(
+        World({"m": MemorySystem({"n": 0})}), [one, three], strategy=strategy, max_depth=3
+    )
+    seen: list[Any] = [state.observation("m") for state in result.graph.states.values()]
+    assert sorted(each["n"] for each in seen) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+    assert {edge.step.action for edge in result.graph.transitions} == {"one", "three"}
+    assert len(result.graph.transitions) == 12
+    assert result.is_cut

@@ -94,12 +94,21 @@ def test_an_exploration_that_was_killed_ends_like_one_that_was_not(
     killed_and_resumed("memory", url, 4, commit_every=commit_every)
 
 
-@pytest.mark.slow
-def test_an_exploration_of_2000_states_that_was_killed_20_times_ends_like_one_that_was_not(
+def test_an_exploration_by_two_workers_that_was_killed_ends_like_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(grid.SIDE, "14")
+    killed_and_resumed("memory", f"sqlite:///{tmp_path}/store.db", 3, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exploration_of_2000_states_that_was_killed_20_times_ends_like_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     monkeypatch.setenv(grid.SIDE, "45")
-    result = killed_and_resumed("memory", f"sqlite:///{tmp_path}/store.db", 20)
+    url = f"sqlite:///{tmp_path}/store.db"
+    result = killed_and_resumed("memory", url, 20, workers=workers)
     assert len(result.graph.states) == 2_025
 
 
@@ -335,3 +344,21 @@ def test_doctor_names_explorations_that_lack_rows(tmp_path: Path) -> None:
     connection.close()
     [found] = [each for each in store_module.check(f"sqlite:///{file}") if each.check == "worlds"]
     assert (found.level, "lack rows: 1" in found.message) == ("problem", True)
+
+
+def test_an_interrupt_in_the_middle_of_a_step_leaves_no_half_of_it(tmp_path: Path) -> None:
+    at: list[int] = []
+
+    @invariant
+    def interrupted_once(world: World) -> None:
+        at.append(1)
+        if len(at) == 9:
+            raise KeyboardInterrupt
+
+    checks = [*INVARIANTS, interrupted_once]
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        kept: dict[str, Any] = {"store": store, "id": "a", "commit_every": 3}
+        part = explore(make_memory_world, ACTIONS, checks, **kept)
+        assert part.ended == "interrupted"
+        rest = explore(make_memory_world, ACTIONS, checks, resume=True, **kept)
+        assert facts(rest) == facts(explored("memory"))

@@ -57,6 +57,7 @@ def explore(
     commit_every: Annotated[
         int, option("N", "Write to the store after so many steps, which a kill repeats.")
     ] = 1,
+    workers: Annotated[int, option("N", "Explore with so many processes, a world in each.")] = 1,
     url: Url = None,
     namespace: Namespace = None,
 ) -> Answer:
@@ -93,6 +94,7 @@ def explore(
             max_seconds=max_seconds,
             stop_on_violation=stop,
             on_progress=lambda now: move(now.steps, now.steps + now.waiting),
+            workers=workers,
             **kept,
         )
     written = [str(write_report(result, file)) for file in files]

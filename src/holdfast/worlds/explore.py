@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from random import Random
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import require_seconds, require_text, require_whole, shown
+from ..arguments import require_text, require_whole, shown
 from ..errors import (
     CheckpointError,
     ExplorationAborted,
@@ -18,11 +17,13 @@ from ..errors import (
 )
 from ..explorations import Journal
 from .actions import Action, Arguments, Outcome, Step, as_action
+from .findings import Findings, Limits
 from .graph import State
 from .invariants import Invariant, Violation, as_invariant
 from .journal import drive, journal_of, require_new, require_store
-from .recording import Found, Recorded, Recording
+from .recording import Recording, settings_of
 from .result import Ended, Exploration, Progress
+from .shared import SharedExplorer
 from .shrink import shrink
 from .strategies import Candidate, Strategy, as_strategy
 from .world import World
@@ -30,8 +31,7 @@ from .world import World
 if TYPE_CHECKING:
     from ..store import Store
 
-_SECONDS_MAX = 10**9
-_WARNINGS_MAX = 100
+WORKERS_MAX = 100
 
 
 def explore(
@@ -52,6 +52,7 @@ def explore(
     id: str | None = None,
     resume: bool = False,
     commit_every: int = 1,
+    workers: int = 1,
 ) -> Exploration:
     """Explore a world, or one that a function makes and that is closed at the end.
 
@@ -61,6 +62,9 @@ def explore(
     With a `store`, each step is written there under the `id` of the exploration. If the process is
     killed, `resume` goes on where it was, with the same actions and invariants; at most
     `commit_every` actions are repeated.
+
+    With `workers`, so many processes explore together, each with a world of its own that `world`
+    makes. The functions must be importable: they stand at the top level of modules.
     """
     limits = Limits(max_steps, max_states, max_depth, max_seconds)
     explored = _unique("action", [as_action(what) for what in actions])
@@ -74,17 +78,24 @@ def explore(
     order = as_strategy(strategy, seed)
     _require_place(store, id, resume)
     require_whole("commit_every", commit_every, 1)
+    require_whole("workers", workers, 1, WORKERS_MAX)
+    given = (explored, checked, order, limits, on_progress)
     with ExitStack() as closing:
-        explored_world = made_world(world, closing)
-        explorer = Explorer(explored_world, explored, checked, order, limits, on_progress)
+        explorer: Explorer | SharedExplorer
+        if workers == 1:
+            explorer = Explorer(made_world(world, closing), *given, shrinks=shrinks)
+        elif isinstance(world, World):
+            raise InvalidArgument("workers need a function that makes a world for each of them")
+        else:
+            explorer = SharedExplorer(world, *given, workers=workers)
         explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
         if store is None or id is None:
-            return explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
+            return explorer.run(stop_on_violation=stop_on_violation)
         if not resume:
             require_new(store, id)
         session = closing.enter_context(drive(store, id))
         explorer.record(journal_of(session), commit_every)
-        result = explorer.run(stop_on_violation=stop_on_violation, shrinks=shrinks)
+        result = explorer.run(stop_on_violation=stop_on_violation)
         if result.is_complete:
             session.end()
         return result
@@ -110,32 +121,8 @@ def _require_place(store: object, id: object, resume: bool) -> None:
         require_text("id", id)
 
 
-class Limits:
-    """When to stop, besides having seen everything."""
-
-    def __init__(
-        self, steps: int, states: int | None, depth: int | None, seconds: float | None
-    ) -> None:
-        self.steps = require_whole("max_steps", steps, 1)
-        self.states = states if states is None else require_whole("max_states", states, 1)
-        self.depth = depth if depth is None else require_whole("max_depth", depth, 1)
-        if seconds is not None:
-            require_seconds("max_seconds", seconds, _SECONDS_MAX)
-        self.seconds = seconds
-
-    def reached(self, result: Exploration, seconds: float) -> Ended | None:
-        """Return which limit ends the exploration now."""
-        if result.steps >= self.steps:
-            return "max_steps"
-        if self.states is not None and len(result.graph.states) >= self.states:
-            return "max_states"
-        if self.seconds is not None and seconds >= self.seconds:
-            return "max_seconds"
-        return None
-
-
-class Explorer:
-    """Tries what a strategy chooses, and notes what it finds; it belongs to one world."""
+class Explorer(Findings):
+    """Tries what a strategy chooses in a world."""
 
     def __init__(
         self,
@@ -145,57 +132,39 @@ class Explorer:
         strategy: Strategy,
         limits: Limits,
         on_progress: Callable[[Progress], object] | None,
+        *,
+        shrinks: bool = False,
     ) -> None:
+        super().__init__(world.start_graph(), actions, invariants, strategy, limits, on_progress)
         self._world = world
-        # Everything that can be tried; a candidate's number is its place here.
-        self._choices = [
-            (action, arguments) for action in actions for arguments in action.combinations()
-        ]
-        self._invariants = invariants
+        self._shrinks = shrinks
         self._before = [check for check in invariants if check.when != "after"]
         self._after = [check for check in invariants if check.when != "before"]
-        self._strategy = strategy
-        self._limits = limits
-        self._on_progress = on_progress
-        self._started = perf_counter()
-        self._found: dict[object, Violation] = {}
-        # How many candidates of a state are left: its checkpoint is kept as long.
-        self._left: dict[str, int] = {}
-        self._cut: set[str] = set()
-        self._tried: set[str] = set()
         # The state that the world is exactly at, as long as nothing was done since.
         self._at: State | None = None
-        # What was found since the last step was noted.
-        self._new = Found()
-        self._recording: Recording | None = None
         self._is_resumed = False
-        self.result = Exploration(graph=world.start_graph(), strategy="")
 
-    def run(self, *, stop_on_violation: bool, shrinks: bool) -> Exploration:
+    def run(self, *, stop_on_violation: bool) -> Exploration:
         """Explore until a limit, and leave the world as it was."""
         world, result = self._world, self.result
         self._start()
         try:
             result.ended = self._loop(stop_on_violation)
-            result.graph.shorten()
-            result.violations = [self._with_path(found) for found in self._found.values()]
-            if shrinks and result.ended not in ("complete", "interrupted"):
+            self._conclude()
+            if self._shrinks and result.ended not in ("complete", "interrupted"):
                 self._shrink()
         finally:
             self._leave()
-        result.seconds = perf_counter() - self._started
+        result.seconds = self._seconds()
         result.leaks = tuple(world.leaks)
-        result.is_cut = bool(self._cut)
-        names = dict.fromkeys(action.name for action, _ in self._choices)
-        result.unused_actions = [name for name in names if name not in self._tried]
         return result
 
     def record(self, journal: Journal, commit_every: int) -> None:
         """Write what is done to a store, and go on with what is there."""
         recording = Recording(journal, self._choices, self._invariants, commit_every)
-        settings = recording.settings(self._world, self._limits.depth)
-        self._is_resumed = recording.begin(settings)
-        self._recording = recording
+        settings = settings_of(self._world, self._choices, self._invariants)
+        self._is_resumed = recording.begin({**settings, "max_depth": self._limits.depth})
+        self._recording = self._notes = recording
 
     def _start(self) -> None:
         """Bring the world to its initial state, and note what can be done."""
@@ -214,43 +183,37 @@ class Explorer:
         try:
             if recording is not None:
                 recording.keep_initial(world, world.find(self._initial))
-            if not self._is_known(initial):
+            if self._is_to_discover(initial):
                 numbers = self._discover(initial)
                 self._check(self._after, initial)
-                self._note_state(initial, numbers, self._taken())
-                if recording is not None:
-                    recording.commit()
+                if self._notes is not None:
+                    self._notes.add_initial(initial, numbers, self._taken())
         except BaseException:
             self._leave()
             raise
 
-    def _load(self, recorded: Recorded) -> None:
-        """Go on with what was read from a store."""
-        self.result.steps = recorded.steps
-        self._tried, self._cut = recorded.tried, recorded.cut
-        for id, numbers in recorded.left.items():
-            self._left[id] = len(numbers)
-            for number in numbers:
-                self._add(recorded.graph.states[id], number)
-        for found in recorded.found:
-            for violation in found.violations:
-                self._note(violation)
-            for warning in found.warnings:
-                self._warn(warning)
-        self._taken()
-
     def _loop(self, stop_on_violation: bool) -> Ended:
         try:
-            while len(self._strategy):
-                limit = self._limits.reached(self.result, perf_counter() - self._started)
+            while len(self._strategy) or self._discover_nearer():
+                limit = self._limits.reached(self.result, self._seconds())
                 if limit is not None:
                     return limit
                 self._try(self._strategy.next())
-                if stop_on_violation and self._found:
+                if stop_on_violation and self._has_found():
                     return "stop_on_violation"
         except KeyboardInterrupt:
             return "interrupted"
         return "complete"
+
+    def _discover_nearer(self) -> bool:
+        """Go on with what is not too deep on the shortest path; say whether there is something."""
+        for state in self._nearer():
+            if self._go_to(state):
+                self._arrive(state, "found nearer")
+            else:
+                self._left[state.id] = 0
+                self._cut.discard(state.id)
+        return len(self._strategy) > 0
 
     def _try(self, candidate: Candidate) -> None:
         state, action, arguments = candidate.state, candidate.action, candidate.arguments
@@ -262,26 +225,24 @@ class Explorer:
             self._at = None
             outcome = self._world.act(action, **arguments)
             reached, _ = self._world.observe_state()
-            self._arrive(reached, action)
+            self._arrive(reached, f"after_{action.name}_{self.result.steps}")
             self._judge(outcome, state, Step(action.name, arguments))
             self._check(self._after, reached)
-        if self._recording is not None:
-            self._recording.add_step(candidate, reached, outcome, self._taken())
+        if self._notes is not None:
+            self._notes.add_step(candidate, reached, outcome, self._taken())
         self._left[state.id] -= 1
         if not self._left[state.id]:
             self._release(state)
         if self._on_progress is not None:
             self._on_progress(self._progress())
 
-    def _arrive(self, reached: State, action: Action) -> None:
-        depth = self._limits.depth
-        is_deeper_allowed = reached.id in self._cut and depth is not None and reached.depth < depth
-        if is_deeper_allowed or not self._is_known(reached):
+    def _arrive(self, reached: State, name: str) -> None:
+        if self._is_to_discover(reached):
             self._cut.discard(reached.id)
-            self._note_state(reached, self._discover(reached))
-        if self._left.get(reached.id) and self._keep(
-            reached, f"after_{action.name}_{self.result.steps}"
-        ):
+            numbers = self._discover(reached)
+            if self._notes is not None:
+                self._notes.add_state(reached, numbers)
+        if self._left.get(reached.id) and self._keep(reached, name):
             self._at = reached
 
     def _keep(self, state: State, name: str) -> bool:
@@ -291,12 +252,9 @@ class Explorer:
             self._warn(f"{error.system} made no checkpoint, so states are replayed: {error}")
             return False
 
-    def _is_known(self, state: State) -> bool:
-        return state.id in self._left or state.id in self._cut
-
     def _discover(self, state: State) -> list[int] | None:
         """Add what is possible in a state, and return its numbers; the world is in it."""
-        if self._limits.depth is not None and state.depth >= self._limits.depth:
+        if self._is_too_deep(state):
             self._cut.add(state.id)
             return None
         possible = [
@@ -304,23 +262,8 @@ class Explorer:
             for number, (action, arguments) in enumerate(self._choices)
             if self._is_possible(action, arguments)
         ]
-        for number in possible:
-            self._add(state, number)
-        self._left[state.id] = len(possible)
+        self._add_all(state, possible)
         return possible
-
-    def _add(self, state: State, number: int) -> None:
-        self._strategy.add(Candidate(state, *self._choices[number], number))
-
-    def _note_state(
-        self, state: State, numbers: list[int] | None, found: Found | None = None
-    ) -> None:
-        if self._recording is not None:
-            self._recording.add_state(state, numbers, found)
-
-    def _taken(self) -> Found:
-        new, self._new = self._new, Found()
-        return new
 
     def _is_possible(self, action: Action, arguments: Arguments) -> bool:
         try:
@@ -390,19 +333,6 @@ class Explorer:
         )
         self._note(violation)
 
-    def _note(self, violation: Violation) -> None:
-        """Keep a violation, unless the same is known in a state that is as near."""
-        states, known = self.result.graph.states, self._found.get(violation.key)
-        nearness = states[violation.state_id].depth
-        if known is None or nearness < states[known.state_id].depth:
-            self._found[violation.key] = violation
-            self._new.violations.append(violation)
-
-    def _with_path(self, violation: Violation) -> Violation:
-        path = [found.step for found in self.result.graph.path_to(violation.state_id)]
-        violation.path = [*path, *violation.path]
-        return violation
-
     def _shrink(self) -> None:
         """Shrink the nearest violation of each invariant; the others lead to their own states."""
         nearest = self.result.nearest()
@@ -414,13 +344,6 @@ class Explorer:
         # A shorter path may end in a state whose violation was known by a longer one.
         found = [*self.result.violations, *nearest]
         self.result.violations = list({violation.key: violation for violation in found}.values())
-
-    def _counted(self) -> dict[str, int]:
-        counted = {action.name: action.limit for action, _ in self._choices if action.limit}
-        for action, _ in self._choices:
-            for name in action.after:
-                counted[name] = max(counted.get(name, 1), 1)
-        return counted
 
     def _release(self, state: State) -> None:
         if state is not self.result.graph.initial and state.checkpoint_id is not None:
@@ -440,24 +363,10 @@ class Explorer:
                 world.release(state.checkpoint_id)
                 state.checkpoint_id = None
         world.count_runs({})
-        if self._recording is not None:
-            self._recording.commit()
-            if is_back:
-                self._recording.forget_initial(world)
-
-    def _warn(self, warning: str) -> None:
-        if len(self.result.warnings) < _WARNINGS_MAX and warning not in self.result.warnings:
-            self.result.warnings.append(warning)
-            self._new.warnings.append(warning)
-
-    def _progress(self) -> Progress:
-        return Progress(
-            steps=self.result.steps,
-            states=len(self.result.graph.states),
-            waiting=len(self._strategy),
-            violations=len(self._found),
-            seconds=perf_counter() - self._started,
-        )
+        if self._notes is not None:
+            self._notes.commit()
+        if self._recording is not None and is_back:
+            self._recording.forget_initial(world)
 
 
 def _unique(kind: str, things: list[Any]) -> list[Any]:

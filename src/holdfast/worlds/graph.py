@@ -82,6 +82,8 @@ class StateGraph:
         """Return the state with this id, and whether it is new; the first one is the initial."""
         known = self.states.get(id)
         if known is not None:
+            # Another process has reached it first, and has the observations.
+            known.observations = known.observations or tuple(observations)
             return known, False
         state = State(id=id, observations=tuple(observations))
         self.states[id] = state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,11 +44,99 @@ class Recorded:
     tried: set[str] = field(default_factory=set)
 
 
-class Recording:
-    """Writes what an exploration does, `commit_every` steps at a time; each is there or not.
+def settings_of(
+    world: World, choices: Sequence[Choice], invariants: Sequence[Invariant]
+) -> dict[str, Any]:
+    """Return what must be the same whenever an exploration is resumed, and in all its workers."""
+    return {
+        "actions": [
+            [action.name, canonical(dict(arguments), "arguments")] for action, arguments in choices
+        ],
+        "invariants": [[check.name, check.when] for check in invariants],
+        "identity": list(world.identity),
+        "systems": list(world.systems),
+    }
+
+
+class Notes(ABC):
+    """Notes what an exploration does, and writes it down `commit_every` steps at a time.
 
     `choices` are all actions with all arguments, in an order that is the same in each process.
     """
+
+    def __init__(
+        self, choices: Sequence[Choice], invariants: Sequence[Invariant], commit_every: int = 1
+    ) -> None:
+        self._choices = choices
+        self._invariants = {check.name: check for check in invariants}
+        self._commit_every = commit_every
+        self._states: list[KeptState] = []
+        self._steps: list[KeptStep] = []
+        self._reached: list[KeptState] = []
+        self._known: set[str] = set()
+
+    @abstractmethod
+    def _write(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> None:
+        """Write all of this down, or nothing."""
+
+    def add_initial(self, state: State, numbers: Sequence[int] | None, found: Found) -> None:
+        """Write the initial state, with what was found there."""
+        self._states.append(self._kept_state(state, numbers, found))
+        self.commit()
+
+    def add_state(self, state: State, numbers: Sequence[int] | None) -> None:
+        """Note a state that a step led to, with what can be tried there; None if too deep."""
+        self._reached.append(self._kept_state(state, numbers, None))
+
+    def add_step(
+        self, candidate: Candidate, reached: State | None, outcome: Outcome | None, found: Found
+    ) -> None:
+        """Note what was tried and where it led, and write it if it is time."""
+        body = {"outcome": None if outcome is None else _outcome(outcome), "found": _found(found)}
+        step = KeptStep(
+            from_id=candidate.state.id,
+            candidate=candidate.number,
+            to_id=None if reached is None else reached.id,
+            body=encode(body, "step"),
+        )
+        # A state that a step led to is there with it, or not at all.
+        self._states += self._reached
+        self._reached = []
+        self._steps.append(step)
+        if len(self._steps) >= self._commit_every:
+            self.commit()
+
+    def commit(self) -> None:
+        """Write what is noted."""
+        if self._states or self._steps:
+            self._write(self._states, self._steps)
+            self._states, self._steps = [], []
+
+    def _kept_state(
+        self, state: State, numbers: Sequence[int] | None, found: Found | None
+    ) -> KeptState:
+        body = {
+            "observations": [_observation(seen) for seen in state.observations],
+            "choices": None if numbers is None else list(numbers),
+            "found": None if found is None else _found(found),
+        }
+        is_known = state.id in self._known
+        self._known.add(state.id)
+        return KeptState(id=state.id, body=encode(body, "state"), is_nearer=is_known)
+
+    def read_found(self, body: dict[str, Any]) -> Found:
+        """Return what was found, as it was noted."""
+        return Found([self._read_violation(one) for one in body["violations"]], body["warnings"])
+
+    def _read_violation(self, body: dict[str, Any]) -> Violation:
+        path = tuple(Step(*step) for step in body["path"])
+        check = self._invariants[body["invariant"]] if body["is_checked"] else None
+        given = {name: body[name] for name in ("invariant", "severity", "message", "state_id")}
+        return Violation(**given, path=path, check=check)
+
+
+class Recording(Notes):
+    """An exploration in a store: what was explored, its initial state, and each step."""
 
     def __init__(
         self,
@@ -56,29 +145,12 @@ class Recording:
         invariants: Sequence[Invariant],
         commit_every: int = 1,
     ) -> None:
+        super().__init__(choices, invariants, commit_every)
         self.journal = journal
-        self._choices = choices
-        self._invariants = {check.name: check for check in invariants}
-        self._commit_every = commit_every
-        self._states: list[KeptState] = []
-        self._steps: list[KeptStep] = []
-        self._known: set[str] = set()
         self._kept: list[Mapping[str, Any]] = []
 
-    # What is explored
-
-    def settings(self, world: World, max_depth: int | None) -> dict[str, Any]:
-        """Return what must be the same whenever the exploration is resumed."""
-        return {
-            "actions": [
-                [action.name, canonical(dict(arguments), "arguments")]
-                for action, arguments in self._choices
-            ],
-            "invariants": [[check.name, check.when] for check in self._invariants.values()],
-            "identity": list(world.identity),
-            "systems": list(world.systems),
-            "max_depth": max_depth,
-        }
+    def _write(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> None:
+        self.journal.add(states, steps)
 
     def begin(self, settings: dict[str, Any]) -> bool:
         """Write down what is explored; return whether it goes on with what was done before."""
@@ -94,8 +166,6 @@ class Recording:
                 f"{', '.join(different)}"
             )
         return True
-
-    # The initial state, outside of this process
 
     def keep_initial(self, world: World, initial: Checkpoint) -> None:
         """Keep the initial state of all systems, as far as they can, for another process."""
@@ -137,43 +207,6 @@ class Recording:
                     world.systems[name].discard(data)
         self._kept.clear()
 
-    # Steps
-
-    def add_state(self, state: State, numbers: Sequence[int] | None, found: Found | None) -> None:
-        """Note a state, with what can be tried there; None at the greatest depth."""
-        body = {
-            "observations": [_observation(seen) for seen in state.observations],
-            "choices": None if numbers is None else list(numbers),
-            "found": None if found is None else _found(found),
-        }
-        is_known = state.id in self._known
-        self._known.add(state.id)
-        self._states.append(KeptState(id=state.id, body=encode(body, "state"), is_nearer=is_known))
-
-    def add_step(
-        self, candidate: Candidate, reached: State | None, outcome: Outcome | None, found: Found
-    ) -> None:
-        """Note what was tried and where it led, and write it if it is time."""
-        body = {"outcome": None if outcome is None else _outcome(outcome), "found": _found(found)}
-        self._steps.append(
-            KeptStep(
-                from_id=candidate.state.id,
-                candidate=candidate.number,
-                to_id=None if reached is None else reached.id,
-                body=encode(body, "step"),
-            )
-        )
-        if len(self._steps) >= self._commit_every:
-            self.commit()
-
-    def commit(self) -> None:
-        """Write what is noted."""
-        if self._states or self._steps:
-            self.journal.add(self._states, self._steps)
-            self._states, self._steps = [], []
-
-    # Reading
-
     def read(self, into: StateGraph | None = None) -> Recorded:
         """Return all that was written; the graph is the given one, if it is new."""
         recorded = Recorded(graph=into or StateGraph())
@@ -189,7 +222,7 @@ class Recording:
             else:
                 recorded.left[state.id] = body["choices"]
             if body["found"] is not None:
-                recorded.found.append(self._read_found(body["found"]))
+                recorded.found.append(self.read_found(body["found"]))
         tried: dict[str, set[int]] = {}
         for step in self._all_steps():
             tried.setdefault(step.from_id, set()).add(step.candidate)
@@ -201,12 +234,12 @@ class Recording:
 
     def _read_step(self, step: KeptStep, recorded: Recorded) -> None:
         body = decode(step.body)
-        recorded.found.append(self._read_found(body["found"]))
+        recorded.found.append(self.read_found(body["found"]))
         if step.to_id is None:
             return
         action, arguments = self._choices[step.candidate]
         origin, target = (recorded.graph.states[id] for id in (step.from_id, step.to_id))
-        outcome = _read_outcome(body["outcome"])
+        outcome = read_outcome(body["outcome"])
         recorded.graph.add_transition(origin, target, action, arguments, outcome)
         recorded.steps += 1
         recorded.tried.add(action.name)
@@ -222,15 +255,6 @@ class Recording:
         while page := self.journal.steps(after=after):
             yield from page
             after = page[-1].number
-
-    def _read_found(self, body: dict[str, Any]) -> Found:
-        return Found([self._read_violation(one) for one in body["violations"]], body["warnings"])
-
-    def _read_violation(self, body: dict[str, Any]) -> Violation:
-        path = tuple(Step(*step) for step in body["path"])
-        check = self._invariants[body["invariant"]] if body["is_checked"] else None
-        given = {name: body[name] for name in ("invariant", "severity", "message", "state_id")}
-        return Violation(**given, path=path, check=check)
 
 
 def _observation(seen: Observation) -> tuple[str, Any, dict[str, Any]]:
@@ -275,7 +299,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     return body
 
 
-def _read_outcome(body: dict[str, Any]) -> Outcome:
+def read_outcome(body: dict[str, Any]) -> Outcome:
+    """Return how an action ended, as it was noted."""
     error = None
     if body["error"] is not None:
         kind, message = body["error"]

@@ -26,8 +26,8 @@ def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[],
     modules, so they must stand at the top level there; arguments must be literals.
     """
     actions = {step.action: graph.action(step.action) for step in violation.path}
-    names = {name: _place(found, found.run) for name, found in actions.items()}
-    maker = _place(make_world, make_world)
+    names = {name: place_of(found, found.run) for name, found in actions.items()}
+    maker = place_of(make_world, make_world)
     places = {maker, *names.values()}
     lines = []
     for index, step in enumerate(violation.path, 1):
@@ -38,7 +38,7 @@ def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[],
     if violation.check is None:
         lines.append("assert not outcome.is_failure, repr(outcome.error)")
     else:
-        check = _place(violation.check, violation.check.check)
+        check = place_of(violation.check, violation.check.check)
         places.add(check)
         lines.append(f"assert_holds(world, {check[1]})")
     return _file(violation, maker[1], sorted(places), lines)
@@ -79,7 +79,7 @@ def _file(violation: Violation, maker: str, places: list[tuple[str, str]], lines
     )
 
 
-def _place(thing: object, function: Callable[..., Any]) -> tuple[str, str]:
+def place_of(thing: object, function: Callable[..., Any]) -> tuple[str, str]:
     """Return where something can be imported from."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None)
