@@ -241,6 +241,24 @@ def configure_dbos(place: Place) -> None:
 # LangGraph
 
 
+class LangGraphCalls:
+    """Calls of one session through a saver."""
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+        self._config = saver.put(*_first())
+
+    def writes(self) -> None:
+        """Write the result of a task."""
+        self._saver.put_writes(self._config, _writes(), str(uuid.uuid4()))
+
+    def both(self) -> None:
+        """Write the result of a task, and the checkpoint that follows."""
+        written = _writes()
+        self._saver.put_writes(self._config, written, str(uuid.uuid4()))
+        self._config = self._saver.put(self._config, *_checkpoint(written))
+
+
 class LangGraphProduct(LoopProduct):
     """`SqliteSaver` and `PostgresSaver`, and their async forms."""
 
@@ -253,23 +271,15 @@ class LangGraphProduct(LoopProduct):
             self._saver = self._postgres_saver()
             self._saver.setup()
             self._async_saver = self.runner.run(self._async_postgres_saver())
-        self._config = self._saver.put(*_first())
+        self._calls = LangGraphCalls(self._saver)
         self._configs = [
             self.runner.run(self._async_saver.aput(*_first())) for _ in range(SESSIONS_MAX)
         ]
 
     def calls(self) -> dict[str, Sync]:
         """Write the result of a task, and the checkpoint that follows."""
-
-        def writes() -> None:
-            self._saver.put_writes(self._config, _writes(), str(uuid.uuid4()))
-
-        def both() -> None:
-            written = _writes()
-            self._saver.put_writes(self._config, written, str(uuid.uuid4()))
-            self._config = self._saver.put(self._config, *_checkpoint(written))
-
-        return {"LangGraph put_writes": writes, "LangGraph put_writes + put": both}
+        calls = self._calls
+        return {"LangGraph put_writes": calls.writes, "LangGraph put_writes + put": calls.both}
 
     def sessions(self) -> dict[str, Sequence[Async]]:
         """Do the same in an event loop, each session with a thread of its own."""

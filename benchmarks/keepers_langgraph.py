@@ -36,11 +36,11 @@ class SaverKeeper(Keeper):
     def open(self) -> None:
         """Open a connection as durable as Holdfast's; it is closed with the saver."""
         if self.place.path is not None:
-            self._saver, self._connection = _sqlite_saver(self.place)
+            self.saver, self._connection = _sqlite_saver(self.place)
         else:
-            self._saver, self._connection = _postgres_saver(self.place)
+            self.saver, self._connection = _postgres_saver(self.place)
             if not self._ids:
-                self._saver.setup()
+                self.saver.setup()
 
     def close(self) -> None:
         """Close the connection."""
@@ -86,10 +86,10 @@ class SaverKeeper(Keeper):
         self._number += 1
         version = f"{self._number:032}.{0.5:016}"
         checkpoint = _checkpoint({CHANNEL: history}, version)
-        return self._saver.put(config, checkpoint, _metadata(self._number), {CHANNEL: version})
+        return self.saver.put(config, checkpoint, _metadata(self._number), {CHANNEL: version})
 
     def _list(self, config: Any) -> Any:
-        return self._saver.get_tuple(config).checkpoint["channel_values"][CHANNEL]
+        return self.saver.get_tuple(config).checkpoint["channel_values"][CHANNEL]
 
     def _at(self, turn: int) -> Any:
         return _thread(TRANSCRIPT, self._ids[turn])
@@ -132,7 +132,7 @@ class DeltaKeeper(SaverKeeper):
         )
 
         if write is not None:
-            self._saver.put_writes(config, [(CHANNEL, write)], str(uuid.uuid4()))
+            self.saver.put_writes(config, [(CHANNEL, write)], str(uuid.uuid4()))
         self._number += 1
         version = f"{self._number:032}.{0.5:016}"
         checkpoint = _checkpoint({CHANNEL: _DeltaSnapshot(history)} if snapshot else {}, version)
@@ -140,16 +140,16 @@ class DeltaKeeper(SaverKeeper):
         if not snapshot:
             since = len(history) % SNAPSHOT_FREQUENCY
             metadata["counters_since_delta_snapshot"] = {CHANNEL: (since, since)}
-        return self._saver.put(config, checkpoint, metadata, {CHANNEL: version})
+        return self.saver.put(config, checkpoint, metadata, {CHANNEL: version})
 
     def _list(self, config: Any) -> Any:
         from langgraph._internal._typing import MISSING  # type: ignore[import-not-found]
 
-        found = self._saver.get_tuple(config)
+        found = self.saver.get_tuple(config)
         if CHANNEL in found.checkpoint["channel_values"]:
             seed, writes = found.checkpoint["channel_values"][CHANNEL], []
         else:
-            history = self._saver.get_delta_channel_history(config=found.config, channels=[CHANNEL])
+            history = self.saver.get_delta_channel_history(config=found.config, channels=[CHANNEL])
             seed, writes = history[CHANNEL].get("seed", MISSING), history[CHANNEL]["writes"]
         channel = self._channel.from_checkpoint(seed)
         channel.replay_writes(writes)

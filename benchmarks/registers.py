@@ -17,7 +17,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ from .keepers import Place
 from .peers import Sync
 
 Work: TypeAlias = Literal["get", "swap", "increment", "batch"]
+Statement: TypeAlias = tuple[str, tuple[Any, ...]]
+Write: TypeAlias = Callable[[list[Any]], Iterable[Statement]]
 WORKS: tuple[Work, ...] = ("get", "swap", "increment", "batch")
 BATCH = 10
 VALUE = {"topic": "trees", "status": "read", "notes": "x" * 80}
@@ -128,6 +130,8 @@ class SqlRegister(Register):
 
     name = BY_HAND
     version = 0
+    locking = ""
+    """What a SELECT ends with that locks its row."""
 
     def works(self) -> dict[Work, Sync]:
         """Return transactions."""
@@ -144,9 +148,15 @@ class SqlRegister(Register):
         """Read a value."""
         raise NotImplementedError
 
+    def exchange(self, reads: Sequence[Statement], write: Write) -> list[Any]:
+        """Run one transaction; return the row that each of its first statements found, or None."""
+        raise NotImplementedError
+
     def transact(self, keys: list[str], change: Callable[[list[Any]], list[Any]]) -> None:
         """Lock the tree, read keys, and write what is made of them."""
-        raise NotImplementedError
+        reads: list[Statement] = [(READ_TREE + self.locking, ())]
+        reads += [(READ_ENTRY, (key,)) for key in keys]
+        self.exchange(reads, lambda found: self.statements(found[0], change(found[1:])))
 
     def swap(self) -> None:
         """Write a value if it has the version that was seen last."""
@@ -172,7 +182,7 @@ class SqlRegister(Register):
 
         self.transact(keys, change)
 
-    def statements(self, tree: Any, changes: list[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def statements(self, tree: Any, changes: list[Any]) -> Iterator[Statement]:
         """Yield what writes the changes."""
         sequence, position = tree
         now = time.time_ns() // 1_000_000
@@ -198,15 +208,15 @@ class ApswRegister(SqlRegister):
         [row] = self._connection.execute(READ_ENTRY, ("swapped",)).fetchall()
         return json.loads(str(row[1]))
 
-    def transact(self, keys: list[str], change: Callable[[list[Any]], list[Any]]) -> None:
+    def exchange(self, reads: Sequence[Statement], write: Write) -> list[Any]:
         """Run one transaction."""
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
-        [tree] = execute(READ_TREE).fetchall()
-        found = [next(iter(execute(READ_ENTRY, (key,)).fetchall()), None) for key in keys]
-        for text, values in self.statements(tree, change(found)):
+        found = [next(iter(execute(*each).fetchall()), None) for each in reads]
+        for text, values in write(found):
             execute(text, values)
         execute("COMMIT")
+        return found
 
     def close(self) -> None:
         """Close the connection."""
@@ -215,6 +225,8 @@ class ApswRegister(SqlRegister):
 
 class PsycopgRegister(SqlRegister):
     """By hand on PostgreSQL: two round trips, in pipeline mode."""
+
+    locking = " FOR NO KEY UPDATE"
 
     def __init__(self, place: Place) -> None:
         self._connection = peers.open_psycopg(place.conninfo)
@@ -228,18 +240,18 @@ class PsycopgRegister(SqlRegister):
         assert row is not None
         return json.loads(row[1])
 
-    def transact(self, keys: list[str], change: Callable[[list[Any]], list[Any]]) -> None:
+    def exchange(self, reads: Sequence[Statement], write: Write) -> list[Any]:
         """Run one transaction."""
         execute = self._connection.execute
         with self._connection.pipeline() as pipeline:
             execute(b"BEGIN")
-            tree = execute(f"{READ_TREE} FOR NO KEY UPDATE".encode())
-            entries = [execute(READ_ENTRY.encode(), (key,)) for key in keys]
+            asked = [execute(text.encode(), values) for text, values in reads]
             pipeline.sync()
-            found = [each.fetchone() for each in entries]
-            for text, values in self.statements(tree.fetchone(), change(found)):
+            found = [each.fetchone() for each in asked]
+            for text, values in write(found):
                 execute(text.encode(), values)
             execute(b"COMMIT")
+        return found
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,13 +1,16 @@
 """The server: reads and writes over HTTP, beside a bare FastAPI route with the same transaction.
 
-Both run in a process of their own under uvicorn, with the same parser of HTTP. The client is one
-connection that writes bytes and reads them, so that it costs both the same. Embedded use is the
-same call without a server; the client is it through one.
+Both run in a process of their own under uvicorn, with the same parser of HTTP. Requests are sent by
+one connection that writes bytes and reads them, so that it costs both the same. Embedded use is the
+same call without a server; the client is it through one. The client's turns and tool calls stand
+beside a LangGraph saver behind FastAPI, and beside DBOS, which has no server and runs embedded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -25,6 +28,8 @@ from rich.console import Console
 import holdfast
 
 from . import servers
+from .callers import charge, numbers
+from .callers_peers import DBOS_STEP, DbosProduct
 from .keepers import Place
 from .load import timed
 from .measure import (
@@ -44,8 +49,16 @@ SHARE_OF_BARE_MIN = 0.8
 TIMES_FOLLOWED_MAX = 1.2
 SERVER, BARE, EMBEDDED = "Holdfast server", "bare FastAPI", "Holdfast embedded"
 CLIENT, FOLLOWED = "Holdfast client", "Holdfast server, followed"
+LANGGRAPH, DBOS = "LangGraph saver behind FastAPI", "DBOS step, embedded"
 FOLLOWERS, WRITES_PER_SECOND = 200, 50
-TITLES = {"get": "read a value", "swap": "compare and swap", "increment": "increment"}
+TITLES = {
+    "get": "read a value",
+    "swap": "compare and swap",
+    "increment": "increment",
+    "save": "save a turn",
+    "claim": "submit, claim and complete an item",
+}
+MESSAGE = {"role": "user", "content": "x" * 200}
 START_SECONDS = 60
 
 
@@ -53,7 +66,11 @@ class Connection:
     """One connection that is kept open."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._port = port
+        self._connect()
+
+    def _connect(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", self._port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, method: str, path: str, body: object, headers: str = "") -> bytes:
@@ -64,10 +81,16 @@ class Connection:
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}{headers}"
             f"Content-Length: {len(content)}\r\n\r\n"
         )
-        self._socket.sendall(head.encode() + content)
+        message = head.encode() + content
+        self._socket.sendall(message)
         answer = self._socket.recv(65_536)
+        if not answer:
+            # It was idle for so long that the server has closed it.
+            self.close()
+            self._connect()
+            self._socket.sendall(message)
         while b"\r\n\r\n" not in answer:
-            answer += self._socket.recv(65_536)
+            answer += self._received()
         start, _, rest = answer.partition(b"\r\n\r\n")
         if start.split(b" ", 2)[1] not in {b"200", b"201"}:
             raise RuntimeError(answer.decode())
@@ -77,8 +100,14 @@ class Connection:
             if line.startswith(b"content-length:")
         ]
         while len(rest) < length:
-            rest += self._socket.recv(65_536)
+            rest += self._received()
         return rest
+
+    def _received(self) -> bytes:
+        received = self._socket.recv(65_536)
+        if not received:
+            raise RuntimeError("the server has closed the connection")
+        return received
 
     def close(self) -> None:
         """Close it."""
@@ -86,7 +115,7 @@ class Connection:
 
 
 class Client:
-    """The three requests, to either server."""
+    """The requests, to either server."""
 
     def __init__(self, port: int, secret: str | None) -> None:
         self.connection = Connection(port)
@@ -97,6 +126,8 @@ class Client:
             "get": self.get,
             "swap": self.swap,
             "increment": self.increment,
+            "save": self.save,
+            "claim": self.claim,
         }
         self.swap()
 
@@ -117,6 +148,49 @@ class Client:
         path = "/increment" if self._is_bare else "/sessions/root/state/keys/count/ops"
         body = {"operation": "increment", "delta": 1}
         return self.connection.send("POST", path, body, self._bearer)
+
+    def save(self) -> bytes:
+        """Save a turn with one message."""
+        path = "/save" if self._is_bare else "/sessions/root/checkpoints"
+        body = {"append": {"channel": "transcript", "items": [MESSAGE]}}
+        return self.connection.send("POST", path, body, self._bearer)
+
+    def claim(self) -> None:
+        """Submit an item, claim it and complete it."""
+        items = "" if self._is_bare else "/work-items"
+        asked = {"type": "step", "input": {"number": 1}}
+        submit = "/submit" if self._is_bare else items
+        self.connection.send("POST", submit, asked, self._bearer)
+        found = self.connection.send("POST", f"{items}/claim", {"holder": "h"}, self._bearer)
+        [item] = json.loads(found)["items"]
+        id, body = item["id"], {"fence": item["fence"], "output": {"done": True}}
+        complete = f"/complete/{id}" if self._is_bare else f"{items}/{id}/complete"
+        self.connection.send("POST", complete, body, self._bearer)
+
+
+class StoreCalls:
+    """What is called on a store of ours, embedded or through the client."""
+
+    def __init__(self, place: Place) -> None:
+        self._store = holdfast.open(place.url, namespace=place.schema or None)
+        self._session = self._store.session("turns")
+
+    def works(self) -> dict[str, Callable[[], object]]:
+        """Return the calls by name."""
+        return {
+            "save": lambda: self._session.append("transcript", [MESSAGE]),
+            "claim": self._claim,
+            "call": lambda: self._session.call(charge, number=next(numbers)),
+        }
+
+    def _claim(self) -> None:
+        self._store.work.submit("step", {"number": 1})
+        [item] = self._store.work.claim("h")
+        item.complete({"done": True})
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
 
 
 @contextlib.contextmanager
@@ -151,12 +225,9 @@ class Measured:
         urls = {name: self._serve(places[name]) for name in (SERVER, FOLLOWED)}
         url, self._secret = urls[SERVER]
         self.followed_url, secret = urls[FOLLOWED]
-        bare, place = free_port(), places[BARE]
-        where = [place.dsn, place.schema] if place.path is None else [str(place.path)]
-        stack.enter_context(process("benchmarks.bare_api", str(bare), *where, port=bare))
         clients = {
             SERVER: Client(_port(url), self._secret),
-            BARE: Client(bare, None),
+            BARE: Client(self._serve_bare("sql", places[BARE]), None),
             FOLLOWED: Client(_port(self.followed_url), secret),
         }
         self.followed_secret = secret
@@ -167,9 +238,30 @@ class Measured:
         }
         os.environ["HOLDFAST_TOKEN"] = self._secret
         for name, at in ((CLIENT, Place(dsn=url)), (EMBEDDED, places[EMBEDDED])):
-            register = HoldfastRegister(at)
+            register, calls = HoldfastRegister(at), StoreCalls(at)
             stack.callback(register.close)
-            self.calls[name] = cast("Mapping[str, Callable[[], object]]", register.works())
+            stack.callback(calls.close)
+            works = cast("Mapping[str, Callable[[], object]]", register.works())
+            self.calls[name] = {**works, **calls.works()}
+        langgraph = Connection(self._serve_bare("langgraph", places[LANGGRAPH]))
+        stack.callback(langgraph.close)
+        self.calls[LANGGRAPH] = {
+            "save": lambda: langgraph.send("POST", "/append", {"message": MESSAGE}),
+            "call": lambda: langgraph.send("POST", "/call", {}),
+        }
+        runner = stack.enter_context(asyncio.Runner())
+        steps = DbosProduct(places[DBOS], runner)
+        steps.open()
+        stack.callback(steps.close)
+        self.step_round = steps.rounds()[DBOS_STEP]
+
+    def _serve_bare(self, kind: str, place: Place) -> int:
+        """Serve what stands beside; return its port."""
+        port = free_port()
+        where = [place.dsn, place.schema] if place.path is None else [str(place.path)]
+        given = ("benchmarks.bare_api", kind, str(port), *where)
+        self._stack.enter_context(process(*given, port=port))
+        return port
 
     def _serve(self, place: Place) -> tuple[str, str]:
         """Serve a new store; return its address and a token."""
@@ -185,9 +277,9 @@ class Measured:
 
 def run(console: Console, *, quick: bool) -> Report:
     """Measure the server."""
-    packages = ("uvicorn", "fastapi", "starlette", "h11")
+    packages = ("uvicorn", "fastapi", "starlette", "h11", "langgraph-checkpoint", "dbos")
     report = Report("server", environment() | versions(packages))
-    names = (SERVER, FOLLOWED, BARE, EMBEDDED)
+    names = (SERVER, FOLLOWED, BARE, EMBEDDED, LANGGRAPH, DBOS)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         dsn = stack.enter_context(servers.postgres())
@@ -223,6 +315,18 @@ def _tables(
         text = f"{database}, {title}: requests of the bare route"
         targets.append(Target(text, share, at_least=SHARE_OF_BARE_MIN))
         yield table
+    for work, title in (("save", "a turn"), ("call", "a tool call")):
+        rivals = {LANGGRAPH: _round(measured.calls[LANGGRAPH][work], seconds)}
+        if work == "call":
+            rivals[DBOS] = functools.partial(measured.step_round, seconds)
+        ours = _round(measured.calls[CLIENT][work], seconds)
+        contestants = [
+            Contestant(CLIENT, ours, LANGGRAPH),
+            *(Contestant(name, round) for name, round in rivals.items()),
+            Contestant(EMBEDDED, _round(measured.calls[EMBEDDED][work], seconds)),
+        ]
+        text = f"{database}: {title} through a server"
+        yield compare(text, contestants, rounds=rounds, key=TIME)
     with followers(measured.followed_url, measured.followed_secret, FOLLOWERS):
         contestants = [
             Contestant(name, _paced(measured.calls[name]["swap"], seconds), beside)
