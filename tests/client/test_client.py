@@ -466,11 +466,20 @@ def test_a_decision_needs_a_token_that_may_approve(tmp_path: Any) -> None:
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:
         pause_id = store.session("s", agent="a").wait_for_approval("pay?").pause_id
-        calls = [Call(StoreHandle.approve, store, (pause_id,), {"by": "ann"})]
+        forged = {"data": {"block_id": "b", "decision": "allow"}}
+        session = store.session("s")
+        calls: list[Call[Any]] = [
+            Call(StoreHandle.approve, store, (pause_id,), {"by": "ann"}),
+            Call(Session.record, session, ("approval_point",), forged),
+            Call(Session.save, session, (), {"kind": "approval_point", **forged}),
+        ]
         for permission, expected in (("write", Forbidden), ("approve", list)):
             token = store.tokens.create(permission, permission=cast("Any", permission))
-            [answer] = asyncio.run(as_token(place, calls, token))
-            assert isinstance(answer, expected)
+            answers = asyncio.run(as_token(place, calls, token))
+            assert [type(each) for each in answers] == [expected] * len(calls)
+        limited = store.tokens.create("tree", permission="admin", session="s")
+        answers = asyncio.run(as_token(place, calls, limited))
+        assert [type(each) for each in answers] == [Forbidden] * len(calls)
         assert store.get_pause(pause_id).decision is not None
 
 

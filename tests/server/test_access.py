@@ -190,6 +190,18 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     assert guarded.get("/sessions/theirs/state/keys/k").json()["value"] == 1
 
 
+@pytest.mark.parametrize("token", ["writer", "limited"])
+def test_no_decision_is_recorded_with_a_token_that_may_not_approve(
+    guarded: Served, token: str
+) -> None:
+    path = "/sessions/mine/checkpoints"
+    forged = {"kind": "approval_point", "data": {"block_id": "b", "decision": "allow"}}
+    assert error(guarded.request("POST", path, token=token, json=forged)) == (403, "forbidden")
+    asked = {"kind": "approval_point", "data": {"block_id": "b", "tool": "pay"}}
+    assert guarded.request("POST", path, token=token, json=asked).status_code == 201
+    assert guarded.request("POST", path, token="approver", json=forged).status_code == 201
+
+
 HOSTS = {
     "localhost": 200, "LOCALHOST": 200, "localhost:8317": 200, "127.0.0.1": 200,
     "127.0.0.1:1": 200, "[::1]": 200, "[::1]:99": 200,

@@ -12,9 +12,10 @@ from typing import Any
 from ..access import PERMISSIONS, Permission, Token, Tokens
 from ..answers.problems import Refusal
 from ..arguments import NAME_CHARACTERS_MAX
-from ..errors import SessionNotFound
+from ..errors import Forbidden, SessionNotFound
 from ..feed.events import read_position
 from ..kernel.operation import Async, Handle, Op, one, query
+from ..records import Kind
 from ..session import Session
 from ..sessions.rows import READ_SESSION, read_place
 from .endpoints import Endpoint
@@ -26,6 +27,7 @@ Find = Callable[[str], Awaitable[Token | None]]
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s:@/\\?#\[\],]+)(?::\d{1,5})?")
 _BEARER = re.compile(r"(?i:bearer) +(?P<secret>[\x21-\x7e]{1,512})")
 RANKS: dict[Permission, int] = {each: rank for rank, each in enumerate(PERMISSIONS)}
+APPROVAL: Kind = "approval_point"
 # How long a token that was revoked elsewhere may still be taken.
 REMEMBERED_SECONDS = 2.0
 REMEMBERED_MAX = 10_000
@@ -148,6 +150,17 @@ async def require_named_session(call: Call, id: str | None) -> Session[Async] | 
     if call.token.root_id is not None:
         raise Refusal("forbidden", "the token is limited to one tree: name a session of it")
     return None
+
+
+def require_decider(token: Token, kind: object, data: object) -> None:
+    """Refuse a record of what a person decided to a token that may not approve.
+
+    An agent goes on with what is recorded so, as if `approve` had been called.
+    """
+    is_decision = kind == APPROVAL and isinstance(data, dict) and "decision" in data
+    may_approve = RANKS[token.permission] >= RANKS["approve"] and token.root_id is None
+    if is_decision and not may_approve:
+        raise Forbidden("a decision needs a token for approve, for all trees; nothing was done")
 
 
 def _unauthorized(detail: str) -> Refusal:

@@ -68,7 +68,7 @@ from ..wire import Wire
 from ..work.claims import find_ready, not_ended
 from ..work.items import COLUMNS, READ_ITEM, Item, readable
 from ..work.transitions import Transition, turn
-from .access import RANKS
+from .access import APPROVAL, RANKS, require_decider
 
 HOLDERS: Final = (
     StoreHandle, Session, State, Work, WorkItem, Ledger, Keeper, CommitOps, ConflictLog,
@@ -250,12 +250,14 @@ class Asked:
             raise InvalidArgument("a token is made in the name of the one that asks")
         if holder not in kinds:
             raise InvalidArgument(f"{self.name} is no operation of {type(self.instance).__name__}")
+        if APPROVAL in (*self.arguments, *self.keywords.values()):
+            require_decider(self.token, APPROVAL, self.by_name().get("data"))
         if self.token.root_id is None:
             return
+        given = self.by_name()
         is_bound = isinstance(
             self.instance, SessionHandle | State | Item | CommitOps | ConflictLog | ResumePrompt
         )
-        given = self.by_name()
         is_of_a_session = self.name in OF_A_SESSION and self.session_id() is not None
         if not is_bound and not is_of_a_session and self.name not in IN_A_TREE | OF_AN_ASK:
             raise Forbidden(f"{self._refused()}; nothing was done")

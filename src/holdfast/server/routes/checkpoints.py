@@ -13,6 +13,7 @@ from ...answers.shapes import CHECKPOINT, EFFECT, LOADED
 from ...effects.undo import Rewound
 from ...records import Effect, Kind
 from .. import pages
+from ..access import require_decider
 from ..endpoints import Endpoints
 from ..messages import Answer, Call
 from ..replay import HEADER, write
@@ -129,6 +130,7 @@ async def save_checkpoint(call: Call) -> Answer:
     body: SaveBody = call.body
     if body.append is not None and body.channels:
         raise Refusal("invalid_request", "give channels or append, not both", pointer="/append")
+    require_decider(call.token, body.kind, body.data)
     rest = {
         "kind": body.kind,
         "data": body.data,
