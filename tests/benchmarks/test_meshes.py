@@ -1,0 +1,47 @@
+"""What is compared in the benchmark of peers does the same work, and all of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from benchmarks.keepers import Place
+from benchmarks.mesh_waiting import fill, park
+from benchmarks.meshes import Collector, HoldfastCollector, HoldfastFan, ThreeTables
+from benchmarks.queues import database
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with database(os.environ["HOLDFAST_TEST_POSTGRES"]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", [HoldfastCollector, ThreeTables])
+def test_every_answer_is_collected(kind: type[Collector], place: Place) -> None:
+    collector = kind(place)
+    try:
+        tasks = [collector.park(peers) for peers in (1, 3)]
+        assert [collector.collect(calls) for calls in tasks] == [1, 3]
+    finally:
+        collector.close()
+
+
+def test_requests_fan_out_and_in(tmp_path: Path) -> None:
+    fan = HoldfastFan(Place(path=tmp_path / "mesh.db"))
+    fan.open()
+    try:
+        assert fan.ask(2, 3) == [[0, 1, 2]] * 2
+    finally:
+        fan.close()
+
+
+def test_sessions_are_parked_by_the_hundred(tmp_path: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/mesh.db") as store:
+        fill(store, 10, park)
+        fill(store, 120, park, before=10)
+        assert len(store.pauses(state="waiting", limit=1_000)) == 120
