@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.server.ages import QueueAges
 from holdfast.server.options import Options
+from holdfast.server.ui.templates import compact, pretty
 from holdfast.work.reports import WorkCount
 from tests.server.serving import Served, error, serving
 from tests.ui.content import ASKER, CHILD, ITEM, LETTER, ROOT, fill, pages
@@ -431,3 +432,17 @@ def test_a_session_tells_which_agents_it_asked(filled: Served) -> None:
     assert re.search(r"peers: 1 answered, 1 open", page)
     assert "offer" in page
     assert "It waits for peers" in filled.get(f"/ui/sessions/{ASKER}", headers=HTML).text
+
+
+def test_no_more_of_a_value_is_encoded_than_is_shown() -> None:
+    class Loud:
+        def __str__(self) -> str:
+            raise AssertionError("it is beyond what is shown")
+
+    for encoded in (pretty, compact):
+        text = encoded({"a": ["x" * 300], "b": Loud()}, 200)
+        assert text.startswith("{")
+        assert text.endswith("x\n… this is the beginning")
+        assert len(text) < 250
+        assert encoded("y" * 300, 200).endswith("… 302 characters in all")
+        assert json.loads(encoded({"a": [1, None, "é"]}, 200)) == {"a": [1, None, "é"]}

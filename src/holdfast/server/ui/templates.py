@@ -161,14 +161,27 @@ def _shown(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
-def pretty(value: Any) -> str:
-    """Return a value as JSON over several lines."""
-    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+def pretty(value: Any, most: int = VALUE_CHARACTERS) -> str:
+    """Return a value as JSON over several lines, or its beginning."""
+    return _encoded(json.JSONEncoder(ensure_ascii=False, indent=2, default=str), value, most)
 
 
-def compact(value: Any) -> str:
-    """Return a value as JSON in one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+def compact(value: Any, most: int = VALUE_CHARACTERS) -> str:
+    """Return a value as JSON in one line, or its beginning."""
+    return _encoded(json.JSONEncoder(ensure_ascii=False, default=str), value, most)
+
+
+def _encoded(encoder: json.JSONEncoder, value: Any, most: int) -> str:
+    """Encode no more of a value than is shown: it may be large, and there may be many."""
+    if isinstance(value, str):
+        return cut(encoder.encode(value), most)
+    parts, length = [], 0
+    for part in encoder.iterencode(value):
+        parts.append(part)
+        length += len(part)
+        if length > most:
+            return f"{''.join(parts)[:most]}\n… this is the beginning"
+    return "".join(parts)
 
 
 def cut(text: str, most: int = VALUE_CHARACTERS) -> str:

@@ -1,0 +1,153 @@
+"""Large and hostile content: pages stay small, usable and safe; every action works by keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import holdfast
+from tests.server.live import Live, live
+from tests.ui.browsers import looking, sign_in
+from tests.ui.content import ITEM, doubt, fill
+
+KEYS, VERSIONS = 10_000, 5_000
+PAGE_CHARACTERS_MAX = 1_500_000
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2066txt.exe\u2069 \u0627\u0644\u0639"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path_factory.mktemp('large')}/store.db"}
+    with holdfast.open(**place) as store:
+        _fill_large(store)
+        fill(store)
+    with live(**place) as server:
+        yield server
+
+
+def _fill_large(store: holdfast.Store) -> None:
+    large = store.session("large", name="</h1><img src=x>")
+    table = {f"row-{number}": {"text": HOSTILE, "n": [number] * 20} for number in range(6_000)}
+    large.append("transcript", [{"role": "tool", "content": table}])
+    large.append("transcript", [{"role": "user", "content": HOSTILE + "x" * 1_000_000}])
+    document: dict[str, Any] = {f"key-{number:05}": number for number in range(KEYS - 2)}
+    large.state.initialize({**document, "table": table, "text": HOSTILE * 2_000})
+    many = store.session("many")
+
+    def versions(tx: Any, start: int) -> Any:
+        session = yield from tx.find_session("many")
+        for number in range(start, start + 250):
+            yield from session.save({"n": number})
+
+    for start in range(0, VERSIONS - 2, 250):
+        store.run(versions, start)
+    many.rewind(VERSIONS // 2)
+
+
+@pytest.fixture
+def page(browser: Browser, server: Live) -> Iterator[Page]:
+    with looking(browser, server.url) as page:
+        sign_in(page, server.url, server.secret)
+        yield page
+
+
+def test_large_and_hostile_content_is_shown_in_part_and_as_text(page: Page, server: Live) -> None:
+    paths = (
+        "large", "large/transcript", "large/checkpoints", "large/checkpoints/2",
+        "large/diff?a=1&b=2", "large/state", "large/state?prefix=t", "large/state/table",
+        "large/timeline", "many", "many/checkpoints", "many/timeline", "many/checkpoints/1",
+    )  # fmt: skip
+    for path in paths:
+        page.goto(f"/ui/sessions/{path}")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        assert len(page.content()) < PAGE_CHARACTERS_MAX, path
+        assert page.locator("main tr").count() <= 2 * 201, path
+        assert page.locator("main img").count() == 0
+        assert not {"\u202e", "\u2066"} & set(page.locator("body").inner_text()), path
+    page.goto("/ui/sessions/large/transcript")
+    folded = page.get_by_role("group").first
+    folded.locator("summary").click()
+    expect(folded).to_contain_text("this is the beginning")
+    # The page goes on to be live.
+    expect(page.locator("#live")).to_contain_text("Live")
+    said = {"channels": {"transcript": [{"role": "user", "content": "and now?"}]}}
+    assert server.client.post("/sessions/large/checkpoints", json=said).status_code == 201
+    expect(page.get_by_text("and now?")).to_be_visible()
+
+
+def test_5_000_versions_are_walked_page_by_page(page: Page) -> None:
+    page.goto("/ui/sessions/many/checkpoints?limit=200")
+    seen = 0
+    for _ in range(3):
+        seen += page.locator("tbody tr").count()
+        page.get_by_role("link", name="Next page").click()
+        expect(page.get_by_role("link", name="First page")).to_be_visible()
+    assert seen == 600
+    page.get_by_role("link", name="First page").click()
+    expect(page.get_by_text(f"rewound to version {VERSIONS // 2}")).to_be_visible()
+
+
+def press(page: Page, name: str, key: str = "Enter") -> None:
+    """Go to what has a name with Tab alone, and press a key there."""
+    asked = """(name) => {
+        const here = document.activeElement;
+        const label = here.getAttribute("aria-label") ?? here.labels?.[0]?.textContent ?? "";
+        const names = [here.textContent, label].map((text) => text.trim());
+        return names.some((text) => text.startsWith(name) && !/^\\w/.test(text.slice(name.length)));
+    }"""
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        if page.evaluate(asked, name):
+            outline = "getComputedStyle(document.activeElement).outlineStyle"
+            assert page.evaluate(outline) != "none", name
+            page.keyboard.press(key)
+            return
+    raise AssertionError(f"{name} is not reached with Tab")
+
+
+def test_every_action_works_with_the_keyboard_alone(page: Page, server: Live) -> None:
+    with holdfast.open(url=server.serving.place["url"]) as store:
+        id = doubt(store.session("keys"), "pay")
+        store.session("keys").save({"n": 1})
+        store.session("keys").save({"n": 2})
+        store.work.submit("later", delay_seconds=3_600, id="later-on")
+        parked = store.session("keys-too", agent="letters").wait_for_approval("Send it?")
+        page.goto(f"/ui/effects/{id}")
+        press(page, "It landed", "Space")
+        press(page, "How you know", "a")
+        press(page, "Decide")
+        expect(page.locator("main")).to_contain_text("completed")
+        page.goto("/ui/work/later-on")
+        press(page, "Make it ready now")
+        expect(page.locator("main")).not_to_contain_text("Make it ready now")
+        press(page, "Cancel")
+        expect(page.get_by_role("button", name="Submit it again")).to_be_visible()
+        press(page, "Submit it again")
+        expect(page.locator("main")).to_contain_text("Redriven from")
+        page.goto(f"/ui/pauses/{parked.pause_id}")
+        press(page, "Reject")
+        expect(page.locator("main")).to_contain_text("rejected")
+    page.goto("/ui/sessions/keys/checkpoints")
+    press(page, "Compare the two")
+    expect(page.get_by_role("heading", name="Version 1 compared with version 2")).to_be_visible()
+    page.goto("/ui/sessions/keys/checkpoints/1")
+    press(page, "Name of the fork", "F")
+    press(page, "Fork at version 1")
+    expect(page.get_by_role("heading", name="F", exact=True)).to_be_visible()
+    page.goto(f"/ui/work/{ITEM}")
+    press(page, "Search", "t")
+    page.keyboard.type("rip-hotels")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ui/sessions/trip-hotels")
+    press(page, "Timeline")
+    page.wait_for_url("**/timeline")
+    expect(page.locator("#live")).to_contain_text("Live")
+    press(page, "Pause")
+    expect(page.locator("#live")).to_contain_text("Paused")
+    press(page, "Theme")
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    press(page, "Sign out")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
