@@ -21,6 +21,7 @@ import pytest
 
 from holdfast.testing.proxy import PostgresProxy
 from holdfast.testing.subject import Subject
+from tests.nats_server import NatsServer
 from tests.ready import Schemas, drop_schemas, make_ready
 
 # An example may take long on a machine that is busy with something else.
@@ -30,6 +31,7 @@ hypothesis.settings.load_profile("patient")
 InColour = Callable[[Callable[[Subject], Awaitable[None]]], None]
 
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
+NATS = "HOLDFAST_TEST_NATS"
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 4 << 30
 
@@ -82,6 +84,16 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def postgres_dsn() -> str:
     """The address of a real PostgreSQL server."""
     return os.environ[POSTGRES]
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a NATS server with JetStream, which starts within a second."""
+    if NATS in os.environ:
+        yield os.environ[NATS]
+        return
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ import pytest
 from tests.docs.documents import PAGES, Block, blocks_of, name_of
 
 POSTGRES_IN_DOCS = "postgresql://localhost/agents"
+NATS_IN_DOCS = "nats://127.0.0.1:4222"
 COMMAND_SECONDS_MAX = 180
 # A console block also shows output, so there only a prompt marks a command.
 COMMANDS = {
@@ -104,6 +105,7 @@ def test_every_example_of_a_page_runs_in_order(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fresh_postgres: Callable[[], str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Type hints of classes are looked up through the module that a class names as its own.
@@ -116,6 +118,8 @@ def test_every_example_of_a_page_runs_in_order(
             dsn = fresh_postgres() if POSTGRES_IN_DOCS in block.text else POSTGRES_IN_DOCS
             if block.language == "python":
                 text = block.text.replace(POSTGRES_IN_DOCS, dsn)
+                if NATS_IN_DOCS in text:
+                    text = text.replace(NATS_IN_DOCS, request.getfixturevalue("nats_url"))
                 run_python(text, page, block.line, module, loop)
             for command in commands_in(block):
                 text = command.replace(POSTGRES_IN_DOCS, shlex.quote(dsn))

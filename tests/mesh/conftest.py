@@ -1,8 +1,7 @@
-"""A real NATS server for the tests of transports."""
+"""Transports over a real NATS server."""
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,19 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.mesh.nats import Nats
-from tests.mesh.server import NatsServer
-
-NATS = "HOLDFAST_TEST_NATS"
-
-
-@pytest.fixture(scope="session")
-def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a NATS server with JetStream."""
-    if NATS in os.environ:
-        yield os.environ[NATS]
-        return
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
+from tests.nats_server import NatsServer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from holdfast.mesh import Mesh, Service
 from holdfast.mesh.nats import Nats
 from tests.crash.children import Child
 from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
-from tests.mesh.server import NatsServer
+from tests.nats_server import NatsServer
 from tests.peers.test_killed_mesh import check, plan, planned, serve_peer
 
 LEASE_SECONDS = 2.0

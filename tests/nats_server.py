@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from tests.mesh.meshes import until
+START_SECONDS_MAX = 180.0
 
 
 class NatsServer:
@@ -35,7 +36,10 @@ class NatsServer:
         command += ["--store_dir", str(self._directory), "--ports_file_dir", str(ports)]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stderr=log)
-        until(lambda: self._address(ports), "the NATS server does not start")
+        ends_at = time.monotonic() + START_SECONDS_MAX
+        while not self._address(ports):
+            assert time.monotonic() < ends_at, "the NATS server does not start"
+            time.sleep(0.01)
         self._port = int(self._address(ports).rpartition(":")[2])
 
     def _address(self, ports: Path) -> str:
