@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from tests.faces.test_cli_work import Run, data, quick
-from tests.mesh.server import NatsServer
+from tests.nats_server import NatsServer
 
 __all__ = ["quick"]
 
