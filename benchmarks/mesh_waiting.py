@@ -207,7 +207,7 @@ def _sleepers(console: Console, report: Report, plan: Plan, place: Place) -> Non
     """Have many sessions wake at moments that are spread, with three processes that serve."""
     with holdfast.open(place.url) as store, contextlib.ExitStack() as stack:
         # Those that sleep were all put to bed before the first is due.
-        bed_seconds = max(5.0, plan.sleepers * 0.01)
+        bed_seconds = max(5.0, plan.sleepers * 0.02)
         first_at = store.now_ms() + round(bed_seconds * 1000)
         step = plan.spread_seconds * 1000 / plan.sleepers
 

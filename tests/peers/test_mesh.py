@@ -115,6 +115,43 @@ def test_a_request_that_is_cancelled_has_a_final_answer(in_colour: InColour) -> 
     in_colour(case)
 
 
+def test_who_comes_back_after_the_history_was_pruned_still_gets_the_answer(
+    place: dict[str, Any],
+) -> None:
+    clock = holdfast.VirtualClock()
+    with holdfast.open(**place, clock=clock, durability="normal") as store:
+        mesh, notes = Mesh(store), list[Any]()
+        mesh.request("planner", request_id="r1", wait_seconds=0)
+        store.progress("r1", "begun")
+        Service("planner", lambda request: "done").worker(store).run(until_empty=True)
+        clock.advance(2 * 86_400)
+        store.prune(history_days=1)
+        with pytest.raises(holdfast.Compacted):
+            store.events("r1", after=0)
+        found = mesh.wait("r1", on_progress=notes.append)
+        assert found.answer is not None
+        assert (found.answer.result, notes) == ("done", [])
+
+
+def test_every_note_is_told_however_many_there_are(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.mesh.requests.EVENTS_PER_READ_MAX", 3)
+    monkeypatch.setattr("holdfast.peers.handle.EVENTS_PER_READ_MAX", 3)
+    with holdfast.open(**place, durability="normal") as store:
+        mesh, notes = Mesh(store), list[Any]()
+        mesh.request("planner", request_id="r1", wait_seconds=0)
+        for number in range(10):
+            store.progress("r1", number)
+        store.answer("r1", "done")
+        mesh.wait("r1", on_progress=notes.append)
+        assert notes == list(range(10))
+        with pytest.raises(holdfast.AskNotFound):
+            mesh.wait("r2")
+        with pytest.raises(holdfast.InvalidArgument):
+            mesh.wait("r1", wait_seconds=-1)
+
+
 def test_a_deadline_is_noticed_on_time_and_not_at_the_next_sweep(place: dict[str, Any]) -> None:
     def ask(request: holdfast.PeerRequest[Any]) -> Any:
         request.session.ask("silent", timeout_seconds=0.2)

@@ -113,6 +113,11 @@ def test_a_request_is_made_once_and_its_answer_can_be_waited_for_again(shared: S
     other = {**body, "input": 1}
     assert error(shared.post("/agents/planner/requests", json=other)) == (409, "request_mismatch")
 
+    noted = shared.post(f"/asks/{id}/progress", json={"note": "begun"})
+    assert noted.json()["changed"] is True
+    feed = shared.get(f"/sessions/{id}/feed?kinds=peer_progressed").json()["events"]
+    assert [each["data"]["note"] for each in feed] == ["begun"]
+
     async def meanwhile(do: Callable[[], Awaitable[Any]]) -> tuple[httpx.Response, int, int]:
         waiting = asyncio.ensure_future(
             shared.client.get(f"/requests/{id}?wait_seconds=1000", headers=shared.bearer)
