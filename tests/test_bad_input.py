@@ -617,7 +617,10 @@ def test_no_store_is_made_when_it_may_not_be_migrated(
     if leftover == "empty" and "namespace" in new_place:
         with psycopg.connect(new_place["url"], autocommit=True) as other:
             other.execute(f'CREATE SCHEMA "{new_place["namespace"]}"')
-    message = f"there is no store in {where(new_place)}; `holdfast migrate` creates it"
+    message = (
+        f"there is no store in {where(new_place)}; name another place, or create one here with "
+        "`holdfast migrate`"
+    )
     with refused(NotFound, message, tmp_path):
         opener(**new_place, migrate=False)
     if "namespace" in new_place and leftover == "nothing":

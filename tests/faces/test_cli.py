@@ -186,6 +186,16 @@ def test_without_a_command_it_shows_its_help(run: Run) -> None:
         assert f"\n  {name} " in result.stdout
 
 
+def test_help_tells_whole_sentences(quick: Run) -> None:
+    groups = {name.partition(" ")[0] for name in commands() if " " in name}
+    for words in ([], *([group] for group in sorted(groups))):
+        told = quick(*words, "--help", COLUMNS="80").stdout
+        _, _, listed = told.partition("Commands:")
+        assert listed.strip().endswith("."), words
+        assert "..." not in listed, words
+        assert max(map(len, told.splitlines())) <= 80, words
+
+
 def test_every_command_offers_json_and_explains_itself() -> None:
     found = {name: command for name, command in commands().items() if not command.hidden}
     assert {name.partition(" ")[0] for name in found} == COMMANDS
@@ -280,8 +290,10 @@ def test_status_of_a_missing_store_makes_nothing(
         result = quick(*arguments, *new_options)
         assert (result.returncode, result.stdout) == (3, "")
         assert result.stderr.startswith("Error: there is no store ")
-        assert "; `holdfast migrate --url " in result.stderr
-        assert result.stderr.endswith("` creates it\n")
+        assert "; name another place, or create one here with `holdfast migrate --url " in (
+            result.stderr
+        )
+        assert result.stderr.endswith("`\n")
     refused = quick("backup", here / "copy.db", *new_options)
     assert refused.returncode == 3
     assert "there is no store in" in refused.stderr

@@ -13,12 +13,11 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, TypeGuard
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HoldfastError
 from . import INTERRUPTED, demo, discard_output, explore, mcp, output, serve, store, transfer
-from .command import Commands, show_help
+from .command import Commands, Group, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
@@ -40,7 +39,7 @@ GROUPS = {
 }
 
 
-class Root(TyperGroup):
+class Root(Group):
     """Imports and builds a group when it is named, which is most of what a short command costs."""
 
     def __init__(self, **given: Any) -> None:

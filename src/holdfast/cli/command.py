@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .. import store
 from ..effects import Tool
@@ -28,6 +28,8 @@ Mode = Literal["read", "write", "create"]
 Offers = Iterable[tuple[str, str]]
 
 OFFERED_MAX = 1_000
+# Longer than any first sentence.
+SENTENCE_CHARACTERS_MAX = 400
 OPEN: dict[Mode, dict[str, Any]] = {
     "read": {"mode": "read"},
     "write": {"migrate": False},
@@ -197,11 +199,26 @@ def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
     return text
 
 
+class Group(TyperGroup):
+    """A group whose help tells each command's whole first sentence, in several lines if needed."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands with what each does."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        told = {name: each for name, each in found.items() if each and not each.hidden}
+        with formatter.section("Commands"):
+            sentences = [
+                (name, each.get_short_help_str(SENTENCE_CHARACTERS_MAX))
+                for name, each in told.items()
+            ]
+            formatter.write_dl(sentences)
+
+
 class Commands(typer.Typer):
     """A set of commands that shows its help if none is named."""
 
-    def __init__(self, help: str, **options: Any) -> None:
-        super().__init__(help=help, rich_markup_mode=None, **options)
+    def __init__(self, help: str, *, cls: type[Group] = Group, **options: Any) -> None:
+        super().__init__(help=help, rich_markup_mode=None, cls=cls, **options)
         if not options:
             self.callback(invoke_without_command=True)(show_help)
 

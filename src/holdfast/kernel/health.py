@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from ..errors import CorruptStore, HoldfastError, InvalidArgument, NotAStore, NotFound
+from ..errors import CorruptStore, HoldfastError, InvalidArgument, NotAStore
 from ..formatting import plural
 from ..records import Finding, MigrationState, StoreInfo, StoreSize
 from .append_only import check_doors
@@ -17,7 +17,7 @@ from .driver import DialectName, Runner, Settings
 from .nouns import Noun
 from .opening import existing, open_remote, require_psycopg
 from .operation import Call, Op, query, rows
-from .schema import SchemaOps, formats, newest
+from .schema import SchemaOps, formats, newest, no_store
 from .sqlite import SqliteReader
 from .sqlite.health import file_findings, page_checks
 from .url import PostgresTarget, RemoteTarget, SqliteTarget, Target
@@ -185,7 +185,7 @@ def info_of(driver: Runner, target: Target) -> StoreInfo:
     ops = SchemaOps(target.schema if isinstance(target, PostgresTarget) else None, where)
     applied = driver.run(Call(SchemaOps.applied, ops))
     if not applied:
-        raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
+        raise no_store(where)
     times = {row["version"]: row["applied_at"] for row in applied}
     names = formats() | {row["version"]: row["name"] for row in applied}
     return StoreInfo(

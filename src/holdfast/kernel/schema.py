@@ -87,6 +87,14 @@ def newest() -> int:
     return max(formats())
 
 
+def no_store(where: str) -> NotFound:
+    """Return the error for a place without a store."""
+    return NotFound(
+        f"there is no store in {where}; name another place, or create one here with "
+        "`holdfast migrate`"
+    )
+
+
 def is_behind(current: int, *, where: str, allowed: bool) -> bool:
     """Whether a store must be migrated; refuse a newer one, or any migration if not allowed."""
     if current > newest():
@@ -97,7 +105,7 @@ def is_behind(current: int, *, where: str, allowed: bool) -> bool:
             newest=newest(),
         )
     if current == 0 and not allowed:
-        raise NotFound(f"there is no store in {where}; `holdfast migrate` creates it")
+        raise no_store(where)
     if current < newest() and not allowed:
         raise SchemaMismatch(
             f"{where} has format {current} and this Holdfast needs format {newest()}; "

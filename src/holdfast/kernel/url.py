@@ -275,7 +275,9 @@ def _remote(url: str, namespace: str | None, token: str | None) -> RemoteTarget:
         )
     token = token or os.environ.get("HOLDFAST_TOKEN")
     if not token:
-        raise InvalidArgument("a server needs a token: pass token=, or set HOLDFAST_TOKEN")
+        raise InvalidArgument(
+            "a server needs a token: set HOLDFAST_TOKEN, or pass token= in Python"
+        )
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise InvalidArgument("token must be the text that `holdfast tokens create` printed")
     url = url.rstrip("/")

@@ -203,7 +203,8 @@ def _refused(url: str, response: Response) -> HoldfastError:
     """Return the error of an answer that is not one of our operations'."""
     if response.status == 401:
         return Forbidden(
-            f"the server at {url} does not accept this token; pass token=, or set HOLDFAST_TOKEN"
+            f"the server at {url} does not accept this token; set HOLDFAST_TOKEN, or pass "
+            "token= in Python"
         )
     if response.status == 413:
         return LimitExceeded("the call is larger than the server takes; nothing was written")
