@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.agent import Agent, Budget, Peer, call, read_transcript
+from holdfast.agent import Agent, Budget, Peer, ToolCall, call, read_transcript
 from holdfast.errors import InvalidArgument, LoopDetected, SessionWaiting
 from holdfast.mesh import Mesh, Service, agent_service
 from holdfast.testing.subject import Subject, done, raises
@@ -166,6 +166,9 @@ def test_equal_calls_to_peers_are_refused_and_then_end_the_run(
                 agent(session, world, script).run("Oslo?" if number == 1 else None)
             calls = session.asks()
             assert len(calls) == number
+            # What was answered before the last pause belongs to none that follows.
+            [*_, pause] = session.pauses()
+            assert (pause.generation, pause.open_asks, pause.ok_asks) == (number, 1, 0)
             store.answer(calls[-1].id, "rain")
         with pytest.raises(LoopDetected):
             agent(session, world, script).run()
@@ -202,7 +205,7 @@ def test_a_peer_that_is_not_permitted_or_misused_is_not_asked(
     place: dict[str, Any], tmp_path: Any
 ) -> None:
     world = World(tmp_path)
-    bad = holdfast.agent.ToolCall(call_id="", name="weather", arguments=["Oslo"])
+    bad = ToolCall(call_id="", name="weather", arguments=["Oslo"])
     script = [[call("price", message="Oslo"), bad], "No."]
 
     def permit(made: Any, tool: Any) -> Any:

@@ -180,8 +180,9 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
                 told = told.replace(f"{prefix}-theirs", "")
             assert "theirs" not in told
     for decision in ("approve", "reject"):
-        own = ask(guarded, ROUTES[f"POST /pauses/{{id}}/{decision}"], "mine", "limited")
-        assert error(own) == (403, "forbidden")
+        for token in ("limited", "writer"):
+            refused = ask(guarded, ROUTES[f"POST /pauses/{{id}}/{decision}"], "mine", token)
+            assert error(refused) == (403, "forbidden")
     assert limited("GET", "/asks/ask-mine").json()["state"] == "open"
     assert [each["state"] for each in limited("GET", "/sessions/waiting-mine/pauses").json()[
         "pauses"]] == ["waiting"]  # fmt: skip
