@@ -24,6 +24,7 @@ from . import (
     state,
     steady,
     work,
+    worlds,
 )
 from .measure import Report
 
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "checkpoints": checkpoints.run,
     "effects": effects.run,
     "work": work.run,
+    "worlds": worlds.run,
     "state": state.run,
     "mesh": mesh.run,
     "server": server.run,

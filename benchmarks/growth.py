@@ -278,7 +278,7 @@ def _round(stores: Sequence[Filled], operation: Operation) -> Figures:
     """Time one operation in each store."""
     found = {filled.size: _time(filled, operation) * 1e6 for filled in stores}
     figures = {_heading(size): time for size, time in found.items()}
-    return {**figures, EXPONENT: _slope(found)}
+    return {**figures, EXPONENT: slope(found)}
 
 
 def _heading(size: int) -> str:
@@ -297,7 +297,7 @@ def _time(filled: Filled, operation: Operation) -> float:
     return min(spent)
 
 
-def _slope(times: dict[int, Any]) -> float:
+def slope(times: dict[int, Any]) -> float:
     """Return the exponent of the power of the size that fits the times best."""
     points = [(math.log(size), math.log(time)) for size, time in times.items()]
     return statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -364,11 +364,12 @@ def redis_server() -> str | None:
 
 
 @contextlib.contextmanager
-def redis(program: str, port: int) -> Iterator[int]:
-    """Run a Redis server that is as durable as the databases; yield its port."""
+def redis(program: str, port: int, *, durable: bool = True) -> Iterator[int]:
+    """Run a Redis server, as durable as the databases unless it need not be; yield its port."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-redis-") as directory:
         settings = {
-            "port": port, "bind": "127.0.0.1", "dir": directory, "save": "", "appendonly": "yes",
+            "port": port, "bind": "127.0.0.1", "dir": directory, "save": "",
+            "appendonly": "yes" if durable else "no",
             "appendfsync": "always", "daemonize": "no", "loglevel": "warning",
         }  # fmt: skip
         options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]

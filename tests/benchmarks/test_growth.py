@@ -34,8 +34,8 @@ def test_doctor_accepts_a_filled_store_and_every_operation_works_in_it(
 
 
 def test_the_exponent_tells_what_grows_from_what_does_not() -> None:
-    assert growth._slope({1_000: 5.0, 100_000: 5.0}) == pytest.approx(0)
-    assert growth._slope({1_000: 1.0, 100_000: 100.0, 1_000_000: 1_000.0}) == pytest.approx(1)
+    assert growth.slope({1_000: 5.0, 100_000: 5.0}) == pytest.approx(0)
+    assert growth.slope({1_000: 1.0, 100_000: 100.0, 1_000_000: 1_000.0}) == pytest.approx(1)
 
 
 def test_a_round_measures_every_store() -> None:

@@ -51,11 +51,10 @@ class _Writer:
 
     def _tagged(self, value: Any, path: ValuePath) -> object:
         kind = type(value)
-        if kind in _SCALARS:
+        if _is_plain(value):
             return value
         if kind is int:
-            is_narrow = -(2**63) <= value < 2**64
-            return value if is_narrow else _Ext(_INTEGER, hex(value).encode())
+            return _Ext(_INTEGER, hex(value).encode())
         if kind is str:
             return value if _is_unicode(value) else _Ext(_TEXT, _wide(value))
         if kind is float:
@@ -79,14 +78,17 @@ class _Writer:
         )
 
     def _items(self, items: list[object] | tuple[object, ...], path: ValuePath) -> list[object]:
-        return [self._tagged(item, (path, index)) for index, item in enumerate(items)]
+        return [
+            item if _is_plain(item) else self._tagged(item, (path, index))
+            for index, item in enumerate(items)
+        ]
 
     def _mapping(self, mapping: dict[Any, object], path: ValuePath) -> object:
         tagged = {}
         for key, item in mapping.items():
             if type(key) is not str or not _is_unicode(key):
                 return self._pairs(mapping, path)
-            tagged[key] = self._tagged(item, (path, key))
+            tagged[key] = item if _is_plain(item) else self._tagged(item, (path, key))
         return tagged
 
     def _pairs(self, mapping: dict[Any, object], path: ValuePath) -> object:
@@ -98,6 +100,14 @@ class _Writer:
             for key, item in mapping.items()
         ]
         return _Ext(_DICT, self._encode(sorted(pairs) if self._is_canonical else pairs))
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether a value is written as it is; most are, and they need no path."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**64)
+    return value.isascii() if kind is str else kind in _SCALARS
 
 
 def _is_unicode(text: str) -> bool:
