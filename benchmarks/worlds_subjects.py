@@ -64,7 +64,7 @@ class HoldfastSubject(Subject):
     def __init__(self, system: System) -> None:
         super().__init__()
         self.system = system
-        system.checkpoint("first")
+        self._first = system.checkpoint("first")
 
     def checkpoint(self) -> object:
         """Keep the present state."""
@@ -75,8 +75,9 @@ class HoldfastSubject(Subject):
         self.system.rollback(token)
 
     def release(self, token: Any) -> None:
-        """Forget it."""
+        """Forget it, and begin anew: what changes next is no change to what is forgotten."""
         self.system.release(token)
+        self.system.rollback(self._first)
 
     def bytes_kept(self, token: Any) -> float:
         """Return what the changes since the checkpoint before hold."""
@@ -177,6 +178,8 @@ def fill_postgres(dsn: str, megabytes: int) -> None:
         fill = "INSERT INTO items SELECT n, n, repeat('x', %s) FROM generate_series(1, %s) AS n"
         connection.execute(fill, (ROW_BYTES, megabytes * 1_000))
         connection.execute("VACUUM ANALYZE items")
+        # Else the pages of all this are written out while others are measured.
+        connection.execute("CHECKPOINT")
 
 
 def change_postgres(connection: psycopg.Connection[Any], number: int) -> None:

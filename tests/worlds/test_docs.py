@@ -15,7 +15,7 @@ from holdfast.worlds.systems.redis import RedisSystem
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-PAGE = (ROOT / "docs" / "worlds.md").read_text()
+PAGE = (ROOT / "docs" / "rollback.md").read_text()
 # These need the client of their system, so the package does not import them.
 OTHERS: list[type[worlds.System]] = [
     HttpSystem,
