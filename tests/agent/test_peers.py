@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from decimal import Decimal
 from typing import Any
 
@@ -11,9 +12,11 @@ import holdfast
 from holdfast.agent import Agent, Budget, Peer, ToolCall, call, read_transcript
 from holdfast.errors import InvalidArgument, LoopDetected, SessionWaiting
 from holdfast.mesh import Mesh, Service, agent_service
+from holdfast.testing.crashes import CrashPoints
 from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import World, run
 from tests.checkpoints.colours import both_colours
+from tests.crash.children import run as run_child
 
 WEATHER = Peer(agent="weather", description="Forecasts.", timeout_seconds=60)
 PRICER = Peer(agent="pricer", description="Prices.", name="price")
@@ -136,6 +139,45 @@ def test_what_a_session_had_is_the_same_after_a_resume_on_another_instance(
         assert by == [("scripted", "agent", 2)]
         assert usd == sum(Decimal(line.split()[1]) for line in world.lines if "asked" in line)
         assert (world.count("asked"), world.count("look")) == (2, 1)
+
+
+@pytest.mark.parametrize("step", [59, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_place_peers_are_asked_once_and_their_answers_told_once(
+    step: int, place: dict[str, Any], tmp_path: Any
+) -> None:
+    world = World(tmp_path)
+
+    def live(id: str, points: CrashPoints) -> Any:
+        """Run until the answer; whoever is waited for answers meanwhile."""
+        points.is_armed = False
+        with holdfast.open(**place, hooks=points.hooks, durability="normal") as store:
+            session = store.session(id, agent="planner", reopen=True)
+            points.is_armed = True
+            while True:
+                try:
+                    outcome = agent(session, world, instance="planner-1").run("go", message_id="m")
+                    return outcome, session.latest(), session.asks(), session.pauses()
+                except SessionWaiting:
+                    for each in session.asks():
+                        store.answer(each.id, f"answer of {each.agent}")
+
+    number, status = 1, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        id, points = f"s{number}", CrashPoints(die_at=number)
+        status, _ = run_child(lambda say, id=id, points=points: live(id, points) and None)  # type: ignore[misc]
+        outcome, latest, asks, pauses = live(id, CrashPoints())
+        where = f"killed at place {number}"
+        assert outcome.text == "Sun, for 9 euros.", where
+        assert [each.agent for each in asks] == ["weather", "pricer"], where
+        assert told(latest)["weather"] == ("answer of weather", False), where
+        assert told(latest)["price"] == ("answer of pricer", False), where
+        results = [each for each in read_transcript(latest["transcript"]) if each.results]
+        assert len(results) == 3, where
+        assert [each.state for each in pauses if each.state != "closed"] == [], where
+        number += step
+    assert status == 0
+    # A run has more places than this.
+    assert number > 100
 
 
 def test_a_budget_counts_what_was_spent_before_the_pause(

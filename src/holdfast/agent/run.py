@@ -81,6 +81,7 @@ class AgentRun:
         self._executed: list[Executed] = []
         self._unstored: list[Message] = []
         self._iteration = 0
+        self._epoch = 0
         self._turns = 0
         self._turns_unsaved = 0
         self._saved_at = uptime_seconds()
@@ -130,6 +131,7 @@ class AgentRun:
                 f"session {info.id} has no agent, so it cannot wait for peers; start it with "
                 "store.session(…, agent=…)"
             )
+        self._epoch = info.epoch
         yield from self._open_scratchpad(info.metadata)
         if info.status == "waiting":
             yield from perform(Session.resumption, self._session)
@@ -301,9 +303,8 @@ class AgentRun:
 
     def _ask_peer(self, checked: CheckedCall, peer: Peer) -> Flow[str]:
         """Ask a peer, unless an earlier attempt did; return the id of the ask."""
-        info = yield from perform(Session.info, self._session)
         call = checked.call
-        id = ask_id(info.id, info.epoch, call.id)
+        id = ask_id(self._session.id, self._epoch, call.id)
         if not (yield from perform(Session._asked, self._session, [id])):
             yield from perform(
                 Session.ask,
