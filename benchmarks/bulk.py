@@ -7,6 +7,7 @@ What is written is what the operations would have written, sealed by the store's
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ RARE_ROWS = 5
 QUEUES_MAX = 1_000
 MODELS = ("small", "large")
 NANO_USD = 1_000
+ROWS_PER_COMMIT = 1_000
 
 Rows: TypeAlias = Iterator[Sequence[Any]]
 Part: TypeAlias = tuple[str, Sequence[str], Rows]
@@ -65,6 +67,8 @@ class Filling:
     codec: Codec
     size: int
     now_ms: int
+    more_events: int = 0
+    """How many events the big tree has beside those of its versions."""
 
     @property
     def big_number(self) -> int:
@@ -94,7 +98,7 @@ class Filling:
     def _trees(self) -> Rows:
         for number in range(1, self.size + 1):
             yield session_id(number), 1
-        yield BIG, self.size + 1
+        yield BIG, self.size + 1 + self.more_events
 
     def _sessions(self) -> Rows:
         times = (self.now_ms,) * 3
@@ -116,6 +120,9 @@ class Filling:
         for version in range(1, self.size + 1):
             data = self._pack({"version": version, "kind": "turn"}, "hf_events", BIG)
             yield BIG, version + 1, BIG, "checkpoint_saved", data, self.now_ms
+        data = self._pack({"id": "bench", "model": MODELS[0]}, "hf_events", BIG)
+        for position in range(self.size + 2, self.size + 2 + self.more_events):
+            yield BIG, position, BIG, "spend_recorded", data, self.now_ms
 
     def _items(self) -> Rows:
         bodies = [self.codec.encode(f"message {number}") for number in range(self.size)]
@@ -291,9 +298,10 @@ WORK_COLUMNS = (
 )  # fmt: skip
 
 
-def fill(store: holdfast.Store, size: int) -> None:
-    """Fill a store that has no rows yet."""
-    filling = Filling(store.runtime.codec, size, store.now_ms())
+def fill(store: holdfast.Store, size: int, events: int = 0) -> None:
+    """Fill a store that has no rows yet; with `events`, it has so many of them, or more."""
+    more = max(events - 2 * size - 1, 0)
+    filling = Filling(store.runtime.codec, size, store.now_ms(), more)
     target: Any = store.runtime.target
     if store.runtime.driver.dialect == "sqlite":
         _insert(store, filling)
@@ -314,9 +322,12 @@ def _copy(dsn: str, schema: str, filling: Filling) -> None:
     with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
         for table, columns, rows in filling.parts():
             text = f'COPY "{schema}".{table} ({", ".join(columns)}) FROM STDIN'
-            with cursor.copy(text.encode()) as copy:
-                for row in rows:
-                    copy.write_row(row)
+            # Events of one transaction only would be a store that nobody has.
+            while some := list(itertools.islice(rows, ROWS_PER_COMMIT)):
+                with cursor.copy(text.encode()) as copy:
+                    for row in some:
+                        copy.write_row(row)
+                connection.commit()
     with contextlib.closing(psycopg.connect(dsn, autocommit=True)) as connection:
         for table in {table for table, _, _ in filling.parts()}:
             connection.execute(f'VACUUM ANALYZE "{schema}".{table}'.encode())

@@ -134,6 +134,8 @@ SESSIONS: dict[str, Operation] = {
     "session.info()": lambda f: f.session().info(),
     "session.tree()": lambda f: f.session().tree(),
     "events(), last page": lambda f: f.store.events(BIG, after=f.size - PAGE),
+    "latest_events()": lambda f: f.store.latest_events(),
+    "search_sessions()": lambda f: f.store.search_sessions(bulk.session_id(f.some())[:4]),
     "first write of a new process": Filled.first_write,
 }
 CHECKPOINTS: dict[str, Operation] = {

@@ -28,6 +28,7 @@ def test_the_newest_events_of_all_trees_are_paged_back_to_the_first(store: holdf
         before=(found[-1].root_id, found[-1].position) if found else None, limit=4
     ):
         found += page
+        assert len(found) <= len(everything)
     assert found == everything
     assert {(each.root_id, each.position) for each in found} == {
         (each.root_id, each.position) for each in store.follow_all(wait=False)

@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.server.ages import QueueAges
 from holdfast.server.options import Options
+from holdfast.server.ui.pages import timeline
 from holdfast.server.ui.templates import compact, pretty
 from holdfast.work.reports import WorkCount
 from tests.server.serving import Served, error, serving
@@ -234,7 +235,9 @@ def test_every_moment_of_a_timeline_has_its_own_state_and_versions(filled: Serve
     assert sequence > 2
 
 
-def test_the_state_of_a_moment_is_looked_for_in_earlier_events(tmp_path: Any) -> None:
+def test_the_state_of_a_moment_is_looked_for_in_earlier_events(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:
         session = store.session("s")
@@ -249,6 +252,10 @@ def test_the_state_of_a_moment_is_looked_for_in_earlier_events(tmp_path: Any) ->
             return served.get(path).json()["state_sequence"]
 
         assert [sequence(at) for at in (1, 2, 3, 202, 400, 452, 453)] == [0, 1, 1, 1, 1, 1, 2]
+        monkeypatch.setattr(timeline, "LOOK_EVENTS", 10)
+        assert sequence(400) is None
+        page = served.get("/ui/sessions/s/timeline?at=400&until=400", headers=HTML).text
+        assert "No event near this one tells which state it was" in page
         page = served.get("/ui/sessions/s/timeline", headers=HTML).text
         assert page.count("data-position=") == 200
         assert "Earlier</a>" in page
@@ -269,9 +276,7 @@ def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
     with serving(**place) as served:
         page = served.get("/ui/sessions/s/timeline?format=json").json()
         assert 0 < len(page["events"]) < page["newest"]
-        assert page["state_sequence"] is None
-        text = served.get("/ui/sessions/s/timeline", headers=HTML).text
-        assert "No event near this one tells which state it was" in text
+        assert page["state_sequence"] == 1
         old = served.get("/ui/sessions/s/timeline?until=1", headers=HTML)
         assert (old.status_code, "No event of this tree is kept" in old.text) == (200, True)
         assert error(served.get("/ui/sessions/s/moments?a=1&b=2")) == (410, "history_compacted")

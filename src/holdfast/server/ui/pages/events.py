@@ -17,7 +17,7 @@ from ..views import HEADERS, ListQuery, PageQuery, Pages, View, page_size
 routes = Pages()
 EVENTS_PER_READ = 500
 # How many events a page looks at for those that match.
-LOOKED_AT_MAX = 5_000
+LOOKED_AT_MAX = 2_000
 EXPORTED_MAX = 10_000
 JSON_LINES = "application/x-ndjson"
 
@@ -92,15 +92,17 @@ def _matches(query: Any, event: Event) -> bool:
 async def _newest_first(call: Call) -> AsyncIterator[Event]:
     """Yield events before the request's place, of all trees or of a session's own."""
     place, root_id = place_in_all(call), None
+    is_filtered = call.query.session or call.query.kind or not hasattr(call.query, "limit")
+    count = EVENTS_PER_READ if is_filtered else page_size(call) + 1
     if call.query.session:
         root_id = (await call.store.find_session(call.query.session)).root_id
     while True:
         if root_id is None:
-            found = await call.store.latest_events(before=place, limit=EVENTS_PER_READ)
+            found = await call.store.latest_events(before=place, limit=count)
         else:
             if place is None:
                 place = (root_id, await call.context.sessions.position(root_id) + 1)
-            found = await events_up_to(call.store, root_id, place[1] - 1, EVENTS_PER_READ)
+            found = await events_up_to(call.store, root_id, place[1] - 1, count)
             found.reverse()
         for event in found:
             yield event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ routes = Pages()
 EVENTS = 200
 LANES_MAX = 40
 # How far to look for the sequence of the shared state where nothing near tells it.
-LOOK_EVENTS, LOOKS = 1_000, 5
+LOOK_EVENTS, LOOKS = 1_000, 3
 Position = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Look = Literal["checkpoint", "state", "effect", "doubt", "session", "other"]
 
@@ -160,24 +160,37 @@ async def _moment(call: Call, events: Sequence[Event], at: int) -> Moment:
 
 async def _sequence(call: Call, before: Sequence[Event], after: Sequence[Event]) -> int | None:
     """Return the sequence of the shared state between two rows of events."""
-    found = _told(reversed(before), 0)
-    if found is None:
-        found = _told(after, 1)
-    first = before[0].position
+    if not await call.session.state.version():
+        return 0
     for _ in range(LOOKS):
-        if found is not None or first == 1:
+        for event in reversed(before):
+            if (found := await _told(call, event)) is not None:
+                return found
+        # What the next mutation has found is what there was.
+        for event in after:
+            if event.kind == "state_changed" and "sequence" in event.data:
+                return int(event.data["sequence"]) - 1
+        first = before[0].position
+        if first == 1:
+            return 0
+        before, after = await _window(call, first - 1, LOOK_EVENTS), ()
+        if not before:
             break
-        earlier = await _window(call, first - 1, LOOK_EVENTS)
-        if not earlier:
-            return None
-        found, first = _told(reversed(earlier), 0), earlier[0].position
-    return 0 if found is None and first == 1 else found
+    return None
 
 
-def _told(events: Iterable[Event], back: int) -> int | None:
-    for each in events:
-        if each.kind == "state_changed" and "sequence" in each.data:
-            return int(each.data["sequence"]) - back
+async def _told(call: Call, event: Event) -> int | None:
+    """Return the sequence that an event tells: that of a mutation, or what a version was with."""
+    if event.kind == "state_changed":
+        sequence: int | None = event.data.get("sequence")
+        return sequence
+    version = event.data.get("version") if event.kind == "checkpoint_saved" else None
+    if version is None:
+        return None
+    session = await call.store.find_session(event.session_id)
+    for each in await session.history(before=version + 1, limit=1):
+        if each.version == version:
+            return each.state_sequence
     return None
 
 
