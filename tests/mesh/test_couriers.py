@@ -272,27 +272,48 @@ def test_what_a_closed_mesh_has_not_sent_another_sends(store: holdfast.Store) ->
         assert other.wait("r1").state == "ok"
 
 
-def test_async_services_and_callers_use_a_transport_too(place: dict[str, Any]) -> None:
-    async def ask(request: holdfast.PeerRequest[Any]) -> Any:
-        await request.session.ask("weather", {"city": "Oslo"})
-        return await request.session.pause()
+async def ask_async(request: holdfast.PeerRequest[Any]) -> Any:
+    await request.session.ask("weather", {"city": "Oslo"})
+    return await request.session.pause()
 
-    async def go_on(resumption: holdfast.Resumption[Any]) -> Any:
-        return [[each.result for each in resumption.answers], dict(resumption.headers)]
 
+async def go_on_async(resumption: holdfast.Resumption[Any]) -> Any:
+    return go_on_plainly(resumption)
+
+
+def ask_plainly(request: holdfast.PeerRequest[Any]) -> Any:
+    request.session.ask("weather", {"city": "Oslo"})
+    return request.session.pause()
+
+
+def go_on_plainly(resumption: holdfast.Resumption[Any]) -> Any:
+    return [[each.result for each in resumption.answers], dict(resumption.headers)]
+
+
+FUNCTIONS = {"async": (ask_async, go_on_async), "plain": (ask_plainly, go_on_plainly)}
+
+
+@pytest.mark.parametrize("stateless", [True, False])
+@pytest.mark.parametrize("functions", FUNCTIONS)
+def test_services_and_callers_of_an_async_store_use_a_transport_too(
+    functions: str, stateless: bool, tmp_path: Path
+) -> None:
     async def serve(request: holdfast.PeerRequest[Any]) -> Any:
         return dict(request.headers)
 
     async def case() -> None:
         transport = Memory()
         hook = lambda call: {"as": call.kind}  # noqa: E731
-        store = await holdfast.aopen(**place, durability="normal")
-        planner = Service("planner", ask, go_on).worker(store, transport, credentials=hook, **QUICK)
-        weather = Service("weather", serve).worker(store, transport, **QUICK)
-        tasks = [asyncio.ensure_future(each.run()) for each in (planner, weather)]
+        store = await holdfast.aopen(f"sqlite:///{tmp_path}/a.db", durability="normal")
+        planner = Service("planner", *FUNCTIONS[functions], stateless=stateless)
+        workers = (
+            planner.worker(store, transport, credentials=hook, **QUICK),
+            Service("weather", serve).worker(store, transport, **QUICK),
+        )
+        tasks = [asyncio.ensure_future(each.run()) for each in workers]
         async with Mesh(store, transport, credentials=hook) as mesh:
             call = await mesh.request("planner")
-        for worker in (planner, weather):
+        for worker in workers:
             worker.stop()
         await asyncio.gather(*tasks)
         assert call.answer is not None

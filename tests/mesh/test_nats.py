@@ -12,6 +12,7 @@ import holdfast
 from holdfast.mesh import Mesh, Service
 from holdfast.mesh.nats import Nats
 from tests.crash.children import Child
+from tests.mesh.faulty import FaultyNats
 from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
 from tests.nats_server import NatsServer
 from tests.peers.test_killed_mesh import check, plan, planned, serve_peer
@@ -51,7 +52,7 @@ def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
 
 def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
     def serve(say: Any) -> None:
-        transport = Nats(url, prefix=prefix, ack_seconds=2, resend_seconds=3)
+        transport = FaultyNats(url, prefix=prefix, ack_seconds=2, resend_seconds=1)
         given: dict[str, Any] = {"instances": 2, "lease_seconds": LEASE_SECONDS, **QUICK}
         with holdfast.open(**place, durability="normal") as store:
             SERVICES[name].worker(store, transport, **given).run()
@@ -63,7 +64,7 @@ def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
     ("requests", "kills"), [(40, 8), pytest.param(200, 100, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("where", ["same store", "other store"])
-def test_every_request_ends_once_while_instances_on_nats_are_killed(
+def test_every_request_ends_once_while_messages_get_lost_and_instances_are_killed(
     requests: int,
     kills: int,
     where: str,
@@ -87,7 +88,7 @@ def test_every_request_ends_once_while_instances_on_nats_are_killed(
     with holdfast.open(**far):
         pass  # It exists before anybody is killed.
     children = [start(places[name], nats_url, prefix, name) for name in names]
-    transport = Nats(nats_url, prefix=prefix, resend_seconds=3)
+    transport = FaultyNats(nats_url, prefix=prefix, resend_seconds=1)
     try:
         with (
             holdfast.open(**own, durability="normal") as store,

@@ -255,7 +255,7 @@ def test_a_cancel_stops_the_peer_and_needs_no_answer(store: holdfast.Store) -> N
 
 def test_a_cancel_that_overtakes_its_request_is_remembered(store: holdfast.Store) -> None:
     run(store, take_cancel, incoming(number=2), "weather")
-    assert served(store) is None
+    assert served(store, input={"city": "Oslo"}, user="bob") is None
     assert store.work.list(status=["pending", "in_progress"]) == []
     assert outbox(store) == []
     # At a store's own address the request cannot come afterwards.

@@ -200,7 +200,11 @@ class _Lines:
         jetstream = await self._ready()
         if subject not in self._consumers:
             config = ConsumerConfig(
-                ack_wait=self._ack_seconds, max_deliver=-1, max_ack_pending=UNACKNOWLEDGED_MAX
+                ack_wait=self._ack_seconds,
+                max_deliver=-1,
+                max_ack_pending=UNACKNOWLEDGED_MAX,
+                # What waits for a consumer stays longer than that in no case.
+                inactive_threshold=self._stream.max_age,
             )
             durable = subject.replace(".", "_")
             self._consumers[subject] = await jetstream.pull_subscribe(

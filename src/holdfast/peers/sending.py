@@ -61,14 +61,14 @@ def take_due(runtime: Runtime, route: str, limit: int, lease_ms: int) -> Op[list
 
 
 def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
-    """Return a message; a request that nobody waits for any more is removed instead."""
+    """Return a message; a request whose call was removed is removed too."""
     codec, id, kind = runtime.codec, row["ask_id"], row["kind"]
     ask = None
     if kind in {"request", "cancel"}:
         ask = yield from one(READ_ASK, id=id)
     body = opened(codec, row["body"], message_context(id))
     if kind == "request":
-        if ask is None or ask["state"] != "open":
+        if ask is None:
             yield from rows(REMOVE_MESSAGE, number=row["number"], ask_id=id)
             return None
         # Alone, so that an input of the greatest size allowed can be sent.
