@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from holdfast.errors import CheckpointInvalid, InvalidArgument, RollbackError, SystemBusy
 from holdfast.worlds import SqliteConnectionSystem, SqliteSystem, World, check_system
+from holdfast.worlds.systems import wal
 
 SCHEMA = [
     "CREATE TABLE t (k INTEGER PRIMARY KEY AUTOINCREMENT, v)",
@@ -252,6 +254,86 @@ def test_a_rollback_that_is_cut_off_leaves_a_log_that_can_be_read(
         system.rollback(token)
         assert other.execute("SELECT count(*) FROM t").fetchone() == (count,)
     other.close()
+    system.close()
+
+
+def test_pages_of_the_largest_size_are_kept_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as made:
+        made.execute("PRAGMA page_size = 65536")
+        made.execute("PRAGMA journal_mode = WAL")
+        made.execute("CREATE TABLE t (v)")
+    system = SqliteSystem(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    tokens = []
+    for n in range(3):
+        other.execute("INSERT INTO t VALUES (?)", (n,))
+        tokens.append(system.checkpoint(f"{n}"))
+    for number in (0, 2, 1):
+        system.rollback(tokens[number])
+        assert other.execute("SELECT count(*) FROM t").fetchone() == (number + 1,)
+    system.close()
+    other.close()
+
+
+def test_an_index_that_is_just_being_written_is_read_again(
+    log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = SqliteSystem(log_file)
+    snapshots = system._snapshots
+    assert isinstance(snapshots, wal.WalSnapshots)
+    wanted = snapshots._end()
+    real = os.pread
+    torn: list[bytes] = []
+
+    def reading(file: int, length: int, place: int) -> bytes:
+        found = real(file, length, place)
+        if file != snapshots._index or torn:
+            return found
+        # Its first copy has another number of frames than the second already.
+        torn.append(found)
+        return found[:16] + bytes([found[16] ^ 1]) + found[17:]
+
+    monkeypatch.setattr(os, "pread", reading)
+    assert snapshots._end() == wanted
+    assert torn
+    monkeypatch.undo()
+    system.close()
+
+
+def test_a_log_that_somebody_replaced_is_not_written_to(log_file: Path) -> None:
+    system = SqliteSystem(log_file)
+    snapshots = system._snapshots
+    assert isinstance(snapshots, wal.WalSnapshots)
+    token = system.checkpoint("start")
+    salts = os.pread(snapshots._log, 8, 16)
+    os.pwrite(snapshots._log, salts[::-1], 16)
+    with pytest.raises(CheckpointInvalid, match="somebody replaced the log"):
+        system.rollback(token)
+    os.pwrite(snapshots._log, salts, 16)
+    system.rollback(token)
+    system.close()
+
+
+@pytest.mark.parametrize("byte", [120, 121, 122], ids=["write", "checkpoint", "recover"])
+def test_a_writer_a_checkpointer_and_a_recovery_are_waited_for(log_file: Path, byte: int) -> None:
+    """Another process: closing a descriptor of the index would drop the locks of this one."""
+    code = (
+        "import os, sys; from holdfast.worlds.systems import wal; import fcntl\n"
+        "file = os.open(sys.argv[1] + '-shm', os.O_RDWR)\n"
+        "print(wal._lock(file, fcntl.F_WRLCK, (int(sys.argv[2]), 1)), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    system = SqliteSystem(log_file, wait_seconds=0.05)
+    token = system.checkpoint("start")
+    command = [sys.executable, "-c", code, str(log_file), str(byte)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        with pytest.raises(SystemBusy, match="has been open"):
+            system.rollback(token)
+    system.rollback(token)
     system.close()
 
 

@@ -157,9 +157,7 @@ class WalSnapshots:
 
     def _pending(self) -> Piece:
         start, end = self._tree.head.changes.end, self._end()
-        schema = self._schema()
-        self._schema_max = max(self._schema_max, schema)
-        return Piece(os.pread(self._log, end - start, start), end, schema)
+        return Piece(os.pread(self._log, end - start, start), end, self._schema())
 
     def _end(self) -> int:
         """Return the length of the log that is committed, as its index says."""
