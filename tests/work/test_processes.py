@@ -19,7 +19,8 @@ Say = Callable[[str], None]
 
 
 def opened(place: dict[str, Any], **arguments: Any) -> holdfast.Store:
-    return holdfast.open(**place, durability="normal", **arguments)
+    # A process that holds a lock may stand still for long where the machine is busy.
+    return holdfast.open(**place, durability="normal", busy_timeout_seconds=60, **arguments)
 
 
 def together(*functions: Callable[[Say], None]) -> list[list[str]]:
