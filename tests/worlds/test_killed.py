@@ -22,9 +22,10 @@ from holdfast.errors import (
     SessionBusy,
     WorldInconsistent,
 )
-from holdfast.worlds import MemorySystem, SqliteSystem, System, World
+from holdfast.worlds import FileSystem, MemorySystem, SqliteSystem, System, World
 from holdfast.worlds.values import decode
 from tests.worlds.killed import NAMES, Trapped, change, killed, numbers, real_systems, three
+from tests.worlds.systems import Failing
 
 
 @pytest.fixture
@@ -248,10 +249,42 @@ def test_other_systems_than_before_are_named(url: str, folder: Path) -> None:
 
 def test_a_context_that_is_not_plain_data_is_refused_and_nothing_is_kept(url: str) -> None:
     with holdfast.open(url) as store:
-        world = World({"a": MemorySystem()}, context={"x": object}, store=store, id="w")
+        system = Failing()
+        world = World({"a": system}, context={"x": object}, store=store, id="w")
         with pytest.raises(holdfast.InvalidValue, match="context"):
             world.checkpoint("here")
         assert not world.checkpoints
+        assert system.kept == []
+        world.close()
+
+
+def test_a_sweep_leaves_what_living_processes_have(tmp_path: Path, temporary: Path) -> None:
+    place = tmp_path / "files"
+    place.mkdir()
+    (place / "a").write_text("1")
+    living, other = FileSystem(place), FileSystem(place)
+    token = living.checkpoint("one")
+    (place / "a").write_text("2")
+    assert other.sweep() == 0
+    living.rollback(token)
+    assert (place / "a").read_text() == "1"
+    living.close()
+    other.close()
+
+
+def test_what_was_kept_for_released_checkpoints_is_not_kept_any_more(
+    url: str, tmp_path: Path, temporary: Path
+) -> None:
+    place = tmp_path / "files"
+    place.mkdir()
+    with holdfast.open(url) as store:
+        world = World({"files": FileSystem(place)}, store=store, id="w")
+        first, second = world.checkpoint("one"), world.checkpoint("two")
+        world.release(first)
+        assert list(temporary.glob("*/kept"))
+        world.release(second)
+        assert not list(temporary.glob("*/kept"))
+        world.checkpoint("three")
         world.close()
 
 
