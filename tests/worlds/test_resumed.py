@@ -305,18 +305,26 @@ def test_an_exploration_is_exported_deleted_and_imported_with_its_session(
     with holdfast.open(**place) as store:
         whole = facts(explored("memory", store=store, id="a"))
         explore(make_memory_world, ACTIONS, INVARIANTS, max_steps=4, store=store, id="b")
+        steps = [len(journal_of(store.find_session(id)).steps()) for id in ("a", "b")]
+        assert steps[1] == 4
         store.export(file)
         store.find_session("a").delete()
         store.find_session("b").delete()
         assert store.sessions() == []
     with holdfast.open(**other) as store:
         store.import_sessions(file)
+        journals = [journal_of(store.find_session(id)) for id in ("a", "b")]
+        assert [len(journal.steps()) for journal in journals] == steps
         for id in ("a", "b"):
             result = explored("memory", store=store, id=id, resume=True)
             assert facts(result) == whole
-    for where in (place, other):
+    for where, message in (
+        (place, "0 worlds, 0 explored states."),
+        (other, "2 worlds, 32 explored states."),
+    ):
         found = store_module.check(where["url"], namespace=where.get("namespace"))
-        assert [each.level for each in found if each.check == "worlds"] == ["ok"]
+        told = [(each.level, each.message) for each in found if each.check == "worlds"]
+        assert told == [("ok", message)]
 
 
 def test_the_graph_of_an_exploration_that_ended_long_ago_is_pruned(place: dict[str, Any]) -> None:
