@@ -28,7 +28,7 @@ from .measure import TIME, Contestant, Figures, Report, Table, Target, compare, 
 from .queues import database
 
 AGENT, PEER, SLEEPER = "caller", "peer", "sleeper"
-PER_COMMIT = 100
+PER_COMMIT = 20
 SLEEPING_INSTANCES = 3
 GROWTH_MAX = 1.2
 MEMORY_MIB_MAX = 10.0

@@ -40,7 +40,7 @@ def test_requests_fan_out_and_in(tmp_path: Path) -> None:
         fan.close()
 
 
-def test_sessions_are_parked_by_the_hundred(tmp_path: Path) -> None:
+def test_sessions_are_parked_until_there_are_so_many(tmp_path: Path) -> None:
     with holdfast.open(f"sqlite:///{tmp_path}/mesh.db") as store:
         fill(store, 10, park)
         fill(store, 120, park, before=10)
