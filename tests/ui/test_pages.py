@@ -425,6 +425,18 @@ def test_the_oldest_waiting_item_of_each_minute_is_remembered() -> None:
     assert ages.seconds(159 * 60_000)[:3] == [9, 0, 3]
     ages.note(160 * 60_000, counted(1))
     assert ages.seconds(160 * 60_000)[:3] == [0, 3, 0]
+    # What is too old is forgotten, not only left out.
+    assert ages.seconds(102 * 60_000)[-3:] == [0, 0, 3]
+
+
+def test_ages_are_told_by_the_clock_of_the_store(tmp_path: Any) -> None:
+    clock = holdfast.VirtualClock()
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db", "clock": clock}
+    with holdfast.open(**place) as store:
+        store.session("s")
+    clock.advance(300)
+    with serving(**place) as served:
+        assert re.search(r"<time[^>]*>5 min ago</time>", served.get("/ui/sessions").text)
 
 
 def test_a_session_tells_which_agents_it_asked(filled: Served) -> None:
