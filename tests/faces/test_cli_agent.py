@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ def test_an_agent_is_served_and_asked_and_its_answer_come_back_for(
     holdfast.open(**place).close()
     asked = quick("agent", "request", "planner", '"Oslo"', "--id=r1", "--user=ann", "--timeout=0")
     assert (asked.returncode, "holdfast agent wait r1" in asked.stdout) == (4, True)
+    again = quick("agent", "wait", "r1", "--transport=database", "--timeout=0")
+    assert "holdfast agent wait r1 --transport database" in again.stdout
     waiting = quick("agent", "wait", "r1", "--timeout=0", "--json")
     assert (waiting.returncode, json.loads(waiting.stdout)["state"]) == (4, "open")
     assert serve(quick, "planner")["ended"] == {"completed": 1}
@@ -157,6 +160,17 @@ def test_ctrl_c_leaves_the_request_running_and_says_how_to_come_back(
         assert waiting.returncode == 130
         assert f"holdfast agent wait r1 --url {url}" in told
         assert store.peer_call("r1").state == "open"
+
+
+def test_the_command_that_comes_back_is_quoted_and_repeats_no_credentials(
+    place: dict[str, Any], quick: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast.open(**place).close()
+    monkeypatch.setattr("holdfast.cli.agent.opened", lambda _: contextlib.nullcontext())
+    given = ("--id=r 1; ls", "--transport=nats://secret@far:4222", "--timeout=0")
+    asked = quick("agent", "request", "weather", *given)
+    assert "holdfast agent wait 'r 1; ls' --transport URL" in asked.stdout
+    assert "secret" not in asked.stdout
 
 
 def store_sees(store: holdfast.Store, id: str) -> None:

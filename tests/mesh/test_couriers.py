@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -212,6 +213,32 @@ def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(
         until(lambda: ("answer", "a1") in sent(transport), "the asker is not told")
     assert "is dropped" in caplog.text
     assert len(store.work.list()) == 1
+
+
+def test_a_message_that_no_database_could_store_is_dropped(
+    place: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Recording()
+    kinds: list[Any] = ["request", "answer", "progress", "cancel", "receipt"]
+    with holdfast.open(**place) as store:
+        wrong = [(store.store_id(), "a\0b", 1), ("f\0r", "a", 1), ("far", "a", 2**63)]
+        for kind, (store_id, ask_id, number) in itertools.product(kinds, wrong):
+            given: dict[str, Any] = {"store_id": store_id, "ask_id": ask_id, "number": number}
+            transport.send("agent:weather", Message(kind=kind, id="m", body=b"\x80", **given))
+        with running(WEATHER.worker(store, transport, **QUICK)):
+            until(lambda: len(transport.acknowledged) == 15, "not all are acknowledged")
+        assert store.work.list() == []
+    assert caplog.text.count("cannot be taken") >= 15
+
+
+def test_a_message_that_fails_does_not_hold_up_those_behind_it(store: holdfast.Store) -> None:
+    transport = Memory(ack_seconds=3600)
+    given: dict[str, Any] = {"kind": "request", "store_id": "far", "number": 1}
+    transport.send("agent:weather", Message(id="m1", ask_id="a1", body=5, **given))  # type: ignore[arg-type]
+    body = store.runtime.codec.encode({"city": "Oslo"})
+    transport.send("agent:weather", Message(id="m2", ask_id="a2", body=body, **given))
+    with running(WEATHER.worker(store, transport, **QUICK)):
+        until(lambda: store.work.list(status="completed"), "the second is not served")
 
 
 def test_an_answer_that_the_asker_cannot_take_is_an_error(

@@ -87,6 +87,8 @@ def test_a_duplicate_changes_nothing_and_an_unknown_ask_is_an_error(in_colour: I
         assert await status(store, "plan") == "waiting"
         error = await raises(holdfast.AskNotFound, lambda: store.answer("nobody", 1))
         assert error.id == "nobody"
+        await raises(holdfast.InvalidArgument, lambda: store.answer("\ud800", 1))
+        await raises(holdfast.InvalidArgument, lambda: store.progress("\ud800", 1))
         [pause] = await done(store.pauses(state="waiting"))
         assert (pause.open_asks, pause.ok_asks) == (1, 1)
         await done(store.answer(other.id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -105,7 +106,8 @@ def request(
     id = request_id or str(uuid.uuid4())
     given: dict[str, Any] = {"request_id": id, "user": user}
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
-        return _waited(id, partial(mesh.request, agent, value, **given), timeout, as_json)
+        ask = partial(mesh.request, agent, value, **given)
+        return _waited(id, ask, transport, timeout, as_json)
 
 
 @app.command(mode="write")
@@ -118,20 +120,35 @@ def wait(
 ) -> Answer:
     """Wait for the answer to a request that was made before, from any machine."""
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
-        return _waited(request, partial(mesh.wait, request), timeout, as_json)
+        return _waited(request, partial(mesh.wait, request), transport, timeout, as_json)
 
 
-def _waited(id: str, ask: Callable[..., PeerCall], timeout: float | None, as_json: bool) -> Answer:
+def _waited(
+    id: str,
+    ask: Callable[..., PeerCall],
+    transport: str | None,
+    timeout: float | None,
+    as_json: bool,
+) -> Answer:
     """Wait with progress on stderr, and return the answer or how to come back for it."""
     try:
         call = ask(wait_seconds=timeout, on_progress=lambda note: _tell(note, as_json))
     except KeyboardInterrupt:
-        told = f"The request goes on. `holdfast agent wait {id}` comes back for its answer."
+        told = f"The request goes on. `{_come_back(id, transport)}` comes back for its answer."
         return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)
     if call.answer is None:
-        told = f"There is no answer yet. `holdfast agent wait {id}` comes back for it."
+        told = f"There is no answer yet. `{_come_back(id, transport)}` comes back for it."
         return Answer(call_data(call), told, UNANSWERED)
     return Answer(call_data(call), lambda: _shown(call), 0 if call.state == "ok" else 1)
+
+
+def _come_back(id: str, transport: str | None) -> str:
+    """Return the command that waits for a request; a URL with credentials is not repeated."""
+    command = f"holdfast agent wait {shlex.quote(id)}"
+    if transport is None:
+        return command
+    shown_transport = "URL" if "@" in transport else transport
+    return f"{command} --transport {shlex.quote(shown_transport)}"
 
 
 def _tell(note: Any, as_json: bool) -> None:

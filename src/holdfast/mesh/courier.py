@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ..arguments import shown
+from ..arguments import require_text, require_whole, shown
 from ..errors import CorruptRecord, HoldfastError, InvalidArgument, StoreClosed
 from ..kernel.flow import is_async
 from ..kernel.operation import Call, operation
@@ -233,9 +233,7 @@ class Courier:
     # Receiving
 
     def _take_replies(self) -> None:
-        address = store_address(self._store_id)
-        for delivery in self._receive(address, RECEIVED_PER_PASS):
-            self._take(delivery, None)
+        self._take_each(self._receive(store_address(self._store_id), RECEIVED_PER_PASS), None)
 
     def _take_requests(self, intake: Intake) -> None:
         assert self._agent is not None
@@ -243,11 +241,22 @@ class Courier:
         if room <= 0:
             self._stopping.wait(FULL_SECONDS)
             return
-        for delivery in self._receive(agent_address(self._agent), min(room, RECEIVED_PER_PASS)):
-            self._take(delivery, intake)
+        address = agent_address(self._agent)
+        self._take_each(self._receive(address, min(room, RECEIVED_PER_PASS)), intake)
 
     def _receive(self, address: str, limit: int) -> Sequence[Delivery]:
         return self._transport.receive(address, limit, RECEIVE_SECONDS)
+
+    def _take_each(self, deliveries: Sequence[Delivery], intake: Intake | None) -> None:
+        """Take messages; one that fails does not hold up those that came with it."""
+        failures: list[Exception] = []
+        for each in deliveries:
+            try:
+                self._take(each, intake)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _take(self, delivery: Delivery, intake: Intake | None) -> None:
         """Take a message, then acknowledge and confirm it; or have it delivered again."""
@@ -273,6 +282,9 @@ class Courier:
     def _apply(self, delivery: Delivery, intake: Intake | None) -> bool:
         """Write what a message says; True if it began an item, which acknowledges it at its end."""
         message = delivery.message
+        require_text("ask", message.ask_id)
+        require_text("store", message.store_id)
+        require_whole("number", message.number, 0)
         if message.kind == "receipt":
             self._run(confirm, message.number, message.ask_id, message.store_id)
             return False

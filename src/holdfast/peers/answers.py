@@ -67,6 +67,7 @@ def answer(
     require_one_of("status", status, ANSWERED_BY_PEERS)
     given = require_artifacts(artifacts)
     # Checked before anything is locked.
+    require_text("ask_id", id)
     pack_answer(runtime.codec, id, "answer", status, result, given)
     ask = yield from read_ask(id, locks=True)
     if ask["state"] != "open":

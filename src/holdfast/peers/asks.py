@@ -231,6 +231,7 @@ def _again(
 def set_progress(runtime: Runtime, id: str, note: Any) -> Op[bool]:
     """Record a peer's progress and start its timeout anew; False if the call is over."""
     codec = runtime.codec
+    require_text("ask_id", id)
     redacted = runtime.redactor.redact(note)
     body = codec.pack(redacted, context=ask_context(id, "progress"), name="progress")
     found = yield from read_ask(id, locks=True)
