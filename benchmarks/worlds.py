@@ -119,17 +119,17 @@ class Bench:
         makers: dict[str, Callable[[Path, int], Subject]] = {HOLDFAST: HoldfastSqlite}
         if is_installed("venomqa"):
             makers[VENOMQA] = VenomSqlite
-        tables = []
-        for megabytes in self.plan.megabytes:
-            subjects = {
-                name: make(self.folder / f"{name}-{megabytes}.db", megabytes)
-                for name, make in makers.items()
-            }
-            tables.append(self._snapshots(f"SQLite, {megabytes} MB, 20 rows changed", subjects))
-        self._same_at_any_size("SQLite", HOLDFAST, tables)
+        subjects = {
+            _sized(name, size): make(self.folder / f"{name}-{size}.db", size)
+            for size in self.plan.megabytes
+            for name, make in makers.items()
+        }
+        table = self._snapshots("SQLite, 20 rows changed", subjects)
+        self._same_at_any_size("SQLite", HOLDFAST, table)
         if VENOMQA in makers:
+            peer, mine = (_sized(name, self.plan.megabytes[1]) for name in (VENOMQA, HOLDFAST))
             text = f"SQLite, {self.plan.megabytes[1]} MB: times as fast as VenomQA"
-            self._at_least(text, tables[1], VENOMQA, TIMES_VENOMQA_SQLITE_MIN)
+            self._at_least(text, table.times_slower(peer, mine), TIMES_VENOMQA_SQLITE_MIN)
 
     def postgres(self, dsn: str) -> None:
         """A database of each size."""
@@ -139,16 +139,14 @@ class Bench:
         }
         if is_installed("venomqa"):
             makers[VENOMQA] = VenomPostgres
-        tables = []
-        for megabytes in self.plan.megabytes:
-            subjects = {
-                name: make(self.stack.enter_context(_database(dsn)), megabytes)
-                for name, make in makers.items()
-            }
-            title = f"PostgreSQL, {megabytes} MB, 20 rows changed"
-            tables.append(self._snapshots(title, subjects))
+        subjects = {
+            _sized(name, size): make(self.stack.enter_context(_database(dsn)), size)
+            for size in self.plan.megabytes
+            for name, make in makers.items()
+        }
+        table = self._snapshots("PostgreSQL, 20 rows changed", subjects)
         for name in (HOLDFAST, SHARED):
-            self._same_at_any_size("PostgreSQL", name, tables)
+            self._same_at_any_size("PostgreSQL", name, table)
 
     def redis(self) -> None:
         """Ten thousand keys, of which ten change."""
@@ -189,7 +187,7 @@ class Bench:
         table = self._compare(title, contestants, RATE, self.plan.rounds, note)
         if is_installed("venomqa"):
             text = f"states per second at {states:,}, times VenomQA's"
-            self._at_least(text, table, VENOMQA, TIMES_VENOMQA_RATE_MIN)
+            self._at_least(text, table.times_slower(VENOMQA, HOLDFAST), TIMES_VENOMQA_RATE_MIN)
         durable = [
             Contestant("in memory", functools.partial(holdfast_rate, states)),
             *(
@@ -226,7 +224,7 @@ class Bench:
             Contestant(
                 name,
                 functools.partial(_cycle, subject, self.plan.repeats),
-                None if name == HOLDFAST else HOLDFAST,
+                _beside(name),
             )
             for name, subject in subjects.items()
         ]
@@ -244,15 +242,29 @@ class Bench:
         self.report.tables.append(table)
         return table
 
-    def _at_least(self, text: str, table: Table, peer: str, bound: float) -> None:
-        times = table.times_slower(peer, HOLDFAST)
+    def _at_least(self, text: str, times: float, bound: float) -> None:
         self.report.targets.append(Target(text, times, at_least=bound))
 
-    def _same_at_any_size(self, database: str, name: str, tables: Sequence[Table]) -> None:
-        small, large = (table.median(name, "rollback µs") for table in tables)
+    def _same_at_any_size(self, database: str, name: str, table: Table) -> None:
+        small, large = (
+            table.values(_sized(name, megabytes), "rollback µs")
+            for megabytes in self.plan.megabytes
+        )
+        ratio = statistics.median(b / a for a, b in zip(small, large, strict=True))
         sizes = " and ".join(f"{megabytes} MB" for megabytes in self.plan.megabytes)
         text = f"{database}, {name}: a rollback at {sizes}"
-        self.report.targets.append(Target(text, large / small, at_most=TIMES_SIZE_MAX))
+        self.report.targets.append(Target(text, ratio, at_most=TIMES_SIZE_MAX))
+
+
+def _beside(name: str) -> str | None:
+    """Return Holdfast's own row of the same size."""
+    _, comma, size = name.rpartition(", ")
+    mine = f"{HOLDFAST}{comma}{size}" if comma and size.endswith(" MB") else HOLDFAST
+    return None if name == mine else mine
+
+
+def _sized(name: str, megabytes: int) -> str:
+    return f"{name}, {megabytes} MB"
 
 
 def _cycle(subject: Subject, repeats: int) -> Figures:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.measure import RATE, TIME
-from benchmarks.worlds import _cycle, is_installed
+from benchmarks.worlds import _beside, _cycle, is_installed
 from benchmarks.worlds_explorers import (
     holdfast_durable_rate,
     holdfast_rate,
@@ -76,6 +76,13 @@ def test_venomqa_keeps_and_restores_too(tmp_path: Path) -> None:
 
     check_cycle(VenomSqlite(tmp_path / "a.db", 1), rows_of)
     assert venomqa_rate(STATES)[RATE] > 0
+
+
+def test_a_peer_stands_beside_holdfast_of_the_same_size() -> None:
+    assert _beside("Holdfast, 1 MB") is None
+    assert _beside("Holdfast, shared connection, 1 MB") == "Holdfast, 1 MB"
+    assert _beside("VenomQA, 100 MB") == "Holdfast, 100 MB"
+    assert _beside("VenomQA") == "Holdfast"
 
 
 def test_the_grid_is_explored_whole(tmp_path: Path) -> None:
