@@ -17,7 +17,8 @@ from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running,
 from tests.nats_server import NatsServer
 from tests.peers.test_killed_mesh import check, plan, planned, serve_peer
 
-LEASE_SECONDS = 2.0
+# Long enough for heartbeats on a busy machine: a lease that expires uses up a retry.
+LEASE_SECONDS = 6.0
 SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
 
 
@@ -52,7 +53,7 @@ def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
 
 def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
     def serve(say: Any) -> None:
-        transport = FaultyNats(url, prefix=prefix, ack_seconds=2, resend_seconds=1)
+        transport = FaultyNats(url, prefix=prefix, ack_seconds=6, resend_seconds=1)
         given: dict[str, Any] = {"instances": 2, "lease_seconds": LEASE_SECONDS, **QUICK}
         with holdfast.open(**place, durability="normal") as store:
             SERVICES[name].worker(store, transport, **given).run()
