@@ -19,7 +19,17 @@ import holdfast
 from holdfast import store as store_module
 from holdfast.clock import VirtualClock
 from holdfast.errors import Conflict, InvalidArgument, LeaseLost
-from holdfast.worlds import Exploration, MemorySystem, World, action, clean, explore, invariant
+from holdfast.explorations import KeptStep
+from holdfast.worlds import (
+    Exploration,
+    MemorySystem,
+    World,
+    action,
+    clean,
+    explore,
+    invariant,
+    journal,
+)
 from holdfast.worlds.journal import journal_of
 from tests.worlds import grid
 from tests.worlds.grid import ACTIONS, INVARIANTS, explored, facts, make_memory_world
@@ -314,7 +324,7 @@ def test_an_exploration_is_exported_deleted_and_imported_with_its_session(
     with holdfast.open(**other) as store:
         store.import_sessions(file)
         journals = [journal_of(store.find_session(id)) for id in ("a", "b")]
-        assert [len(journal.steps()) for journal in journals] == steps
+        assert [len(each.steps()) for each in journals] == steps
         for id in ("a", "b"):
             result = explored("memory", store=store, id=id, resume=True)
             assert facts(result) == whole
@@ -337,10 +347,10 @@ def test_the_graph_of_an_exploration_that_ended_long_ago_is_pruned(place: dict[s
         assert not store.prune(history_days=101).others
         pruned = store.prune()
         journals = [journal_of(store.find_session(id)) for id in ("old", "open", "new")]
-        assert [len(journal.states()) > 0 for journal in journals] == [False, True, True]
-        assert [len(journal.steps()) > 0 for journal in journals] == [False, True, True]
+        assert [len(each.states()) > 0 for each in journals] == [False, True, True]
+        assert [len(each.steps()) > 0 for each in journals] == [False, True, True]
         assert pruned.others["row of explorations"] > 16
-        assert all(journal.world().settings for journal in journals)
+        assert all(each.world().settings for each in journals)
 
 
 def test_doctor_names_explorations_that_lack_rows(tmp_path: Path) -> None:
@@ -399,3 +409,14 @@ def test_a_state_that_was_too_deep_at_first_is_resumed_with_what_was_tried_there
             run(store=store, id="a", resume=True, max_steps=steps)
         rest = run(store=store, id="a", resume=True)
         assert (facts(rest), rest.steps) == (facts(whole), whole.steps)
+
+
+@pytest.mark.parametrize("body", [b"\x01", b"\xc1", b"\x80"])
+def test_rows_that_make_no_sense_are_named(tmp_path: Path, body: bytes) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        explore(make_memory_world, ACTIONS, INVARIANTS, max_steps=3, store=store, id="a")
+        with journal.drive(store, "a") as session:
+            odd = KeptStep(from_id="nowhere", candidate=999, to_id=None, body=body)
+            journal_of(session).add([], [odd])
+        with pytest.raises(holdfast.CorruptRecord, match="exploration a cannot be read"):
+            explored("memory", store=store, id="a", resume=True)

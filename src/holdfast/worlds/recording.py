@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Conflict, ExplorationAborted, InvalidArgument, InvalidValue
+import msgspec
+
+from ..errors import Conflict, CorruptRecord, ExplorationAborted, InvalidArgument, InvalidValue
 from ..explorations import Journal, KeptState, KeptStep
 from .actions import Action, Arguments, Outcome, Step
 from .checkpoints import Checkpoint
@@ -210,6 +212,16 @@ class Recording(Notes):
     def read(self, into: StateGraph | None = None) -> Recorded:
         """Return all that was written; the graph is the given one, if it is new."""
         recorded = Recorded(graph=into or StateGraph())
+        try:
+            self._read(recorded)
+        except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            # It may have come from a file that somebody else has written.
+            raise CorruptRecord(
+                f"What is stored of exploration {self.journal.id} cannot be read: {error!r}"
+            ) from error
+        return recorded
+
+    def _read(self, recorded: Recorded) -> None:
         graph = recorded.graph
         for action, _ in self._choices:
             graph.add_action(action)
@@ -230,7 +242,6 @@ class Recording(Notes):
         for id, numbers in recorded.left.items():
             done = tried.get(id, ())
             recorded.left[id] = [number for number in numbers if number not in done]
-        return recorded
 
     def _read_step(self, step: KeptStep, recorded: Recorded) -> None:
         body = decode(step.body)
