@@ -229,6 +229,7 @@ def test_a_message_that_no_database_could_store_is_dropped(
             until(lambda: len(transport.acknowledged) == 15, "not all are acknowledged")
         assert store.work.list() == []
     assert caplog.text.count("cannot be taken") >= 15
+    assert "\0" not in caplog.text
 
 
 def test_a_message_that_fails_does_not_hold_up_those_behind_it(store: holdfast.Store) -> None:

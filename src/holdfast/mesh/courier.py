@@ -268,7 +268,9 @@ class Courier:
             is_running = self._apply(delivery, intake)
         except (InvalidArgument, CorruptRecord) as error:
             # It would be no better the next time.
-            log.error("%s of ask %s cannot be taken: %s", message.kind, message.ask_id, error)
+            log.error(
+                "%s of ask %s cannot be taken: %s", message.kind, shown(message.ask_id), error
+            )
             self._reject(message, str(error))
             is_running = False
         except Exception:
@@ -312,7 +314,7 @@ class Courier:
         try:
             self._run(reject, self._incoming(message, {}), message.kind, self._agent, told)
         except InvalidArgument as error:
-            log.error("%s of ask %s is dropped: %s", message.kind, message.ask_id, error)
+            log.error("%s of ask %s is dropped: %s", message.kind, shown(message.ask_id), error)
 
     def _incoming(self, message: Message, body: Any) -> Incoming:
         if message.kind == "request":

@@ -17,9 +17,9 @@ from .records import Artifact, answer_of, artifact_context, opened
 URI_CHARACTERS_MAX = 1_000
 VERSION_MAX = 2**28 - 1
 
-NEXT_VERSION = """
-SELECT 1 + coalesce(max(version), 0) AS version FROM hf_artifacts
-WHERE session_number = :session_number AND name = :name
+NEWEST_VERSION = """
+SELECT session_id, name, version, media_type, uri, data, is_returned FROM hf_artifacts
+WHERE session_number = :session_number AND name = :name ORDER BY version DESC LIMIT 1
 """
 ADD_ARTIFACT = """
 INSERT INTO hf_artifacts (
@@ -59,15 +59,23 @@ def add_artifact(
     *,
     returned: bool,
 ) -> Op[Artifact]:
-    """Add the next version of an artifact to a session that may be written."""
+    """Add the next version of an artifact to a session that may be written.
+
+    What is equal to its newest version is not added again, so that a retry repeats nothing.
+    """
     check_artifact(Artifact(name=name, media_type=media_type, data=data, uri=uri))
     codec = session.runtime.codec
     body = None if data is None else codec.encode(data, name="data")
     place = session._place
     require_writable(session.runtime, place, (yield from lock_and_read(session.runtime, place)))
-    found = yield from one(NEXT_VERSION, session_number=session.number, name=name)
-    assert found is not None
-    version: int = found["version"]
+    found = yield from one(NEWEST_VERSION, session_number=session.number, name=name)
+    if found is not None:
+        newest = _artifact(codec, found)
+        kept = None if newest.data is None else codec.encode(newest.data)
+        is_same = (newest.media_type, newest.uri, newest.returned) == (media_type, uri, returned)
+        if is_same and kept == body:
+            return newest
+    version: int = 1 if found is None else found["version"] + 1
     where = artifact_context(session.id, name, version)
     yield from rows(
         ADD_ARTIFACT,

@@ -239,7 +239,10 @@ class SessionPeers(SessionHandle[C]):
         uri: str | None = None,
         returned: bool = True,
     ) -> Op[Artifact]:
-        """Add the next version of a named output; `returned` sends it with the session's answer."""
+        """Add the next version of a named output; `returned` sends it with the session's answer.
+
+        What is equal to its newest version is not added again.
+        """
         return (yield from add_artifact(self, name, media_type, data, uri, returned=returned))
 
     @query
