@@ -90,11 +90,16 @@ def test_a_page_goes_on_when_the_server_was_started_again(browser: Browser, tmp_
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_is_accessible(browser: Browser, server: Live, theme: Any) -> None:
+def test_every_page_is_accessible(
+    browser: Browser, server: Live, place: dict[str, Any], theme: Any
+) -> None:
+    with holdfast.open(**place) as store:
+        pauses = [f"/ui/pauses/{each.id}" for each in store.pauses(state="waiting", limit=2)]
+        [effect] = store.effects(status="unknown", limit=1)
     narrow: Any = {"width": 320, "height": 700}
     with looking(browser, server.url, color_scheme=theme) as page:
         sign_in(page, server.url, secret_of(server))
-        for path in kinds_of_pages():
+        for path in (*kinds_of_pages(), *pauses, f"/ui/effects/{effect.id}"):
             page.goto(path)
             # The themes differ in their colours alone.
             rules = RULES if theme == "light" else CONTRAST
