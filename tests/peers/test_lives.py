@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.peers.noun import CANCEL_PAUSES
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import sql
 from tests.conftest import InColour
@@ -82,6 +83,13 @@ def test_cancelling_a_session_with_very_many_peers_takes_several_passes(
         assert {store.peer_call(id).state for id in calls} == {"cancelled"}
         assert [pause.state for pause in store.pauses()] == ["cancelled"]
         assert store.work.list(status=["pending", "in_progress"]) == []
+
+
+def test_the_pauses_of_others_are_not_looked_at_when_a_session_ends(tmp_path: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        plan = sql(store, f"EXPLAIN QUERY PLAN {CANCEL_PAUSES}", numbers='{"1": 1}')
+        [step] = [each["detail"] for each in plan if "hf_pauses" in each["detail"]]
+        assert "(session_number=?" in step
 
 
 def test_one_call_can_be_cancelled(in_colour: InColour) -> None:

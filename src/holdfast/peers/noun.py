@@ -47,10 +47,12 @@ SELECT EXISTS (
         SELECT 1 FROM hf_asks WHERE id = :id AND coalesce(state, '') = 'open'
     ) AS is_serving
 """
+# With the bare state, SQLite would walk through all pauses that wait.
 CANCEL_PAUSES = f"""
 UPDATE hf_pauses SET closed_at = :now,
     state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
-WHERE session_number IN {GIVEN_NUMBERS} AND state IN ('waiting', 'ready', 'resumed')
+WHERE session_number IN {GIVEN_NUMBERS}
+    AND coalesce(state, '') IN ('waiting', 'ready', 'resumed')
 """  # noqa: S608
 # Nothing collects the answers of a session that has ended or was rewound.
 CLOSE_ANSWERED = f"""
