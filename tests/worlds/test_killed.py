@@ -23,6 +23,7 @@ from holdfast.errors import (
     WorldInconsistent,
 )
 from holdfast.worlds import FileSystem, MemorySystem, SqliteSystem, System, World
+from holdfast.worlds.journal import journal_of
 from holdfast.worlds.values import decode
 from tests.worlds.killed import NAMES, Trapped, change, killed, numbers, real_systems, three
 from tests.worlds.systems import Failing
@@ -165,6 +166,8 @@ def test_without_a_kill_a_failing_system_is_as_without_a_store(
             with pytest.raises(RollbackError):
                 world.rollback("one")
         assert world.is_consistent == (fails != "undo")
+        intent = journal_of(store.find_session("three")).world().intent
+        assert (intent is not None) == (fails == "undo")
         world.close()
         again = World(three(folder), store=store, id="three")
         assert (again.recovery is not None) == (fails == "undo")
