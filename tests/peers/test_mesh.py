@@ -94,6 +94,10 @@ def test_a_caller_gets_progress_and_the_answer_and_again_when_it_reconnects(
         again = await done(mesh.request("planner", given, request_id="r1"))
         assert again.answer == call.answer
         await raises(holdfast.RequestMismatch, lambda: mesh.request("planner", {}, request_id="r1"))
+        await raises(
+            holdfast.RequestMismatch,
+            lambda: mesh.request("planner", given, request_id="r1", user="bob"),
+        )
         sessions = await done(store.sessions(root="r1"))
         assert {each.user for each in sessions} == {"ann"}
         assert [each.status for each in sessions] == ["completed"] * 3

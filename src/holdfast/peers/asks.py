@@ -160,7 +160,7 @@ def add_ask(
     }
     known = yield from one(READ_ASK, id=id)
     if known is not None:
-        return (yield from _again(runtime, known, asker, agent, input))
+        return (yield from _again(runtime, known, asker, agent, input, user))
     route = None if origin is None else origin.route
     if origin is None and runtime.transport is not None:
         route = route_of(runtime.transport, sender)
@@ -211,15 +211,22 @@ def _taken(id: str) -> InvalidArgument:
 
 
 def _again(
-    runtime: Runtime, known: Row, asker: SessionHandle[Any] | None, agent: str, input: Any
+    runtime: Runtime,
+    known: Row,
+    asker: SessionHandle[Any] | None,
+    agent: str,
+    input: Any,
+    user: str | None,
 ) -> Op[Row]:
     """Return a call that is made again; its answer belongs to the next pause."""
     stored = opened(runtime.codec, known["input"], ask_context(known["id"], "input"))
     is_same = known["agent"] == agent and digest(stored) == digest(input)
+    # The user of a session's asks is the session's own, and who reconnects need not name it.
+    is_same &= asker is not None or user in {None, known["user_id"]}
     if not is_same or known["session_number"] != (None if asker is None else asker.number):
         raise RequestMismatch(
-            f"ask {known['id']} was made by another session, to another agent or with another "
-            "input; use a new id for a new ask",
+            f"ask {known['id']} was made by another session or for another user, to another agent "
+            "or with another input; use a new id for a new ask",
             id=known["id"],
         )
     if asker is None:
