@@ -160,11 +160,8 @@ class SharedExplorer(Findings):
 
     def _loop(self, stop_on_violation: bool) -> Ended:
         while True:
-            limit = self._limits.reached(self.result, self._seconds())
-            if limit is not None:
-                return limit
-            if stop_on_violation and self._has_found():
-                return "stop_on_violation"
+            if (ended := self._ended(stop_on_violation)) is not None:
+                return ended
             if self._is_exhausted() and not any(each.batch for each in self._workers):
                 for state in self._nearer():
                     self._discover(state)
@@ -174,8 +171,16 @@ class SharedExplorer(Findings):
                 return "complete"
             heard = wait([each.connection for each in busy], _POLL_SECONDS)
             for worker in busy:
-                if worker.connection in heard:
+                # What others have tried beyond a limit is not heard.
+                if worker.connection in heard and self._ended(stop_on_violation) is None:
                     self._hear(worker)
+
+    def _ended(self, stop_on_violation: bool) -> Ended | None:
+        """Return why no more is to be tried, if so."""
+        limit = self._limits.reached(self.result, self._seconds())
+        if limit is None and stop_on_violation and self._has_found():
+            return "stop_on_violation"
+        return limit
 
     def _is_exhausted(self) -> bool:
         is_begun = any(worker.is_ready for worker in self._workers)
