@@ -9,7 +9,6 @@ import random
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -40,23 +39,6 @@ def no_hang() -> Iterator[None]:
     faulthandler.dump_traceback_later(120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
-
-
-def test_a_function_of_run_that_takes_too_long_writes_nothing(
-    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outer(tx: holdfast.Transaction) -> holdfast.Op[None]:
-        yield from tx.session("first")
-        time.sleep(0.02)
-
-    with holdfast.open(**place) as store:
-        monkeypatch.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 0.02)
-        with pytest.raises(holdfast.LimitExceeded, match="waiting outside store"):
-            store.run(outer)
-        assert store.sessions() == []
-        monkeypatch.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 60.0)
-        store.run(outer)
-        assert [info.id for info in store.sessions()] == ["first"]
 
 
 @pytest.mark.parametrize("call", CALLS)

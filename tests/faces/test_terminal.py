@@ -222,9 +222,9 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> 
 
 def test_a_missing_store_is_made_by_the_command_that_is_suggested(run: Any) -> None:
     url = "sqlite:///not here.db"
-    suggested = f"`holdfast migrate --url {shlex.quote(url)}` creates it\n"
+    suggested = f"or create one here with `holdfast migrate --url {shlex.quote(url)}`\n"
     for command in (["doctor"], ["sessions", "list"], ["migrate", "--status"]):
-        assert run(*command, "--url", url).endswith(f"; {suggested}")
+        assert run(*command, "--url", url).endswith(f", {suggested}")
         assert "`holdfast migrate`" in run(*command)
     server = "postgresql://u:s3cret@127.0.0.1:1/d"
     assert with_place("run `holdfast migrate`", server, "a b") == (

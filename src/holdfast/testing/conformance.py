@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 from ..clock import VirtualClock
 from ..errors import (
@@ -190,14 +191,15 @@ async def run_refuses_what_it_cannot_keep(subject: Subject) -> None:
 
     def sleeps(tx: Transaction) -> Op[None]:
         yield from nouns.Counter(tx).add(1)
-        time.sleep(1.1)
+        time.sleep(0.02)
 
     def returns(tx: Transaction) -> Any:
         return 3
 
     error = await raises(OperationNotRun, lambda: store.run(forgets))
     assert error.operation == "Counter.add"
-    await raises(LimitExceeded, lambda: store.run(sleeps))
+    with mock.patch("holdfast.store.COMPOSED_SECONDS_MAX", 0.02):
+        await raises(LimitExceeded, lambda: store.run(sleeps))
     await raises(InvalidArgument, lambda: store.run(returns))
     assert await done(counter.value()) == 0
 
