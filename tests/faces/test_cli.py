@@ -39,7 +39,7 @@ COMMAND = [sys.executable, "-m", "holdfast"]
 COMMANDS = {
     "migrate", "doctor", "backup", "demo", "prune", "import", "sessions", "checkpoints",
     "effects", "spend", "work", "state", "feed", "peers", "agent", "approvals", "tokens", "audit",
-    "serve", "mcp", "explore",
+    "serve", "mcp", "explore", "explorations",
 }  # fmt: skip
 SECONDS_MAX = 180
 

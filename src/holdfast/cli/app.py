@@ -36,6 +36,7 @@ GROUPS = {
     "approvals": ["approvals"],
     "tokens": ["tokens"],
     "audit": ["audit"],
+    "explorations": ["explorations"],
 }
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from .. import store
 from ..arguments import shown
-from ..errors import HoldfastError, InvalidArgument
+from ..errors import Conflict, HoldfastError, InvalidArgument
 from ..formatting import plural
 from .command import Answer, Namespace, Url, argument, cause, flag, imported, option
 from .output import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..worlds import Action, Exploration, Invariant, World
 
@@ -79,6 +79,7 @@ def explore(
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
         if url or id or resume:
+            closing.enter_context(_naming_options())
             kept = {"store": closing.enter_context(store.open(url, namespace=namespace))}
             kept |= {"id": id or world, "resume": resume, "commit_every": commit_every}
         move = closing.enter_context(progress("exploring"))
@@ -104,6 +105,16 @@ def explore(
     lines = [result.summary(), *(f"wrote {file}" for file in written), *refused]
     data = {**to_data(result), "written": written, "refused": refused}
     return Answer(data, "\n".join(lines), 0 if result.has_passed else FOUND)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Let a conflict with an exploration that is there name the option that removes it."""
+    try:
+        yield
+    except Conflict as error:
+        error.args = (str(error).replace("holdfast.worlds.clean", "--clean"),)
+        raise
 
 
 def _clean(

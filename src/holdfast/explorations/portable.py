@@ -32,6 +32,9 @@ class WorldRecord(_OfSession, frozen=True, tag="world"):
     session_number: portable.Positive
     session_id: portable.Name
     settings: bytes | None
+    states: portable.Count = 0
+    steps: portable.Count = 0
+    violations: portable.Count = 0
 
     def problem(self, seen: Seen) -> str | None:
         """Check that its session precedes it, and that it comes once."""
@@ -122,7 +125,10 @@ class _Worlds:
 
 
 WORLDS = OwnedRows(
-    "session_number, settings", "hf_worlds", "session_number = {owner}", {"session_number": 0}
+    "session_number, settings, states, steps, violations",
+    "hf_worlds",
+    "session_number = {owner}",
+    {"session_number": 0},
 )
 STATES = OwnedRows(
     "number, session_number, id, body", "hf_world_states", "session_number = {owner}", {"number": 0}

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
+from ..arguments import require_limit, require_whole
 from ..codec import Codec
-from ..kernel.operation import C, Op, Query, batch, large_query, one, operation, rows
+from ..kernel.operation import (
+    C,
+    Handle,
+    Op,
+    Query,
+    Row,
+    batch,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+)
+from ..records import Activity
 from ..sessions.access import lock_and_read, require_fence, require_open
 from ..sessions.handle import SessionHandle
+from ..sessions.rows import ALL_SESSIONS, SESSION_COLUMNS, info
 
 ROWS_PER_PAGE = 1_000
 
@@ -17,6 +32,16 @@ WRITE_SETTINGS = """
 INSERT INTO hf_worlds (session_number, settings) VALUES (:number, :settings)
 ON CONFLICT (session_number) DO UPDATE SET settings = excluded.settings
 """
+WRITE_TOTALS = """
+UPDATE hf_worlds SET states = :states, steps = :steps, violations = :violations
+WHERE session_number = :number
+"""
+LIST_EXPLORATIONS = f"""
+SELECT {SESSION_COLUMNS}, states, steps, violations
+FROM {ALL_SESSIONS} JOIN hf_worlds w ON w.session_number = s.number
+WHERE w.settings IS NOT NULL AND w.session_number > :after
+ORDER BY w.session_number LIMIT :limit
+"""  # noqa: S608
 WRITE_INTENT = """
 INSERT INTO hf_worlds (session_number, intent) VALUES (:number, CAST(:intent AS BLOB))
 ON CONFLICT (session_number) DO UPDATE SET intent = excluded.intent
@@ -61,6 +86,29 @@ class KeptWorld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """How far an exploration has come."""
+
+    states: int
+    steps: int
+    violations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplorationInfo:
+    """An exploration in a store, without its graph; `status` is that of its session."""
+
+    number: int
+    id: str
+    status: Activity
+    states: int
+    steps: int
+    violations: int
+    created_at: int
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
     """A checkpoint from which another process can restore the world."""
 
@@ -89,6 +137,30 @@ class KeptStep:
     to_id: str | None
     body: bytes
     number: int = 0
+
+
+class Explorations(Handle[C]):
+    """The explorations of a store."""
+
+    @query
+    def list(self, *, after: int = 0, limit: int = 100) -> Op[list[ExplorationInfo]]:
+        """Return explorations in order of creation; `after` is the number of the last one seen."""
+        require_whole("after", after, 0)
+        require_limit(limit, ROWS_PER_PAGE)
+        found = yield from rows(LIST_EXPLORATIONS, after=after, limit=limit)
+        return [self._info(row) for row in found]
+
+    def _info(self, row: Row) -> ExplorationInfo:
+        totals = {field.name: row[field.name] for field in fields(Totals)}
+        session = info(self.runtime.codec, {name: row[name] for name in row if name not in totals})
+        return ExplorationInfo(
+            number=session.number,
+            id=session.id,
+            status=session.activity,
+            created_at=session.created_at,
+            updated_at=session.updated_at,
+            **totals,
+        )
 
 
 class Journal(SessionHandle[C]):
@@ -157,10 +229,16 @@ class Journal(SessionHandle[C]):
         )
 
     @operation
-    def add(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> Op[None]:
+    def add(
+        self,
+        states: Sequence[KeptState],
+        steps: Sequence[KeptStep],
+        totals: Totals | None = None,
+    ) -> Op[None]:
         """Add what some steps of an exploration found, all of it or nothing.
 
-        A state or a step that is here already stays as it is.
+        A state or a step that is here already stays as it is. `totals` say how far the exploration
+        has come with them.
         """
         yield from self._lock()
         queries = [
@@ -188,6 +266,8 @@ class Journal(SessionHandle[C]):
             )
             for step in steps
         ]
+        if totals is not None:
+            queries.append(Query(WRITE_TOTALS, {"number": self.number, **asdict(totals)}))
         yield from batch(*queries)
 
     @large_query

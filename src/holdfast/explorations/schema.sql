@@ -1,6 +1,7 @@
 -- hf_worlds             one row per session that a world or an exploration writes to: what was
---                       explored (settings), and the rollback that is under way (intent), which a
---                       process that opens the world again finishes
+--                       explored (settings), the rollback that is under way (intent), which a
+--                       process that opens the world again finishes, and how far an exploration
+--                       has come, so that a list reads nothing else
 -- hf_world_checkpoints  checkpoints from which another process can restore all systems of the world
 -- hf_world_states       the states that an exploration saw, in order; body has the observations, and
 --                       what is to be tried there
@@ -15,6 +16,9 @@ CREATE TABLE hf_worlds (
     session_number INTEGER NOT NULL,
     settings BLOB,
     intent BLOB,
+    states INTEGER NOT NULL DEFAULT 0 CHECK (states >= 0),
+    steps INTEGER NOT NULL DEFAULT 0 CHECK (steps >= 0),
+    violations INTEGER NOT NULL DEFAULT 0 CHECK (violations >= 0),
     PRIMARY KEY (session_number)
 ) WITHOUT ROWID;
 

@@ -161,7 +161,8 @@ class Explorer(Findings):
 
     def record(self, journal: Journal, commit_every: int) -> None:
         """Write what is done to a store, and go on with what is there."""
-        recording = Recording(journal, self._choices, self._invariants, commit_every)
+        given = (self._choices, self._invariants, commit_every)
+        recording = Recording(journal, *given, totals=self._totals)
         settings = settings_of(self._world, self._choices, self._invariants)
         self._is_resumed = recording.begin({**settings, "max_depth": self._limits.depth})
         self._recording = self._notes = recording

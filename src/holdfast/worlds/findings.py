@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from time import perf_counter
 
 from ..arguments import require_seconds, require_whole
+from ..explorations import Totals
 from .actions import Action
 from .graph import State, StateGraph
 from .invariants import Invariant, Violation
@@ -162,11 +164,13 @@ class Findings:
             self.result.warnings.append(warning)
             self._new.warnings.append(warning)
 
-    def _progress(self) -> Progress:
-        return Progress(
-            steps=self.result.steps,
+    def _totals(self) -> Totals:
+        return Totals(
             states=len(self.result.graph.states),
-            waiting=len(self._strategy),
+            steps=self.result.steps,
             violations=len(self._found) + len(self._raised),
-            seconds=self._seconds(),
         )
+
+    def _progress(self) -> Progress:
+        waiting, seconds = len(self._strategy), self._seconds()
+        return Progress(**asdict(self._totals()), waiting=waiting, seconds=seconds)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from ..errors import Conflict, CorruptRecord, ExplorationAborted, InvalidArgument, InvalidValue
-from ..explorations import Journal, KeptState, KeptStep
+from ..explorations import Journal, KeptState, KeptStep, Totals
 from .actions import Action, Arguments, Outcome, Step
 from .checkpoints import Checkpoint
 from .graph import State, StateGraph
@@ -146,13 +146,15 @@ class Recording(Notes):
         choices: Sequence[Choice],
         invariants: Sequence[Invariant],
         commit_every: int = 1,
+        totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(choices, invariants, commit_every)
         self.journal = journal
+        self._totals = totals
         self._kept: list[Mapping[str, Any]] = []
 
     def _write(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> None:
-        self.journal.add(states, steps)
+        self.journal.add(states, steps, None if self._totals is None else self._totals())
 
     def begin(self, settings: dict[str, Any]) -> bool:
         """Write down what is explored; return whether it goes on with what was done before."""
@@ -225,6 +227,8 @@ class Recording(Notes):
         graph = recorded.graph
         for action, _ in self._choices:
             graph.add_action(action)
+        # The steps first: if it is going on meanwhile, all states that they name are there.
+        steps = list(self._all_steps())
         for state in self._all_states():
             body = decode(state.body)
             self._known.add(state.id)
@@ -236,7 +240,7 @@ class Recording(Notes):
             if body["found"] is not None:
                 recorded.found.append(self.read_found(body["found"]))
         tried: dict[str, set[int]] = {}
-        for step in self._all_steps():
+        for step in steps:
             tried.setdefault(step.from_id, set()).add(step.candidate)
             self._read_step(step, recorded)
         for id, numbers in recorded.left.items():

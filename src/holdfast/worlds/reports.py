@@ -58,16 +58,7 @@ def to_data(result: Exploration) -> dict[str, Any]:
             {"system": leak.system, "before": readable(leak.before), "after": readable(leak.after)}
             for leak in result.leaks
         ],
-        "violations": [
-            {
-                "invariant": violation.invariant,
-                "severity": violation.severity,
-                "message": violation.message,
-                "state": violation.state_id,
-                "path": [_step(step) for step in violation.path],
-            }
-            for violation in result.violations
-        ],
+        "violations": list(map(violation_data, result.violations)),
         "states": [
             {
                 "id": state.id,
@@ -86,6 +77,17 @@ def to_data(result: Exploration) -> dict[str, Any]:
             }
             for run in graph.transitions
         ],
+    }
+
+
+def violation_data(violation: Violation) -> dict[str, Any]:
+    """Return a violation with its path as plain JSON data."""
+    return {
+        "invariant": violation.invariant,
+        "severity": violation.severity,
+        "message": violation.message,
+        "state": violation.state_id,
+        "path": [_step(step) for step in violation.path],
     }
 
 

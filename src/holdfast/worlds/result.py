@@ -82,9 +82,13 @@ class Exploration:
             lines.append(f"never possible: {', '.join(self.unused_actions)}")
         lines += [f"leak: {leak.system} did not go back" for leak in self.leaks]
         lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [*self.listed(), f"{len(self.violations)} violations"]
+        return "\n".join(lines)
+
+    def listed(self) -> list[str]:
+        """Return the nearest violations for people, with paths, and how many more there are."""
         nearest = sorted(self.violations, key=lambda violation: len(violation.path))
-        lines += [str(violation) for violation in nearest[:_SHOWN_MAX]]
+        lines = [str(violation) for violation in nearest[:_SHOWN_MAX]]
         if len(nearest) > _SHOWN_MAX:
             lines.append(f"… and {len(nearest) - _SHOWN_MAX} more, farther away")
-        lines.append(f"{len(self.violations)} violations")
-        return "\n".join(lines)
+        return lines

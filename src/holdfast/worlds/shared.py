@@ -125,7 +125,8 @@ class SharedExplorer(Findings):
 
     def record(self, journal: Journal, commit_every: int) -> None:
         """Write what is found to a store, and go on with what is there."""
-        recording = Recording(journal, self._choices, self._invariants, commit_every)
+        given = (self._choices, self._invariants, commit_every)
+        recording = Recording(journal, *given, totals=self._totals)
         if journal.checkpoints():
             # It was killed while it had one world, which is not at its initial state.
             with self._make_world() as world:

@@ -1,0 +1,116 @@
+"""`holdfast explorations`: look at explorations in a store."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..checkpoints.diff import printable
+from ..store import Store
+from . import output
+from .command import OFFERED_MAX, Answer, Commands, Limit, argument, numbered, option, page
+
+if TYPE_CHECKING:
+    from ..worlds.stored import StoredExploration
+
+app = Commands("Look at explorations in a store; `holdfast explore` goes on with them.")
+# What `holdfast explore` takes for an id if none is given.
+MODULE_AND_WORLD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def _offered(store: Store) -> Iterator[tuple[int, str, str]]:
+    from ..worlds.stored import list_explorations
+
+    for each in list_explorations(store, limit=OFFERED_MAX):
+        yield each.number, each.id, each.status
+
+
+ExplorationId = Annotated[
+    str,
+    argument(
+        "ID",
+        "The exploration's id, its number in the list, or at least 8 first characters of its id.",
+        numbered(_offered),
+    ),
+]
+
+
+@app.command("list", mode="read")
+def list_all(
+    store: Store,
+    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    limit: Limit = 100,
+) -> Answer:
+    """List explorations in the order of their creation, without reading their graphs."""
+    from ..worlds.stored import list_explorations
+
+    found = list_explorations(store, after=after, limit=limit)
+    columns = {
+        "number": "number",
+        "id": "id",
+        "status": "status",
+        "states": "states",
+        "steps": "steps",
+        "violations": "violations",
+        "updated": "updated_at",
+    }
+    empty = "No explorations. `holdfast explore MODULE:WORLD` writes one."
+    return page("explorations", found, output.data, columns, limit=limit, shorten="id", empty=empty)
+
+
+@app.command(mode="read")
+def show(store: Store, exploration: ExplorationId) -> Answer:
+    """Show an exploration, its violations with shortest paths, and how to go on with it."""
+    from ..worlds.reports import violation_data
+    from ..worlds.stored import read_exploration
+
+    found = read_exploration(store, exploration)
+    result = found.result
+    data = output.data(found.info) | {
+        "left_to_try": found.left,
+        "actions": found.actions,
+        "invariants": found.invariants,
+        "never_possible": result.unused_actions if found.has_graph else [],
+        "is_cut": result.is_cut,
+        "has_graph": found.has_graph,
+        "warnings": result.warnings,
+        "found": list(map(violation_data, result.violations)),
+    }
+    return Answer(data, lambda: _shown(found))
+
+
+def _shown(found: StoredExploration) -> Iterator[Any]:
+    info, result = found.info, found.result
+    told: dict[str, Any] = {
+        "exploration": f"{info.id} (number {info.number})",
+        "status": info.status,
+        "states": f"{info.states}, not beyond max_depth" if result.is_cut else info.states,
+        "steps": info.steps,
+        "left_to_try": found.left,
+        "violations": info.violations,
+        "started": output.when(info.created_at),
+        "updated": output.when(info.updated_at),
+        "actions": ", ".join(found.actions),
+        "invariants": ", ".join(found.invariants) or None,
+    }
+    if found.has_graph and result.unused_actions:
+        told["never_possible"] = ", ".join(result.unused_actions)
+    yield output.fields(told)
+    if not found.has_graph and info.states:
+        yield "\nIts graph was removed by retention; explore again to see the violations."
+    for title, lines in (("Warnings", result.warnings), ("Violations", result.listed())):
+        if lines:
+            yield output.heading(title)
+            yield from (printable(line) for text in lines for line in text.split("\n"))
+    id = shlex.quote(printable(info.id))
+    is_default = MODULE_AND_WORLD.fullmatch(info.id)
+    command = f"holdfast explore {id}" if is_default else f"holdfast explore MODULE:WORLD --id {id}"
+    if info.status == "running":
+        yield "\nA process is exploring now."
+    elif info.status == "completed":
+        yield "\nEverything was tried."
+    else:
+        yield f"\n`{command} --resume` goes on with it."
+    yield f"`{command} --clean` removes it, with what killed processes left."
