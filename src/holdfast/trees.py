@@ -17,10 +17,11 @@ from .errors import SessionBusy
 from .feed import emit, empty_events, read_position, sessions_of_events
 from .kernel.flow import Flow, invoke, perform
 from .kernel.operation import Lock, Op, Row, operation, query, rows, together
+from .kernel.sql import given
 from .records import SessionRef
 from .sessions.access import Place
 from .sessions.handle import SessionHandle
-from .sessions.rows import given, ref_of
+from .sessions.rows import ref_of
 from .sessions.subtree import (
     LIST_DELETING,
     list_members,

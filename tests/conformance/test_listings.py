@@ -6,7 +6,10 @@ The work is counted, not timed: steps of SQLite's machine, and rows that Postgre
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import pkgutil
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,16 +21,20 @@ import holdfast
 from benchmarks import bulk
 from benchmarks.bulk import BIG, RARE, session_id
 from holdfast.access import AccessNoun
+from holdfast.checkpoints.keys import ITEMS, VERSIONS
 from holdfast.effects.noun import UNREACHABLE, Pruning
 from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
 from holdfast.kernel.nouns import Noun, Retention
 from holdfast.kernel.operation import Op, one, rows
+from holdfast.kernel.owned_rows import OwnedRows
+from holdfast.kernel.sql import Dialect
 from holdfast.peers import PeersNoun
 from holdfast.peers.answers import find_due
 from holdfast.peers.noun import find_old
 from holdfast.records import SessionRef
 from holdfast.replies import RepliesNoun, remembered
 from holdfast.replies.noun import FORGET_REPLIES, KEPT_MS
+from holdfast.store import NOUNS
 from holdfast.work.claims import heartbeat
 from holdfast.work.noun import EFFECTS_OF_NO_ITEM, find_expired
 
@@ -158,7 +165,7 @@ def removed(tx: holdfast.Transaction, noun: Noun) -> Op[int]:
     return (yield from noun.remove(tx.runtime, [SessionRef("nobody", 0, "nobody")], 100))
 
 
-# A token, a record of the audit and a reply for each session.
+# For each session a row of the tables that have none of it yet; many keys of one tree.
 MADE = (
     """
     INSERT INTO hf_tokens (id, name, digest, permission, root_id, created_at)
@@ -173,11 +180,131 @@ MADE = (
     INSERT INTO hf_replies (scope, key, number, digest, outcome, session_id, created_at)
     SELECT 'many', id, 1, id, metadata, id, :now FROM hf_sessions
     """,
+    "INSERT INTO hf_lines (base) SELECT 0 FROM hf_sessions",
+    "INSERT INTO hf_uses (line_id, session_number) SELECT number, number FROM hf_sessions",
+    f"""
+    INSERT INTO hf_items (key, count, data)
+    SELECT (number + 1) * {ITEMS}, 1, metadata FROM hf_sessions
+    """,
+    f"""
+    INSERT INTO hf_pins (key, reason, created_at)
+    SELECT number * {VERSIONS} + 1, metadata, created_at FROM hf_sessions
+    """,
+    f"""
+    INSERT INTO hf_attestations (key, evidence, created_at)
+    SELECT number * {VERSIONS} + 1, metadata, created_at FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
+    SELECT number, 1, 1, 1 FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_effect_sessions (session_number, salt_number) SELECT number, 1 FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_effect_origins (
+        session_number, position, origin_id, origin_number, first_version, last_version
+    ) SELECT number, 1, id, number, 1, 1 FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_artifacts (
+        session_number, session_id, name, version, media_type, data, is_returned, created_at
+    ) SELECT number, id, 'plan', 1, 'text/plain', metadata, 0, created_at FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_state_entries (
+        root_id, key, version, value, sequence, base, steps, updated_by, created_at, updated_at
+    ) SELECT t.root_id, s.id, 1, s.metadata, 1, 1, 0, s.id, s.created_at, s.created_at
+    FROM hf_sessions s JOIN hf_trees t ON t.root_id IN (s.id, 'big')
+    """,
+    """
+    INSERT INTO hf_state_rules (root_id, key, reducer, updated_by, updated_at)
+    SELECT t.root_id, s.id, 'last', s.id, s.created_at
+    FROM hf_sessions s JOIN hf_trees t ON t.root_id IN (s.id, 'big')
+    """,
+    """
+    INSERT INTO hf_work (
+        id, type, queue, state, on_crash, max_retries, input, available_at, created_at,
+        completed_at, updated_at, priority, fence, session_number, session_id, root_id
+    )
+    SELECT 'of ' || s.id, w.type, w.queue, w.state, w.on_crash, w.max_retries, w.input,
+        w.available_at, w.created_at, w.completed_at, w.updated_at, w.priority, w.fence,
+        s.number, s.id, s.root_id
+    FROM hf_work w JOIN hf_sessions s ON s.number = w.number WHERE w.state = 'completed'
+    """,
+    """
+    INSERT INTO hf_spend (
+        id, session_number, session_id, root_id, model, source, state, input_tokens,
+        output_tokens, created_at, updated_at
+    )
+    SELECT 'of ' || id, number, id, root_id, 'small', 'agent', 'settled', 0, 0, created_at,
+        created_at
+    FROM hf_sessions
+    """,
+    "INSERT INTO hf_worlds (session_number) SELECT number FROM hf_sessions",
+    """
+    INSERT INTO hf_world_checkpoints (session_number, id, name, body, created_at)
+    SELECT number, id, id, metadata, created_at FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_world_states (session_number, id, body)
+    SELECT number, id, metadata FROM hf_sessions
+    """,
+    """
+    INSERT INTO hf_world_steps (session_number, from_id, candidate, body)
+    SELECT number, id, 0, metadata FROM hf_sessions
+    """,
+)
+# As autovacuum does.
+ANALYZED = tuple(
+    f"ANALYZE {table}" for table in dict.fromkeys(re.findall(r"INSERT INTO (\w+)", " ".join(MADE)))
 )
 
 
-# As autovacuum does.
-ANALYZED = ("ANALYZE hf_tokens", "ANALYZE hf_audit", "ANALYZE hf_replies")
+def statements_given_keys() -> dict[str, str]:
+    """Every statement of a noun that is given keys as JSON, with where it stands."""
+    found: dict[str, str] = {}
+    for package in dict.fromkeys(type(noun).__module__.rpartition(".")[0] for noun in NOUNS):
+        for module in pkgutil.iter_modules(
+            importlib.import_module(package).__path__, f"{package}."
+        ):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                for text in texts_of(value):
+                    if "json_each(" in text and re.match(r"\s*(SELECT|UPDATE|DELETE)\b", text):
+                        found.setdefault(text, f"{module.name} {name} {len(found)}")
+    return {name: text for text, name in found.items()}
+
+
+def texts_of(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case OwnedRows():
+            yield value.of_many
+        case dict():
+            yield from (text for each in value.values() for text in texts_of(each))
+        case list() | tuple():
+            yield from (text for each in value for text in texts_of(each))
+
+
+GIVEN = statements_given_keys()
+# Beside the keys. Nothing has the number or the id "0".
+BESIDE = {
+    "root_id": BIG,
+    "after": 0,
+    "last": 10,
+    "data": b"",
+    "status": "active",
+    "raised": 0,
+    "lease_ms": 1,
+    "limit": 100,
+}
+
+
+def finding_nothing(statement: str) -> Op[Any]:
+    given = dict.fromkeys(re.findall(r"json_each\(CAST\(:(\w+)", statement), '{"0": 0}')
+    names = Dialect("any").statement(statement).parameters
+    return (yield from rows(statement, **{name: {**BESIDE, **given}[name] for name in names}))
 
 
 def run_all(_: holdfast.Transaction, texts: Sequence[str]) -> Op[None]:
@@ -269,3 +396,9 @@ def drop(schemas: Any) -> None:
 def test_a_filter_does_not_read_more_where_there_is_more(counted: Counted, name: str) -> None:
     few, many = (counted.work(size, LISTINGS[name]) for size in SIZES)
     assert many <= few * TIMES_MAX + ROWS_MAX, f"{few} of {SIZES[0]:,}, {many} of {SIZES[1]:,}"
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_given_keys_are_looked_for_in_an_index(counted: Counted, name: str) -> None:
+    few, many = (counted.work(size, lambda *_: finding_nothing(GIVEN[name])) for size in SIZES)
+    assert many <= few + ROWS_MAX, f"{few} of {SIZES[0]:,}, {many} of {SIZES[1]:,}"

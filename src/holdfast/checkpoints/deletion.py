@@ -10,29 +10,29 @@ from collections.abc import Sequence
 
 from ..kernel.append_only import through_door
 from ..kernel.operation import Op, Query, Runtime, batch, rows
-from ..sessions.rows import GIVEN_NUMBERS, given
+from ..kernel.sql import given, given_keys
+from ..sessions.rows import GIVEN_NUMBERS
 from .keys import ITEMS, VERSIONS
 from .removal import cut_tails
 
-GIVEN_LINES = GIVEN_NUMBERS.replace(":numbers", ":lines")
+GIVEN_LINES = given_keys("lines", "INTEGER")
 # The keys in the ranges of given sessions or lines.
 IN_RANGES = """(
-    SELECT kept.key FROM (SELECT CAST(key AS INTEGER) AS number
-        FROM json_each(CAST(:{given} AS TEXT) /*pg ::json */)) AS owner
-    JOIN {table} AS kept ON kept.key >= owner.number * {keys}
-        AND kept.key < (owner.number + 1) * {keys}
+    SELECT kept.key FROM {owners} AS owner
+    JOIN {table} AS kept ON kept.key >= owner.given_key * {keys}
+        AND kept.key < (owner.given_key + 1) * {keys}
     LIMIT :limit
 )"""
 REMOVE_RANGES = "DELETE FROM {table} WHERE key IN {ranges} RETURNING key"
 REMOVE_FROM_RANGES = {
     table: REMOVE_RANGES.format(
-        table=table, ranges=IN_RANGES.format(table=table, given=given, keys=keys)
+        table=table, ranges=IN_RANGES.format(table=table, owners=owners, keys=keys)
     )
-    for table, given, keys in (
-        ("hf_checkpoints", "numbers", VERSIONS),
-        ("hf_pins", "numbers", VERSIONS),
-        ("hf_attestations", "numbers", VERSIONS),
-        ("hf_items", "lines", ITEMS),
+    for table, owners, keys in (
+        ("hf_checkpoints", GIVEN_NUMBERS, VERSIONS),
+        ("hf_pins", GIVEN_NUMBERS, VERSIONS),
+        ("hf_attestations", GIVEN_NUMBERS, VERSIONS),
+        ("hf_items", GIVEN_LINES, ITEMS),
     )
 }
 REMOVE_EPOCHS = f"DELETE FROM hf_epochs WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608

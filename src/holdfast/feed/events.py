@@ -7,7 +7,6 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -18,6 +17,7 @@ from ..codec import Codec
 from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
+from ..kernel.sql import given, given_keys
 from ..records import Event
 
 CREATE_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
@@ -62,12 +62,11 @@ LIST_EVENT_SESSIONS = """
 SELECT DISTINCT session_id FROM hf_events
 WHERE root_id = :root_id AND position > :after AND position <= :last
 """
-EMPTY_EVENTS = """
+EMPTY_EVENTS = f"""
 UPDATE hf_events SET data = :data
-WHERE root_id = :root_id AND position > :after AND position <= :last AND session_id IN (
-    SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
-)
-"""
+WHERE root_id = :root_id AND position > :after AND position <= :last
+    AND session_id IN {given_keys("session_ids")}
+"""  # noqa: S608
 EVENTS_PER_READ_MAX = 10_000
 
 E = TypeVar("E", bound=Event)
@@ -204,7 +203,7 @@ def empty_events(
         "root_id": root_id,
         "after": after,
         "last": last,
-        "session_ids": json.dumps(dict.fromkeys(session_ids)),
+        "session_ids": given(session_ids),
         "data": codec.pack({}, context=("hf_events", root_id)),
     }
     yield from through_door(f"empty {root_id}", Query(EMPTY_EVENTS, empty))

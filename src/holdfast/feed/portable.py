@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from ..kernel.portable import (
 )
 from ..kernel.schema import read_now_ms
 from ..kernel.signals import TREE_TOPIC
+from ..kernel.sql import given, given_keys
 from .events import emit, event
 
 
@@ -108,10 +108,9 @@ ADD_TREE = Insert(
 RAISE_SEQUENCE = """
 UPDATE hf_trees SET sequence = :sequence WHERE root_id = :root_id AND sequence < :sequence
 """
-ADVANCE_FEEDS = """
-UPDATE hf_trees SET position = position + 1
-WHERE root_id IN (SELECT key FROM json_each(CAST(:root_ids AS TEXT) /*pg ::json */))
-"""
+ADVANCE_FEEDS = f"""
+UPDATE hf_trees SET position = position + 1 WHERE root_id IN {given_keys("root_ids")}
+"""  # noqa: S608
 TREES = OwnedRows(
     TreeRecord.selected(), "hf_trees", "root_id = {owner}", {"root_id": ""}, owner="TEXT"
 )
@@ -148,7 +147,7 @@ def emit_each(into: Import, kind: str, data_of: Mapping[str, object]) -> Op[None
         yield from emit(into.codec, root_id, root_id, kind, data_of[root_id])
     if not new:
         return
-    yield from rows(ADVANCE_FEEDS, root_ids=json.dumps(dict.fromkeys(new)))
+    yield from rows(ADVANCE_FEEDS, root_ids=given(new))
     at, now_ms = (yield from read_positions(new)), (yield from read_now_ms())
     for root_id, data in new.items():
         sealed = event(into.codec, root_id, root_id, kind, data).data

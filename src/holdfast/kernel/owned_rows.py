@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Literal
 
 from .operation import Op, Row, rows
+from .sql import given, given_keys
 
 OWNERS_PER_PAGE = 256
 ROWS_PER_PAGE = 500
@@ -33,13 +33,11 @@ class OwnedRows:
     """Returns a page of one owner's rows, after the last of the previous page."""
 
     def __post_init__(self) -> None:
-        given = (
-            f"(SELECT CAST(key AS {self.owner}) AS owner"  # noqa: S608 - texts of our own
-            " FROM json_each(CAST(:owners AS TEXT) /*pg ::json */)) AS given"
-        )
+        owners = given_keys("owners", self.owner)
         of_many = (
-            f"SELECT given.owner, {self.columns} FROM {given} CROSS JOIN {self.source}"  # noqa: S608
-            f" WHERE {self.where.format(owner='given.owner')} LIMIT :limit"
+            f"SELECT given_key AS owner, {self.columns} FROM {owners} AS given"  # noqa: S608 - own texts
+            f" CROSS JOIN {self.source}"
+            f" WHERE {self.where.format(owner='given_key')} LIMIT :limit"
         )
         order, after = ", ".join(self.after), ", ".join(f":{name}" for name in self.names)
         of_one = (
@@ -70,9 +68,7 @@ def read_each(
             yield from _read_pages(owned, some[0], take)
             size = 2
             continue
-        found = yield from rows(
-            owned.of_many, owners=json.dumps(dict.fromkeys(some)), limit=ROWS_PER_PAGE + 1
-        )
+        found = yield from rows(owned.of_many, owners=given(some), limit=ROWS_PER_PAGE + 1)
         if len(found) > ROWS_PER_PAGE:
             waiting, size = chain(some, waiting), max(1, len(some) // 4)
             continue

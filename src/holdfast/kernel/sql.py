@@ -9,9 +9,11 @@ it is compared by bytes as on SQLite.
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 _TOKEN = re.compile(
     r"""
@@ -112,6 +114,25 @@ class _Rewriter:
         if name not in self.parameters:
             self.parameters.append(name)
         return f"${self.parameters.index(name) + 1}"
+
+
+def given(keys: Iterable[int | str]) -> str:
+    """Return numbers or ids as one parameter, for `given_keys`."""
+    return json.dumps(dict.fromkeys(keys))
+
+
+def given_keys(parameter: str, kind: Literal["INTEGER", "TEXT"] = "TEXT") -> str:
+    """Return a subquery for the keys that `given` packed, with the one column `given_key`.
+
+    PostgreSQL expects a hundred keys of JSON, and may read a whole table for them; of an array it
+    expects ten, and looks for each in the index.
+    """
+    return f"""(
+    /*pg SELECT unnest(ARRAY( */
+    SELECT CAST(key AS {kind}) AS given_key
+    FROM json_each(CAST(:{parameter} AS TEXT) /*pg ::json */)
+    /*pg )) AS given_key */
+)"""  # noqa: S608
 
 
 def merged(branches: Sequence[str], order: str = "number") -> str:

@@ -12,9 +12,10 @@ from ..formatting import plural
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, one, operation, query, rows
+from ..kernel.sql import given, given_keys
 from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
 from ..sessions.access import LOCK_SESSION, Place
-from ..sessions.rows import GIVEN_NUMBERS, SET_SESSION_STATUS, given, numbers_of
+from ..sessions.rows import GIVEN_NUMBERS, SET_SESSION_STATUS, numbers_of
 from .answers import NEXT_DUE, UNANSWERED, answer_served, expire, find_due, follow_item
 from .asks import REQUEST, RESUME, SELECT_ASKS
 from .pauses import close_open
@@ -24,11 +25,7 @@ from .settlement import CANCELLED, cancel_asks, settle
 REMOVED_PER_PASS = 500
 OVERDUE_MS = 60_000
 
-# An array is estimated as short, so PostgreSQL looks for each id in the index.
-GIVEN_IDS = """(
-    /*pg SELECT unnest(ARRAY( */ SELECT key FROM json_each(CAST(:ids AS TEXT) /*pg ::json */)
-    /*pg )) */
-)"""
+GIVEN_IDS = given_keys("ids")
 OPEN_OF_SESSIONS = f"""
 {SELECT_ASKS} WHERE session_number IN {GIVEN_NUMBERS} AND coalesce(state, '') = 'open'
 ORDER BY number LIMIT :limit

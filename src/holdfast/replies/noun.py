@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -10,17 +9,13 @@ from ..formatting import plural
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, batch, one, operation, query, rows
+from ..kernel.sql import given, given_keys
 from ..records import Finding, Pruned, SessionRef, Swept
 
 KEPT_MS = 24 * 3600 * 1000
 REMOVED_PER_PASS = 500
 
-# PostgreSQL expects a hundred keys of JSON, and reads all replies for them; of an array, ten.
-OF_SESSIONS = """session_id IN (
-    /*pg SELECT unnest(ARRAY( */
-    SELECT key FROM json_each(CAST(:session_ids AS TEXT) /*pg ::json */)
-    /*pg )) */
-)"""
+OF_SESSIONS = f"session_id IN {given_keys('session_ids')}"
 REMOVE_REPLIES = f"""
 DELETE FROM hf_replies WHERE (scope, key) IN (
     SELECT r.scope, r.key FROM hf_replies r WHERE r.key <> '' AND r.{OF_SESSIONS} LIMIT :limit
@@ -51,7 +46,7 @@ class RepliesNoun(Noun):
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the outcomes of requests about sessions."""
-        ids = json.dumps(dict.fromkeys(each.id for each in sessions))
+        ids = given(each.id for each in sessions)
         gone = {"session_ids": ids, "limit": limit}
         _, removed = yield from batch(Query(EMPTY_LANES, gone), Query(REMOVE_REPLIES, gone))
         return len(removed)

@@ -6,15 +6,14 @@ Statements of other nouns use the fragments of this module: only this package na
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..codec import Codec
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, listed, one, rows
-from ..kernel.sql import merged
+from ..kernel.sql import given, given_keys, merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
 
@@ -24,9 +23,7 @@ SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
 ALL_SESSIONS = "hf_sessions s"
 
 # Fragment: the numbers of sessions, as `numbers_of` packs them into one parameter.
-GIVEN_NUMBERS = """(
-    SELECT CAST(key AS INTEGER) FROM json_each(CAST(:numbers AS TEXT) /*pg ::json */)
-)"""
+GIVEN_NUMBERS = given_keys("numbers", "INTEGER")
 
 SESSION_COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
@@ -121,13 +118,8 @@ WHERE number = :number AND fence = :fence
 """
 
 
-def given(keys: Iterable[int | str]) -> str:
-    """Return numbers or ids as one parameter for `json_each`."""
-    return json.dumps(dict.fromkeys(keys))
-
-
 def numbers_of(sessions: Sequence[SessionRef]) -> str:
-    """Return the numbers of sessions as one parameter for `json_each`."""
+    """Return the numbers of sessions as one parameter, for `GIVEN_NUMBERS`."""
     return given(each.number for each in sessions)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..formatting import plural
 from ..kernel.operation import Op, Row, rows
+from ..kernel.sql import given_keys
 from ..records import Finding, SessionRef
 from .rows import GIVEN_NUMBERS, numbers_of, ref_of
 
@@ -32,10 +33,9 @@ UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
     lease_expires_at = NULL, fence = fence + :raised
 WHERE number IN {GIVEN_NUMBERS} AND status <> 'deleting'
 """  # noqa: S608
-LIST_DELETING = """
-SELECT id FROM hf_sessions WHERE status = 'deleting'
-    AND id IN (SELECT key FROM json_each(CAST(:ids AS TEXT) /*pg ::json */))
-"""
+LIST_DELETING = f"""
+SELECT id FROM hf_sessions WHERE status = 'deleting' AND id IN {given_keys("ids")}
+"""  # noqa: S608
 REMOVE_SESSIONS = f"DELETE FROM hf_sessions WHERE number IN {GIVEN_NUMBERS}"  # noqa: S608
 LIST_UNFINISHED = """
 SELECT s.id, s.status FROM hf_sessions s WHERE s.status IN ('cancelling', 'deleting')

@@ -6,7 +6,6 @@ part of the state's history: a restore writes old values under the current rules
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,6 +15,7 @@ from ..codec import Codec
 from ..errors import InvalidArgument, LimitExceeded, NotFound
 from ..feed.events import event
 from ..kernel.operation import Op, Query, Row, Runtime, batch, rows
+from ..kernel.sql import given, given_keys
 from .records import KeyRule
 from .roots import require_root
 from .schemas import Schemas, require_schema
@@ -36,14 +36,17 @@ REDUCERS: dict[Reducer, Operation] = {
 }
 assert tuple(REDUCERS) == get_args(Reducer)
 
+# Fragment: given keys of a tree. Behind an OFFSET, PostgreSQL does not see that they are of one
+# tree, and looks for each in the index; else it would read all keys of a tree it takes for small.
+GIVEN_KEYS = f"""(root_id, key) IN (
+    SELECT CAST(:root_id AS TEXT), given_key FROM {given_keys("keys")} AS given /*pg OFFSET 0 */
+)"""  # noqa: S608
 RULE_COLUMNS = "key, json_schema, reducer, updated_by, updated_at"
 LIST_RULES = f"""
 SELECT {RULE_COLUMNS} FROM hf_state_rules WHERE root_id = :root_id ORDER BY key
 """  # noqa: S608
 READ_RULES = f"""
-SELECT {RULE_COLUMNS} FROM hf_state_rules WHERE root_id = :root_id AND key IN (
-    SELECT key FROM json_each(CAST(:keys AS TEXT) /*pg ::json */)
-)
+SELECT {RULE_COLUMNS} FROM hf_state_rules WHERE {GIVEN_KEYS}
 """  # noqa: S608
 HAS_RULES = "EXISTS (SELECT 1 FROM hf_state_rules r WHERE r.root_id = {root_id})"
 COUNT_RULES = "SELECT count(*) AS count FROM hf_state_rules WHERE root_id = :root_id"
@@ -115,7 +118,7 @@ def resolved(mutation: Mutation, rule: Rule) -> Mutation:
 
 def read_rules(codec: Codec, root_id: str, keys: Iterable[str] | None) -> Op[dict[str, Rule]]:
     """Return the rules of some keys, or of all."""
-    wanted = {} if keys is None else {"keys": json.dumps(dict.fromkeys(keys))}
+    wanted = {} if keys is None else {"keys": given(keys)}
     found = yield from rows(READ_RULES if wanted else LIST_RULES, root_id=root_id, **wanted)
     return {row["key"]: Rule(_schema(codec, root_id, row), row["reducer"]) for row in found}
 

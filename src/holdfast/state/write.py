@@ -5,7 +5,6 @@ The tree is locked first, so values cannot change between read and write, and se
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +13,11 @@ from ..checkpoints.diff import same
 from ..errors import KeyNotFound, LimitExceeded, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
 from ..kernel.operation import Batch, Lock, Op, Query, Row, Runtime
+from ..kernel.sql import given
 from ..leases import Keeper
 from ..sessions.access import LOCK_SESSION, Place, require_fence, require_open
 from .requests import KeyedRequest
-from .rules import HAS_RULES, NO_RULE, Rule, read_rules, resolved
+from .rules import GIVEN_KEYS, HAS_RULES, NO_RULE, Rule, read_rules, resolved
 from .values import MISSING, DocumentOperation, Mutation, applied
 
 # A value up to this size is stored with every event, a larger one every STEPS_MAX events.
@@ -37,9 +37,7 @@ LEFT JOIN hf_state_entries AS e ON e.root_id = :root_id AND e.key = :key
 """  # noqa: S608
 ENTRY_COLUMNS = "key, version, value, sequence, base, steps, updated_by, updated_at"
 READ_ENTRIES = f"""
-SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key IN (
-    SELECT key FROM json_each(CAST(:keys AS TEXT) /*pg ::json */)
-)
+SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE {GIVEN_KEYS}
 """  # noqa: S608
 READ_ALL_ENTRIES = f"""
 SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id ORDER BY key
@@ -382,4 +380,4 @@ class StateWrite:
 def _reading(root_id: str, keys: Sequence[str] | None) -> Query:
     if keys is None:
         return Query(READ_ALL_ENTRIES, {"root_id": root_id})
-    return Query(READ_ENTRIES, {"root_id": root_id, "keys": json.dumps(dict.fromkeys(keys))})
+    return Query(READ_ENTRIES, {"root_id": root_id, "keys": given(keys)})
