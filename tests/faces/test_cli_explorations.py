@@ -14,11 +14,20 @@ import pytest
 import holdfast
 from holdfast.clock import VirtualClock
 from holdfast.explorations import KeptStep
-from holdfast.worlds import Exploration, MemorySystem, World, action, explore, invariant
+from holdfast.worlds import (
+    Exploration,
+    MemorySystem,
+    Progress,
+    World,
+    action,
+    explore,
+    invariant,
+)
 from holdfast.worlds.journal import drive, journal_of
 from holdfast.worlds.recording import Recording
 from holdfast.worlds.reports import to_data
 from holdfast.worlds.stored import list_explorations, read_exploration
+from holdfast.worlds.values import encode
 from tests.faces import forked
 from tests.faces.test_cli_sessions import Run, data, lines, quick
 
@@ -172,6 +181,33 @@ def test_totals_are_moved_and_outlive_the_graph(
         store.import_sessions(tmp_path / "export")
         assert listed(store) == [counts(result)]
         assert len(read_exploration(store, "shop").result.violations) == len(result.violations)
+
+
+def test_a_running_exploration_is_shown_as_far_as_it_has_come(
+    place: dict[str, Any], quick: Run
+) -> None:
+    shown: list[str] = []
+
+    def look(now: Progress) -> None:
+        if now.steps == 3:
+            told = data(quick("explorations", "show", "shop-of-today", "--json"))
+            assert (told["status"], told["steps"], told["states"]) == ("running", 3, now.states)
+            shown.append(quick("explorations", "show", "shop-of-").stdout)
+
+    with holdfast.open(**place) as store:
+        explored(store, "shop-of-today", on_progress=look)
+    assert "A process is exploring now." in shown[0]
+    assert "--resume" not in shown[0]
+
+
+def test_what_a_foreign_file_says_was_explored_is_checked(tmp_path: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        explored(store, "shop", max_steps=3)
+        for settings in (1, {}, {"actions": [["", b"\x80"]], "invariants": []}):
+            with drive(store, "shop") as session:
+                journal_of(session).set_settings(encode(settings, "settings"))
+            with pytest.raises(holdfast.CorruptRecord, match="exploration shop cannot be read"):
+                read_exploration(store, "shop")
 
 
 def test_an_exploration_is_read_while_it_goes_on(
