@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import CorruptRecord, InvalidArgument, NotFound
+from ..errors import CorruptRecord, NotFound
 from ..explorations import ExplorationInfo, Explorations
 from .actions import Action
 from .findings import Findings, Limits
@@ -84,7 +84,7 @@ def read_exploration(store: Store, id: str) -> StoredExploration:
         ]
         recorded = Recording(journal, choices, invariants).read()
         result = _Reader(recorded, choices, invariants).result
-    except (LookupError, TypeError, ValueError, InvalidArgument, msgspec.MsgspecError) as error:
+    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
         # It may have come from a file that somebody else has written.
         raise CorruptRecord(
             f"What is stored of exploration {session.id} cannot be read: {error!r}"
