@@ -271,7 +271,7 @@ def looks(place: dict[str, Any]) -> list[list[str]]:
         ["work", "top", "--once"],
         ["spend", "list"],
         ["spend", "sums"],
-        ["checkpoints", "export", "OUT", "s"],
+        ["export", "OUT", "s"],
         ["backup", "COPY"],
         ["doctor"],
     ]

@@ -366,7 +366,7 @@ def test_an_ended_session_is_rewound_only_with_reopen(filled: Any, quick: Run) -
 @pytest.mark.parametrize(
     ("command", "usage"),
     [
-        ("checkpoints export", "[OPTIONS] FILE [SESSION]..."),
+        ("export", "[OPTIONS] FILE [SESSION]..."),
         ("checkpoints show", "[OPTIONS] SESSION [VERSION]"),
         ("sessions list", "[OPTIONS]"),
     ],
@@ -433,10 +433,10 @@ def test_sessions_move_to_another_database(
         other = {"url": f"sqlite:///{tmp_path}/other.db"}
     else:
         other = {"url": postgres_dsn, "namespace": f"{namespace}_other"}
-    exported = data(quick("checkpoints", "export", file, "--json"))
+    exported = data(quick("export", file, "--json"))
     assert (exported["sessions"], exported["checkpoints"]) == (4, 17)
     assert exported["path"] == str(file)
-    assert data(quick("checkpoints", "import", file, "--json", at=other)) == {
+    assert data(quick("import", file, "--json", at=other)) == {
         "sessions": 4, "checkpoints": 17, "effects": 0, "items": 0, "spends": 0, "entries": 0,
         "notes": [],
     }  # fmt: skip
@@ -447,7 +447,7 @@ def test_sessions_move_to_another_database(
         2, "Error: session 'root-session' exists already; nothing was imported\n",
     )  # fmt: skip
     part = tmp_path / "part.export"
-    assert lines(quick("checkpoints", "export", part, "long-ses"))[0].startswith(
+    assert lines(quick("export", part, "long-ses"))[0].startswith(
         f"Exported 1 session with 12 checkpoints to {part} ("
     )
     part.write_bytes(part.read_bytes()[:-1])
@@ -532,9 +532,9 @@ def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
         (["checkpoints", "pin", "root-session", "1", "--reason", " "], 2, "a pin needs a reason"),
         (["checkpoints", "fork", "root-session", "1", "--id", "long-session"], 2,
          "session 'long-session' exists already"),
-        (["checkpoints", "export", "/nowhere/x"], 2,
+        (["export", "/nowhere/x"], 2,
          "there is no directory /nowhere; create it first"),
-        (["checkpoints", "import", "/nowhere"], 2, "there is no file /nowhere"),
+        (["import", "/nowhere"], 2, "there is no file /nowhere"),
         (["import", "--legacy", "/nowhere"], 2, "there is no file /nowhere"),
         (["sessions", "show", "a\x1bb"], 2,
          "id must be text of 1 to 256 printable characters, not 'a\\x1bb'"),

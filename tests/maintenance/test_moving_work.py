@@ -197,7 +197,7 @@ def test_the_command_line_names_the_trees_that_were_written_to(
         store.session("a").save(a=1)
         store.session("b").save(a=1)
     written(["b"])
-    command = ["checkpoints", "export", str(file), "--move", *options]
+    command = ["export", str(file), "--move", *options]
     assert run(command) == holdfast.SessionBusy.exit_code
     said = capsys.readouterr().err
     assert "1 tree was written to during the export: 'b'. Nothing was moved" in said

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import HoldfastError
-from . import INTERRUPTED, demo, discard_output, explore, mcp, output, serve, store, transfer
+from . import INTERRUPTED, bench, demo, discard_output, explore, mcp, output, serve, store, transfer
 from .command import Commands, Group, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
@@ -71,7 +71,9 @@ for function in (
     app.command()(function)
 app.command(mode="read")(store.backup)
 app.command(mode="write")(store.prune)
+app.command("export")(transfer.export_file)
 app.command("import", mode="create")(transfer.import_file)
+app.command()(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:

@@ -29,7 +29,6 @@ from .command import (
     option,
     page,
 )
-from .transfer import export_sessions, import_export
 
 app = Commands("Look at checkpoints, compare them, fork or rewind to one.")
 STYLES = {"+": "green", "-": "red", "~": "yellow", " ": "dim"}
@@ -220,7 +219,3 @@ def unpin(store: Store, session: SessionId, version: Version) -> Answer:
         {"session_id": found.id, "version": version},
         f"Version {version} of session {found.id} is not pinned.",
     )
-
-
-app.command("export")(export_sessions)
-app.command("import", mode="create")(import_export)

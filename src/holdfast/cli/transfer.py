@@ -1,4 +1,4 @@
-"""`holdfast checkpoints export` and `import`, and `holdfast import`, also of older formats."""
+"""`holdfast export` and `holdfast import`, also of older formats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ StoreKeys = Annotated[
 ]
 
 
-def export_sessions(
+def export_file(
     file: Annotated[Path, argument("FILE", "The new file; it must not exist yet.")],
     sessions: Annotated[
         list[str] | None, argument("[SESSION]...", "Which sessions; without one, all.")
@@ -55,14 +55,6 @@ def export_sessions(
     return Answer(exported.to_dict(), shown)
 
 
-def import_export(
-    store: Store, file: File, allow_plaintext: AllowPlaintext = False, store_keys: StoreKeys = False
-) -> Answer:
-    """Read an exported file. All of it or nothing; a session that exists is refused."""
-    keys = {"allow_plaintext": allow_plaintext, "store_keys": store_keys}
-    return _imported(store.import_sessions(file, **keys))
-
-
 def import_file(
     store: Store,
     file: File,
@@ -72,10 +64,14 @@ def import_file(
     allow_plaintext: AllowPlaintext = False,
     store_keys: StoreKeys = False,
 ) -> Answer:
-    """Read an exported file, or adopt an older database. All of it or nothing."""
+    """Read an exported file, or adopt an older database. All of it or nothing.
+
+    A session that exists is refused.
+    """
     if legacy:
         return _imported(store.import_legacy(file))
-    return import_export(store, file, allow_plaintext, store_keys)
+    keys = {"allow_plaintext": allow_plaintext, "store_keys": store_keys}
+    return _imported(store.import_sessions(file, **keys))
 
 
 def _imported(imported: Imported) -> Answer:
