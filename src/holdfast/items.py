@@ -334,6 +334,7 @@ class Work(Handle[C]):
         self,
         *,
         session: Any = None,
+        root: object = None,
         status: WorkStatus | Sequence[WorkStatus] | None = None,
         holder: str | None = None,
         type: str | None = None,
@@ -341,11 +342,15 @@ class Work(Handle[C]):
         before: int | None = None,
         limit: int = 100,
     ) -> Op[Items[C]]:
-        """Return items, newest first; `before` is the `number` of the last one seen."""
+        """Return items, newest first; `before` is the `number` of the last one seen.
+
+        `root` is a session tree, by its root's id or any of its sessions.
+        """
         statuses = () if status is None else reports.statuses_of(status)
         require_limit(limit, ITEMS_PER_PAGE_MAX)
         session_id = getattr(session, "id", session)
-        wanted = {"session_id": session_id, "holder": holder, "type": type, "queue": queue}
+        wanted = {"session_id": session_id, "root_id": getattr(root, "root_id", root)}
+        wanted |= {"holder": holder, "type": type, "queue": queue}
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_text(name.removesuffix("_id"), value)

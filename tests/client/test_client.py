@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import threading
 import uuid
@@ -385,29 +386,25 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
             Call(Work.submit, store.work, ("t",), {"session": mine}),
         ]
         refused: list[Call[Any]] = [
-            Call(Session.append, other, ("log", [1])),
-            Call(Session.latest, other),
-            Call(StoreHandle.session, store, ("child2",), {"parent": "other"}),
             Call(StoreHandle.session, store, ("new root",)),
-            Call(StoreHandle.find_session, store, ("other",)),
+            Call(StoreHandle.session, store, ("other",)),
             Call(StoreHandle.events, store, ("other",)),
-            Call(StoreHandle.sessions, store),
+            Call(StoreHandle.sessions, store, (), {"root": "other"}),
+            Call(StoreHandle.sessions, store, (), {"root": other}),
             Call(StoreHandle.effects, store),
-            Call(StoreHandle.effects, store, (), {"session": other}),
-            Call(StoreHandle.effects, store, (), {"session": "other"}),
-            Call(StoreHandle.effects, store, (), {"session": other.info()}),
             Call(StoreHandle.effects, store, (), {"session": 5}),
             Call(StoreHandle.effects, store, (), {"item": item}),
             Call(Work.claim, store.work, ("w",)),
-            Call(Work.list, store.work),
-            Call(Work.submit, store.work, ("t",), {"session": other}),
+            Call(Work.list, store.work, (), {"root": "other"}),
+            Call(Work.submit, store.work, ("t",)),
             Call(type(item).cancel, item),
-            Call(IdentityOps.find, IdentityOps(), ("other", None, "u")),
             Call(Ledger.take, store.ledger, (), {"request": everywhere}),
+        ]
+        lost: list[Call[Any]] = [
             Call(Ledger.finish, store.ledger, (stolen, EffectOutcome("failed", "not_landed"))),
-            Call(Ledger.withdraw, store.ledger, (mine._place, None, [stolen.id])),
             Call(Keeper.renew, store.ledger.keeper, ([(foreign, 60.0)],)),
         ]
+        allowed += [Call(Ledger.withdraw, store.ledger, (mine._place, None, [stolen.id]))]
         allowed += [
             Call(StoreHandle.peer_call, store, ("asked",)),
             Call(StoreHandle.progress, store, ("asked", "half")),
@@ -437,6 +434,8 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
         assert [type(each) for each in answers] == [list] * len(allowed)
         answers = asyncio.run(as_token(place, refused, token))
         assert [type(each) for each in answers] == [Forbidden] * len(refused)
+        answers = asyncio.run(as_token(place, lost, token))
+        assert [type(each) for each in answers] == [holdfast.LeaseLost] * len(lost)
         answers = asyncio.run(as_token(place, unknown, token))
         assert [type(each) for each in answers] == [holdfast.AskNotFound] * len(unknown)
         assert store.peer_call("theirs").state == "open"
@@ -445,6 +444,97 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
         assert store.effect(stolen.id).status == "issued"
         made = ["asking", "asked", "asking elsewhere", "theirs", "waiting"]
         assert [each.id for each in store.sessions()] == ["mine", "other", *made, "child"]
+
+
+def test_what_is_in_another_tree_is_as_unknown_as_what_never_was(tmp_path: Any) -> None:
+    from holdfast.access import Tokens
+    from holdfast.items import Work
+    from holdfast.store import StoreHandle
+    from holdfast.work.items import Submission
+
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        mine, other = store.session("mine"), store.session("other-tree-0001")
+        ended = store.session("ended", parent=other)
+        ended.end()
+        store.work.submit("t", session=mine)
+        [held] = store.work.claim("w")
+        gone = Session(store.runtime, "never-was-00001", 99, "never-was-00001", None)
+        number = str(other.number)
+        # Each is asked of a session elsewhere, and of one that is not.
+        pairs: list[tuple[Call[Any], Call[Any]]] = [
+            (call(other, other.id), call(gone, gone.id))
+            for call in (
+                lambda handle, id: Call(Session.append, handle, ("log", [1])),
+                lambda handle, id: Call(Session.latest, handle),
+                lambda handle, id: Call(StoreHandle.find_session, store, (id,)),
+                lambda handle, id: Call(StoreHandle.find_session, store, (id[:10],)),
+                lambda handle, id: Call(StoreHandle.session, store, (id,)),
+                lambda handle, id: Call(StoreHandle.session, store, ("new",), {"parent": id}),
+                lambda handle, id: Call(StoreHandle.session, store, ("mine",), {"parent": id}),
+                lambda handle, id: Call(StoreHandle.session, store, ("n",), {"parent": handle}),
+                lambda handle, id: Call(StoreHandle.effects, store, (), {"session": id}),
+                lambda handle, id: Call(StoreHandle.effects, store, (), {"session": handle}),
+                lambda handle, id: Call(Work.list, store.work, (), {"session": id}),
+                lambda handle, id: Call(Work.list, store.work, (), {"session": handle}),
+                lambda handle, id: Call(Work.submit, store.work, ("t",), {"session": id}),
+                lambda handle, id: Call(Work.submit, store.work, ("t",), {"session": handle}),
+                lambda handle, id: Call(
+                    Work.submit_many, store.work, ([Submission(type="t", session=id)],)
+                ),
+                lambda handle, id: Call(
+                    type(held).complete, held, (1,), {"then": [Submission(type="t", session=id)]}
+                ),
+                lambda handle, id: Call(IdentityOps.find, IdentityOps(), (id, None, "u")),
+                lambda handle, id: Call(Tokens.create, store.tokens, ("n",), {"session": id}),
+            )
+        ]
+        pairs += [
+            (
+                Call(StoreHandle.session, store, ("ended",)),
+                Call(StoreHandle.session, store, ("x",)),
+            ),
+            (
+                Call(StoreHandle.find_session, store, (number,)),
+                Call(StoreHandle.find_session, store, ("77",)),
+            ),
+        ]
+        token = store.tokens.create("tree", permission="admin", session="mine")
+        before = [each.id for each in store.sessions()]
+        calls = [call for pair in pairs for call in pair]
+        answers = iter(asyncio.run(as_token(place, calls, token)))
+        for (there, _), elsewhere, nowhere in zip(pairs, answers, answers, strict=True):
+            told = [
+                (
+                    type(each),
+                    re.sub("other-tree-0001|never-was-00001|ended|\\bx\\b", "", repr(each)),
+                )
+                for each in (elsewhere, nowhere)
+            ]
+            assert told[0] == told[1], (there.name, there.arguments, there.keywords)
+            assert getattr(elsewhere, "fields", {}).keys() == getattr(nowhere, "fields", {}).keys()
+        assert [each.id for each in store.sessions()] == before
+        assert store.work.list(session=other) == []
+        assert len(store.work.list()) == 1
+
+
+def test_a_token_of_one_tree_lists_what_is_in_it(store: holdfast.Store) -> None:
+    mine, other = store.session("listing"), store.session("elsewhere")
+    child = store.session("listing child", parent=mine)
+    items = [store.work.submit("t", session=each).id for each in (mine, other, child)]
+    token = store.tokens.create("listing tree", permission="read", session=mine)
+    assert store.url is not None
+    with holdfast.connect(store.url, token=token.secret) as limited:
+        assert [each.id for each in limited.sessions()] == ["listing", "listing child"]
+        assert [each.id for each in limited.sessions(root="listing", after=mine.number)] == [
+            "listing child"
+        ]
+        assert [each.id for each in limited.work.list()] == [items[2], items[0]]
+        assert [each.id for each in limited.work.list(session="listing child")] == [items[2]]
+        assert limited.work.list(session="elsewhere") == []
+        for listing in (limited.sessions, limited.work.list):
+            with pytest.raises(Forbidden):
+                listing(root="elsewhere")
 
 
 def test_deleting_needs_a_token_for_administration(tmp_path: Any) -> None:
@@ -586,8 +676,7 @@ def test_a_child_is_given_a_token_for_its_tree_alone(store: holdfast.Store) -> N
         child.session("mine").append("log", [1])
         with pytest.raises(Forbidden):
             child.session("other")
-        with pytest.raises(Forbidden):
-            child.sessions()
+        assert [each.id for each in child.sessions()] == ["mine"]
     assert session.info().version == 1
 
 

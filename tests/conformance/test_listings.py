@@ -98,6 +98,7 @@ LISTINGS: dict[str, Listing] = {
     "work.list(queue=, type=)": lambda tx, _: tx.work.list(queue="queue 7", type="send"),
     "work.list(holder=)": lambda tx, _: tx.work.list(holder="nobody"),
     "work.list(session=)": lambda tx, _: tx.work.list(session=BIG),
+    "work.list(root=)": lambda tx, _: tx.work.list(root=BIG),
     **{
         f"work.list({', '.join(f'{name}={value}' for name, value in given.items())})": (
             functools.partial(listed, given)

@@ -25,6 +25,10 @@ def prepare(place: dict[str, Any], id: str) -> None:
         begun = session.begin("pay", {"n": 1}, "call-1")
         assert isinstance(begun, holdfast.Issued)
         begun.fail("broke")
+        child = store.session(f"{id}-child", parent=session)
+        elsewhere = store.session(f"beside-{id}")
+        for each in (session, elsewhere, child):
+            store.work.submit("t", session=each)
 
 
 async def call_every_tool(client: Client, root: str, *, lists_resources: bool = True) -> None:
@@ -101,6 +105,20 @@ async def read_what_was_done(client: Client, root: str) -> None:
     unknown = await refused(client, "checkpoint_get", version=3)
     assert unknown["error"] == "checkpoint_not_found"
 
+    page = await call(client, "sessions_list", limit=1)
+    rest = await call(client, "sessions_list", after=page["next_after"])
+    found = page["sessions"] + rest["sessions"]
+    assert [(each["id"], each["parent_id"]) for each in found] == [
+        (root, None), (f"{root}-child", root)
+    ]  # fmt: skip
+    assert (await call(client, "sessions_list", status="failed"))["sessions"] == []
+    page = await call(client, "work_list", limit=1)
+    rest = await call(client, "work_list", before=page["next_before"])
+    assert [each["session_id"] for each in page["items"] + rest["items"]] == [
+        f"{root}-child", root
+    ]  # fmt: skip
+    assert (await call(client, "work_list", status="completed"))["items"] == []
+
     assert (await call(client, "pauses_list"))["pauses"] == []
     assert (await refused(client, "answer", result="1"))["error"] == "not_found"
 
@@ -170,6 +188,8 @@ def test_annotations_are_honest() -> None:
         "state_patch": (False, True, False),
         "state_changes": reading,
         "effects_list": reading,
+        "sessions_list": reading,
+        "work_list": reading,
         "checkpoints_list": reading,
         "checkpoint_get": reading,
         "pauses_list": reading,
@@ -275,6 +295,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("state_changes", {"limit": 0}, "invalid_request"),
     ("state_changes", {"limit": 1_001}, "invalid_request"),
     ("effects_list", {"status": "gone"}, "invalid_request"),
+    ("sessions_list", {"status": "gone"}, "invalid_request"),
+    ("work_list", {"root": "other"}, "invalid_request"),
     ("checkpoints_list", {"kind": "'; DROP TABLE hf_sessions; --"}, "invalid_request"),
     ("checkpoint_get", {"version": 0}, "invalid_request"),
     ("checkpoint_get", {"version": 2**60}, "invalid_request"),

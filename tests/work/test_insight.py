@@ -236,6 +236,10 @@ async def test_lists_filter_and_page_from_the_newest(subject: Subject) -> None:
     assert await listed(type="b", status="pending") == await listed(queue="q") == ["b2", "b1", "b0"]
     assert await listed(session="s", status="pending", type="a") == ["a2"]
     assert await listed(session="nobody") == []
+    assert await listed(root=session) == await listed(root="s") == ["a2", "a1", "a0"]
+    assert await listed(root="s", status="completed") == ["a0"]
+    assert await listed(root="s", session="s", type="a", holder="ann") == ["a1"]
+    assert await listed(root="nobody") == await listed(root="nobody", session="s") == []
     page = await done(work.list(limit=4))
     rest = await done(work.list(before=page[-1].number))
     assert [item.id for item in page + rest] == [item.id for item in await done(work.list())]

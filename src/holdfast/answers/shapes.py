@@ -9,14 +9,30 @@ import msgspec
 
 from ..clock import iso
 from ..peers import Answer, Artifact, Decision, Pause, PeerCall
-from ..records import Checkpoint, Effect, LoadedCheckpoint
+from ..records import Checkpoint, Effect, LoadedCheckpoint, SessionInfo
 from ..state.records import Entry, StateEvent, StateSnapshot
+from ..work.items import Item
 from .records import Shape
 
 Json = Any
 CHECKPOINT = Shape("Checkpoint", Checkpoint)
 LOADED = Shape("LoadedCheckpoint", LoadedCheckpoint)
 EFFECT = Shape("Effect", Effect)
+SESSION = Shape("Session", SessionInfo, more={"activity": (str, lambda info: info.activity)})
+ITEM = Shape(
+    "WorkItem",
+    Item,
+    names=Item.__annotations__,
+    leave_out=("driving_fence", "session_number", "stored_state", "is_held", "lease_seconds"),
+    more={
+        "status": (str, lambda item: item.status),
+        "waits_for": (str | None, lambda item: item.waits_for),
+        "input": (Any, lambda item: item.input),
+        "output": (Any, lambda item: item.output),
+        "error": (Any, lambda item: item.error),
+        "last_progress": (Any, lambda item: item.last_progress),
+    },
+)
 ARTIFACT = Shape("Artifact", Artifact, leave_out=("returned",))
 ANSWER = Shape(
     "PeerAnswer",

@@ -10,13 +10,23 @@ import msgspec
 from ..answers.problems import Refusal
 from ..answers.reads import events_page
 from ..answers.records import struct
-from ..answers.shapes import CHECKPOINT, EFFECT, LOADED, PAUSE, KeyInState, key_in_state
+from ..answers.shapes import (
+    CHECKPOINT,
+    EFFECT,
+    ITEM,
+    LOADED,
+    PAUSE,
+    SESSION,
+    KeyInState,
+    key_in_state,
+)
 from ..clock import iso
 from ..codec import from_json
 from ..errors import InvalidValue, KeyNotFound, VersionConflict
 from ..peers.records import Receipt
-from ..records import EffectStatus, Kind
+from ..records import EffectStatus, Kind, Status
 from ..state.records import Entry
+from ..work.items import WorkStatus
 from .caller import Caller
 from .table import Arguments, Tools, WriteArguments
 
@@ -121,6 +131,22 @@ class CheckpointArguments(Arguments, kw_only=True):
     last: Items | None = None
 
 
+class SessionsArguments(Arguments, kw_only=True):
+    """Which sessions."""
+
+    status: Status | None = None
+    after: Position = 0
+    limit: Limit = PAGE
+
+
+class WorkArguments(Arguments, kw_only=True):
+    """Which work items."""
+
+    status: WorkStatus | None = None
+    before: Version | None = None
+    limit: Limit = PAGE
+
+
 class AnswerArguments(Arguments, kw_only=True):
     """The answer to what this session was asked for."""
 
@@ -215,6 +241,20 @@ CheckpointsResult = struct(
     "CheckpointsResult",
     "Versions, the newest first; `next_before` is what to ask for next.",
     checkpoints=CHECKPOINT.many,
+    next_before=int | None,
+)
+
+
+SessionsResult = struct(
+    "SessionsResult",
+    "Sessions in the order of their creation; `next_after` is what to ask for next.",
+    sessions=SESSION.many,
+    next_after=int | None,
+)
+WorkResult = struct(
+    "WorkResult",
+    "Work items, the newest first; `next_before` is what to ask for next.",
+    items=ITEM.many,
     next_before=int | None,
 )
 
@@ -377,6 +417,30 @@ async def checkpoint_get(caller: Caller, given: CheckpointArguments) -> Any:
     if loaded is None:
         raise Refusal("checkpoint_not_found", "the session has no versions yet")
     return LOADED(loaded)
+
+
+@tools.add("List the sessions of this tree", "read", takes=SessionsArguments, gives=SessionsResult)
+async def sessions_list(caller: Caller, given: SessionsArguments) -> Any:
+    """List the sessions of your own session's tree in the order of their creation: who else works
+    on the same task, below whom, and with which status.
+    """
+    found = await caller.store.sessions(
+        root=caller.session, status=given.status, after=given.after, limit=given.limit
+    )
+    following = found[-1].number if len(found) == given.limit else None
+    return SessionsResult(list(map(SESSION, found)), following)
+
+
+@tools.add("List the work items of this tree", "read", takes=WorkArguments, gives=WorkResult)
+async def work_list(caller: Caller, given: WorkArguments) -> Any:
+    """List the work items of your own session's tree, the newest first: what was submitted, what
+    runs, and what each came to.
+    """
+    found = await caller.store.work.list(
+        root=caller.session, status=given.status, before=given.before, limit=given.limit
+    )
+    following = found[-1].number if len(found) == given.limit else None
+    return WorkResult(list(map(ITEM, found)), following)
 
 
 @tools.add("List this session's pauses", "read", takes=Arguments, gives=PausesResult)

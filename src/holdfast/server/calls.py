@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..access import Permission, Token, Tokens
 from ..agent.commits import CommitOps
-from ..arguments import shown
+from ..arguments import require_text, shown
 from ..effects import Issued
 from ..effects.ledger import Ledger
 from ..effects.noun import _Recovery
@@ -47,7 +47,6 @@ from ..kernel.operation import (
     one,
     operation,
     query,
-    rows,
 )
 from ..leases import Guard, Keeper
 from ..maintenance.recovery import _Instance
@@ -66,7 +65,7 @@ from ..state.prompt import ResumePrompt
 from ..store import AsyncStore, StoreHandle
 from ..wire import Wire
 from ..work.claims import find_ready, not_ended
-from ..work.items import COLUMNS, READ_ITEM, Item, readable
+from ..work.items import COLUMNS, READ_ITEM, Item, Submission, readable
 from ..work.transitions import Transition, turn
 from .access import APPROVAL, RANKS, require_decider
 
@@ -89,6 +88,8 @@ IN_A_TREE: Final = frozenset(
 )  # fmt: skip
 # What it may call for a session of that tree.
 OF_A_SESSION: Final = frozenset({"StoreEffects.effects"})
+# What lists everything by default: a token of one tree is given that tree's.
+LISTINGS: Final = frozenset({"StoreSessions.sessions", "Work.list"})
 # And for a peer call of that tree.
 OF_AN_ASK: Final = frozenset(
     {
@@ -137,6 +138,11 @@ def _require(token: Token, permission: Permission) -> None:
 def _require_root(token: Token, root_id: str) -> None:
     if token.root_id not in {None, root_id}:
         raise Forbidden("this token is for another session tree; nothing was done")
+
+
+def _unknown() -> SessionNotFound:
+    """Return what a token of one tree is told of a session elsewhere, and of one that never was."""
+    return SessionNotFound("there is no such session in the tree of this token")
 
 
 def operations() -> dict[str, Any]:
@@ -235,6 +241,11 @@ class Asked:
         name: str = self.definition.__qualname__
         return name
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it is asked with a token of one tree."""
+        return self.token.root_id is not None
+
     def lane_scope(self, lane: str) -> str:
         """Return where the replies of a lane of this token are kept."""
         return f"{LANE_PREFIX}{self.token.id} {lane}"
@@ -252,15 +263,21 @@ class Asked:
             raise InvalidArgument(f"{self.name} is no operation of {type(self.instance).__name__}")
         if APPROVAL in (*self.arguments, *self.keywords.values()):
             require_decider(self.token, APPROVAL, self.by_name().get("data"))
-        if self.token.root_id is None:
+        if not self.is_limited:
             return
         given = self.by_name()
         is_bound = isinstance(
             self.instance, SessionHandle | State | Item | CommitOps | ConflictLog | ResumePrompt
         )
         is_of_a_session = self.name in OF_A_SESSION and self.session_id() is not None
-        if not is_bound and not is_of_a_session and self.name not in IN_A_TREE | OF_AN_ASK:
+        allowed = IN_A_TREE | OF_AN_ASK | LISTINGS
+        if not is_bound and not is_of_a_session and self.name not in allowed:
             raise Forbidden(f"{self._refused()}; nothing was done")
+        if self.name in LISTINGS:
+            root: Any = given.get("root")
+            if root is not None:
+                _require_root(self.token, getattr(root, "root_id", root))
+            self.keywords["root"] = self.token.root_id
         if holder == "TreeReader" or self.name == "StoreHandle.events":
             _require_root(self.token, given["root_id"])
         for each in _named(given.values()):
@@ -328,13 +345,22 @@ class ServedCall:
                 # A write of a client, which its lane knows of.
                 lane, _, number = id.removeprefix(LANE_PREFIX).rpartition(":")
                 return (yield from settle_lane(asked.lane_scope(lane), int(number)))
+        if asked.is_limited and asked.name in OF_A_SESSION:
+            row = yield from one(READ_SESSION, id=asked.session_id())
+            if row is None or row["root_id"] != asked.token.root_id:
+                return []
         given = (asked.instance, *asked.arguments)
         return (yield from asked.definition.function(*given, **asked.keywords))
 
     def _answered(self) -> Op[bytes]:
         asked = self._asked
-        yield from self._known()
-        result = yield from self._result()
+        try:
+            yield from self._known()
+            result = yield from self._result()
+        except SessionNotFound:
+            if asked.is_limited:
+                raise _unknown() from None
+            raise
         self._require_own(result)
         row: Row | None = None
         if isinstance(asked.instance, Item) and asked.definition.mode == "write":
@@ -357,15 +383,41 @@ class ServedCall:
         asked = self._asked
         for each in _named([asked.instance, asked.arguments, asked.keywords]):
             yield from self._look_up(each)
-        if asked.name in OF_A_SESSION:
-            for row in (yield from rows(READ_SESSION, id=asked.session_id())):
-                _require_root(asked.token, row["root_id"])
-        if asked.name in OF_AN_ASK and asked.token.root_id is not None:
-            yield from self._ask(asked.by_name()["ask_id"])
-        if asked.name == "Ledger.withdraw":
-            for id in asked.by_name()["ids"]:
-                for row in (yield from rows(EFFECT_BY_ID, id=id)):
-                    yield from self._effect(row)
+        if asked.is_limited:
+            yield from self._named_by_id(asked.by_name())
+
+    def _named_by_id(self, given: dict[str, Any]) -> Op[None]:
+        """Answer a token of one tree for what is elsewhere as for what never was."""
+        name = self._asked.name
+        if name in OF_AN_ASK:
+            yield from self._ask(given["ask_id"])
+        elif name == "StoreSessions.session":
+            yield from self._started(given.get("id"), given.get("parent"))
+        elif name in {"StoreSessions.find_session", "IdentityOps.find"}:
+            yield from self._require_inside("id", given["id"])
+        elif name in {"Work.submit", "Tokens.create"}:
+            yield from self._require_inside("session", given.get("session"))
+        elif name == "Ledger.withdraw":
+            for id in list(given["ids"]):
+                if not (yield from self._reaches_effect(id)):
+                    given["ids"].remove(id)
+
+    def _started(self, id: object, parent: object) -> Op[None]:
+        """Refuse an id of another tree as that of a new tree; a new session needs its parent."""
+        row = None
+        if isinstance(id, str):
+            row = yield from one(READ_SESSION, id=require_text("id", id))
+        if row is not None:
+            _require_root(self._asked.token, row["root_id"])
+        else:
+            yield from self._require_inside("parent", parent)
+
+    def _require_inside(self, name: str, id: object) -> Op[None]:
+        """Refuse the id of a session that is not in the token's tree; handles were looked up."""
+        if isinstance(id, str):
+            row = yield from one(READ_SESSION, id=require_text(name, id))
+            if row is None or row["root_id"] != self._asked.token.root_id:
+                raise _unknown()
 
     def _look_up(self, named: Any) -> Op[None]:
         match named:
@@ -383,12 +435,15 @@ class ServedCall:
                 yield from self._ticket(named)
             case Transition(output=bytes(body)):
                 self.runtime.codec.admit(body, name="output")
+            case Submission() if self._asked.is_limited:
+                yield from self._require_inside("session", named.session)
 
     def _session(self, id: str, number: int, root_id: str) -> Op[None]:
         row = yield from one(READ_SESSION, id=id)
+        if self._asked.token.root_id not in {None, root_id}:
+            raise _unknown()
         if row is None or (row["number"], row["root_id"]) != (number, root_id):
             raise SessionNotFound(f"there is no session {id!r}", id=id)
-        _require_root(self._asked.token, root_id)
 
     def _ask(self, id: str) -> Op[None]:
         """Keep a token of one tree from calls outside it, which are as unknown as none."""
@@ -412,21 +467,27 @@ class ServedCall:
         if row is None or row["number"] != guard.number:
             raise guard.lost()
         if guard.noun == "effect":
-            yield from self._effect(row)
+            is_reached = yield from self._reaches_effect(guard.id)
         else:
-            _require_root(self._asked.token, row["root_id"] or "")
+            is_reached = self._asked.token.root_id in {None, row["root_id"]}
+        if not is_reached:
+            raise guard.lost()
 
-    def _effect(self, row: Row) -> Op[None]:
-        """Keep a token of one tree from effects outside it; a deleted session has no tree."""
-        if self._asked.token.root_id is not None:
+    def _reaches_effect(self, id: str) -> Op[bool]:
+        """Whether the token reaches an effect; that of a deleted session is in no tree."""
+        if not self._asked.is_limited:
+            return True
+        row = yield from one(EFFECT_BY_ID, id=id)
+        session = None
+        if row is not None:
             session = yield from one(READ_SESSION, id=row["session_id"])
-            _require_root(self._asked.token, "" if session is None else session["root_id"])
+        return session is not None and session["root_id"] == self._asked.token.root_id
 
     def _ticket(self, ticket: Ticket) -> Op[None]:
         row = yield from one(EFFECT_BY_ID, id=ticket.id)
-        if row is None or row["number"] != ticket.number:
+        is_there = row is not None and row["number"] == ticket.number
+        if not is_there or not (yield from self._reaches_effect(ticket.id)):
             raise ticket.lost()
-        yield from self._effect(row)
         if ticket.guard is not None:
             yield from self._guard(ticket.guard)
         if (place := ticket.place) is not None:

@@ -36,6 +36,7 @@ LEADING = {
     "session_id": f"""session_number = (
         SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id
     )""",  # noqa: S608
+    "root_id": "root_id = :root_id AND root_id IS NOT NULL",
     "holder": "holder = :holder AND holder IS NOT NULL",
     "queue": "queue = :queue",
     "type": "type = :type",
@@ -158,7 +159,7 @@ def page_of(given: Collection[str], statuses: Collection[WorkStatus]) -> str:
     # coalesce() keeps the planner from choosing another index for these.
     further = [f"coalesce({name}, '') = :{name}" for name in others]
     base = [LIST_ITEMS, *([LEADING[leading]] if leading else [])]
-    if leading in {"session_id", "holder"} or not (leading or states):
+    if leading in {"session_id", "root_id", "holder"} or not (leading or states):
         listed = ", ".join(f"'{state}'" for state in states)
         further += [f"coalesce(state, '') IN ({listed})"] if states else []
         return merged([" AND ".join([*base, *further])], NEWEST)

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...answers.problems import Refusal
-from ...answers.records import Shape, struct
+from ...answers.records import struct
+from ...answers.shapes import SESSION
 from ...errors import Forbidden, SessionNotFound
 from ...kernel.operation import Op
 from ...records import SessionInfo, Status
 from .. import pages
+from ..access import root_of
 from ..endpoints import Endpoints
 from ..messages import Answer, Call
 from ..replay import HEADER, transact
@@ -21,7 +23,6 @@ routes = Endpoints()
 
 Json = Any
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-SESSION = Shape("Session", SessionInfo, more={"activity": (str, lambda info: info.activity)})
 CLOSED = ("session_closed", "session_busy")
 NO_PLACE = "the token is limited to one tree: name a parent in it"
 
@@ -95,13 +96,10 @@ class IdsShape(msgspec.Struct):
 async def list_sessions(call: Call) -> Answer:
     """List sessions in the order of their creation."""
     query, limit = call.query, pages.limit_of(call)
-    root = call.token.root_id or query.root
-    if query.root not in {None, root}:
-        raise Refusal("forbidden", "the token is limited to another tree")
     found = await call.store.sessions(
         status=query.status,
         agent=query.agent,
-        root=root,
+        root=root_of(call, query.root),
         after=pages.place_of(call) or 0,
         limit=limit,
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ....answers.shapes import EFFECT
+from ....answers.shapes import EFFECT, SESSION
 from ...messages import Answer, Call
-from ...routes.sessions import SESSION
 from ..templates import Commands
 from ..views import Pages, View, see_other
 

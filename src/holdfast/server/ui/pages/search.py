@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
+from ....answers.shapes import SESSION
 from ....errors import InvalidArgument, NotFound
 from ....records import SessionInfo
 from ...messages import Answer, Call
-from ...routes.sessions import SESSION
 from ..templates import Commands
 from ..views import PageQuery, Pages, View, see_other
 

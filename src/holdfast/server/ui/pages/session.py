@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from ....answers.shapes import SESSION
 from ....records import SessionInfo
 from ...messages import Call
-from ...routes.sessions import SESSION
 from ..conversation import Message, conversation_of, message_of
 from ..templates import Commands, api_path
 from ..views import PageQuery, Pages, View

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from ....answers.shapes import SESSION
 from ....records import Status
 from ...messages import Call
 from ...pages import next_cursor, place_of
-from ...routes.sessions import SESSION, SessionsShape
+from ...routes.sessions import SessionsShape
 from ..templates import Commands, api_path
 from ..views import ListQuery, Pages, View, page_size
 

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ....answers.problems import Refusal
+from ....answers.shapes import ITEM
 from ....work.items import WorkStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
-from ...routes.work import ITEM, ItemsShape, reached_item
+from ...routes.work import ItemsShape, reached_item
 from ..templates import Commands, api_path
 from ..views import Form, ListQuery, Pages, View, page_size, see_other
 
