@@ -283,6 +283,67 @@ def test_malformed_requests_are_refused(server: Live, sent: bytes) -> None:
     assert server.client.get("/limits").status_code == 200
 
 
+SHAKING = (
+    b"GET /sessions/one/state/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+HANDSHAKES = {
+    "without a key": (SHAKING.replace(b"Key: dGhlIHNhbXBsZSBub25jZQ==", b"Keys: x"), 400),
+    "with two keys": (SHAKING.replace(b"\r\n\r\n", b"\r\nSec-WebSocket-Key: x\r\n\r\n"), 400),
+    "with a key that is none": (SHAKING.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"!"), 400),
+    "with a short key": (SHAKING.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"YWJj"), 400),
+    "of another version": (SHAKING.replace(b"Version: 13", b"Version: 8"), 400),
+    "without a version": (SHAKING.replace(b"Sec-WebSocket-Version: 13\r\n", b""), 400),
+    "by another method": (SHAKING.replace(b"GET", b"PUT", 1), 405),
+    "with a body": (SHAKING.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\nabc"), 400),
+    "with chunks": (
+        SHAKING.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        400,
+    ),
+    "with many headers": (SHAKING.replace(b"\r\n\r\n", b"\r\nA: b" * 200 + b"\r\n\r\n"), 400),
+    "with a long header": (
+        SHAKING.replace(b"\r\n\r\n", b"\r\nA: " + b"b" * 9_000 + b"\r\n\r\n"),
+        400,
+    ),
+    "with extensions that are none": (
+        SHAKING.replace(b"\r\n\r\n", b"\r\nSec-WebSocket-Extensions: ;;=\r\n\r\n"),
+        401,
+    ),
+    "without a token": (SHAKING, 401),
+}
+
+
+@pytest.mark.parametrize("name", HANDSHAKES)
+def test_handshakes_that_are_none_are_refused(
+    server: Live, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent, status = HANDSHAKES[name]
+    with server.raw() as connection:
+        connection.sendall(sent)
+        connection.settimeout(30)
+        received = b""
+        while part := connection.recv(65_536):
+            received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == str(status).encode()
+    assert b"application/problem+json" in head
+    assert json.loads(body)["status"] == status
+    assert not [each for each in caplog.records if each.exc_info or each.levelname == "ERROR"]
+    assert server.client.get("/limits").status_code == 200
+
+
+def test_handshakes_that_fail_leave_nothing_behind(server: Live) -> None:
+    # There are more of them than the server has connections.
+    for sent, _ in list(HANDSHAKES.values()) * 15:
+        with server.raw() as connection:
+            connection.sendall(sent)
+            assert is_closed(connection)
+    with server.socket("/sessions/one/state/stream") as watching:
+        server.put("one", "shaken", 1)
+        assert json.loads(watching.recv(30))["key"] == "shaken"
+
+
 def test_many_idle_connections_leave_the_server_responsive(server: Live) -> None:
     idle = [server.raw() for _ in range(200)]
     try:

@@ -61,6 +61,9 @@ class Subscription:
         self._full_at: float | None = None
         self._error: Exception | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._is_waiting = False
+        self.deliver_now: Callable[[Frames[Any]], bool] | None = None
+        """Delivers a change to a client that has everything before it, or returns False."""
 
     async def begin(self) -> None:
         """Begin to follow; what stands against it is raised here."""
@@ -93,7 +96,11 @@ class Subscription:
             if self._error is not None:
                 raise self._error
             self._has_more.clear()
-            await self._has_more.wait()
+            self._is_waiting = True
+            try:
+                await self._has_more.wait()
+            finally:
+                self._is_waiting = False
 
     async def close(self) -> None:
         """Stop following."""
@@ -101,12 +108,24 @@ class Subscription:
 
     def put(self, frames: Frames[Any]) -> None:
         """Queue a change; of too many, what comes after is read by the follower's next request."""
+        is_next = self._is_waiting and not self._has_more.is_set()
+        if is_next and self.deliver_now is not None and self._deliver(frames):
+            return
         if self._full_at is None and self._has_room(frames):
             self._queue.append(frames)
             self._queued_bytes += frames.size
         elif self._full_at is None:
             self._full_at = asyncio.get_running_loop().time()
         self._has_more.set()
+
+    def _deliver(self, frames: Frames[Any]) -> bool:
+        """Deliver a change to a client for which nothing is queued."""
+        assert self.deliver_now is not None
+        if int(frames.place) > self._last:
+            if not self.deliver_now(frames):
+                return False
+            self._taken(frames)
+        return True
 
     def _has_room(self, frames: Frames[Any]) -> bool:
         """Whether a change can be queued; one always can, however large it is."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from websockets.frames import Frame, Opcode
 
 from ..answers.shapes import mutation_shape
 from ..clock import iso
@@ -13,6 +15,8 @@ from ..records import Event
 from ..state.records import Entry, StateChange
 from .messages import encode
 
+# The extension of ASGI that takes what is packed.
+PACKED: Final = "holdfast.packed"
 VALUE_BYTES_MAX = 8_192
 VALUES = ("value", "patch", "event", "data")
 STATE_KINDS = ("state_key_updated", "state_key_deleted", "state_updated", "state_event")
@@ -33,6 +37,20 @@ class Frames(Generic[T]):
         """Return the messages that a follower wants, with their kinds."""
         found = self._whole if values else self._brief
         return [each for each in found if kinds is None or each[0] in kinds]
+
+    def packed(self, kinds: frozenset[str] | None, *, values: bool) -> bytes:
+        """Return the same as WebSocket frames, made once for all who want the same."""
+        wanted = (kinds, values)
+        found = self._packed.get(wanted)
+        if found is None:
+            texts = (text.encode() for _, text in self.of(kinds, values=values))
+            frames = (Frame(Opcode.TEXT, text).serialize(mask=False) for text in texts)
+            found = self._packed[wanted] = b"".join(frames)
+        return found
+
+    @cached_property
+    def _packed(self) -> dict[tuple[frozenset[str] | None, bool], bytes]:
+        return {}
 
     @cached_property
     def size(self) -> int:

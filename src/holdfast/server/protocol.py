@@ -1,4 +1,4 @@
-"""HTTP connections: a deadline for each request, and a limit of how many there are."""
+"""Connections: a deadline for each request, a limit of how many, and handshakes that fail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,59 @@ from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from ..answers.problems import Refusal
+from .frames import PACKED
+from .problems import answer_of
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket that refuses a malformed handshake as any other malformed request."""
+
+    def handle_connect(self, event: Request) -> None:
+        """Begin with a handshake, or refuse it."""
+        status = self.conn.accept(event).status_code
+        if status == 101:
+            super().handle_connect(event)
+            self.scope["extensions"][PACKED] = {"write": self.write_now}
+        else:
+            code = "method_not_allowed" if status == 405 else "malformed"
+            self._refuse(code, str(self.conn.handshake_exc))
+
+    def write_now(self, frames: bytes) -> bool:
+        """Write frames that were made for many sockets, if nothing waits before them."""
+        is_possible = self.handshake_complete and self.writable.is_set()
+        if not is_possible or self.disconnected or self.close_sent:
+            return False
+        self.transport.write(frames)
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends; a handshake that cannot be read is refused at once."""
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.close_sent:
+            self._refuse("malformed", str(self.conn.handshake_exc))
+
+    async def send(self, message: Any) -> None:
+        """Send a message; with a whole answer that refuses it, a handshake is complete."""
+        await super().send(message)
+        is_end = message["type"] == "websocket.http.response.body"
+        if is_end and not message.get("more_body", False):
+            self.handshake_complete = True
+
+    def _refuse(self, code: str, why: str) -> None:
+        headers = {"allow": "GET", "sec-websocket-version": "13", "connection": "close"}
+        refusal = Refusal(code, f"the handshake of a WebSocket fails: {why}", headers=headers)
+        answer = answer_of(refusal, "")
+        content = answer.content()
+        fields = {"content-type": answer.content_type, "content-length": str(len(content))}
+        lines = [f"HTTP/1.1 {answer.status} {answer.body['title']}"]
+        lines += [f"{name}: {value}" for name, value in {**fields, **answer.headers}.items()]
+        self.handshake_complete = self.close_sent = True
+        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + content)
+        self.transport.close()
 
 
 def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
@@ -51,7 +104,7 @@ def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
             self._deadline = None
             # A WebSocket has the same time for its handshake, and lasts if that has succeeded.
             current: Any = self.transport.get_protocol()
-            if current is self or not current.handshake_complete:
+            if current is self or (current is not None and not current.handshake_complete):
                 self.transport.abort()
 
     return LimitedProtocol

@@ -24,7 +24,7 @@ from ..worker.upkeep import Upkeep
 from .app import Api, Receive, Scope, Send
 from .context import Context
 from .options import LOOPBACK, Options
-from .protocol import limited
+from .protocol import WebSocketProtocol, limited
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
@@ -190,7 +190,7 @@ class Serving:
         config = uvicorn.Config(
             application,
             http=limited(limits.request_seconds, limits.connections),
-            ws="websockets-sansio",
+            ws=WebSocketProtocol,
             ws_max_size=limits.frame_bytes,
             ws_ping_interval=limits.ping_seconds,
             ws_ping_timeout=limits.ping_seconds,

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from ..answers.problems import Refusal
 from ..errors import Compacted, HoldfastError
-from .channels import TICK_SECONDS, Lagging
+from .channels import TICK_SECONDS, Lagging, Subscription
 from .frames import Frames
 from .messages import Answer, encode
 from .problems import answer_of
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+WriteNow = Callable[[bytes], bool]
 
 COMMENT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
@@ -89,6 +91,14 @@ class Following:
         """Return the messages of a change that are sent."""
         return frames.of(self.kinds, values=self.values)
 
+    def delivered(self, write_now: WriteNow, frames: Frames[Any]) -> bool:
+        """Deliver a change at once, if that is possible."""
+        packed = frames.packed(self.kinds, values=self.values)
+        is_done = not packed or write_now(packed)
+        if is_done:
+            self.last = frames.place
+        return is_done
+
 
 class Looking:
     """Looks now and then whether a client may still follow, also while there is much to tell."""
@@ -148,8 +158,14 @@ async def send_events(following: Following, send: Send, receive: Receive) -> Non
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send_frames(following: Following, send: Send, receive: Receive) -> None:
-    """Send what is followed as WebSocket messages until the client goes."""
+async def send_frames(
+    following: Following, send: Send, receive: Receive, *, write_now: WriteNow | None = None
+) -> None:
+    """Send what is followed as WebSocket messages until the client goes.
+
+    With `write_now`, a client that has taken everything so far gets the frames of a change, made
+    once for all followers, without a task of its own being woken.
+    """
     await send({"type": "websocket.accept"})
 
     async def deliver(frames: Frames[Any]) -> None:
@@ -168,6 +184,8 @@ async def send_frames(following: Following, send: Send, receive: Receive) -> Non
     except HoldfastError as error:
         await ended(error)
         return
+    if write_now is not None and isinstance(following.follower, Subscription):
+        following.follower.deliver_now = partial(following.delivered, write_now)
     await until_gone(_pump(following, Wire(deliver, pause, ended)), _disconnected(receive))
 
 
