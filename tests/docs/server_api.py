@@ -55,8 +55,11 @@ def _endpoint(endpoint: Endpoint, everywhere: tuple[str, ...]) -> str:
     codes = [code for code in problems_of(endpoint) if code not in everywhere]
     told = ", ".join([*answers, *(f"{PROBLEMS[code].status} `{code}`" for code in codes)])
     lines.append(f"Answers: {told}.\n")
-    if endpoint.example is not None:
-        lines.append(f"```json\n{json.dumps(endpoint.example, ensure_ascii=False)}\n```\n")
+    for media, (_, example) in endpoint.bodies.items():
+        if example is not None:
+            if endpoint.other_bodies:
+                lines.append(f"`{media}`:\n")
+            lines.append(f"```json\n{json.dumps(example, ensure_ascii=False)}\n```\n")
     return "\n".join(lines)
 
 

@@ -157,7 +157,11 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     assert error(guarded.get("/sessions/new")) == (404, "session_not_found")
     assert limited("POST", "/sessions", json={"parent": "mine"}).status_code == 201
     assert error(limited("POST", "/sessions/mine/fork", json={"version": 1})) == (403, "forbidden")
-    for path in ("/effects", "/work-items", "/spend", "/feed", "/metrics", "/pauses", "/asks"):
+    items = limited("GET", "/work-items").json()["items"]
+    assert {each["root_id"] for each in items} == {"mine"}
+    assert "item-mine" in {each["id"] for each in items}
+    assert error(limited("GET", "/work-items?root=theirs")) == (403, "forbidden")
+    for path in ("/effects", "/spend", "/feed", "/metrics", "/pauses", "/asks"):
         assert error(limited("GET", path)) == (403, "forbidden")
     for path in ("/effects", "/work-items", "/spend"):
         assert error(limited("GET", f"{path}?session=theirs")) == (404, "session_not_found")
@@ -179,6 +183,18 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
             for prefix in ("item", "ask", "request"):
                 told = told.replace(f"{prefix}-theirs", "")
             assert "theirs" not in told
+            # What never was is told in the same words.
+            id = path_of(endpoint, "theirs", guarded).split("/")[2]
+            content = None if endpoint.body is None else json.dumps(endpoint.example).encode()
+            path = endpoint.path.format(id="never-was")
+            media = {} if content is None else {"content-type": endpoint.media}
+            never = limited(endpoint.method, path, content=content, headers=media)
+            alike = [
+                {name: each for name, each in found.json().items() if name != "request_id"}
+                for found in (answer, never)
+            ]
+            assert json.dumps(alike[0]).replace(id, "never-was") == json.dumps(alike[1])
+            assert answer.headers.keys() == never.headers.keys()
     for decision in ("approve", "reject"):
         for token in ("limited", "writer"):
             refused = ask(guarded, ROUTES[f"POST /pauses/{{id}}/{decision}"], "mine", token)

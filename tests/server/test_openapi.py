@@ -40,8 +40,10 @@ def test_every_route_is_described() -> None:
         named = set(re.findall(r"{(\w+)}", endpoint.path))
         assert named == {each["name"] for each in operation["parameters"] if each["in"] == "path"}
         if endpoint.body is not None:
-            [content] = operation["requestBody"]["content"].values()
-            assert "example" in content, endpoint.path
+            contents = operation["requestBody"]["content"]
+            assert list(contents) == list(endpoint.bodies)
+            for content in contents.values():
+                assert "example" in content, endpoint.path
     names = [endpoint.name for endpoint in ENDPOINTS]
     assert len(names) == len(set(names))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import httpx
@@ -248,6 +249,73 @@ def test_keys_are_listed_by_prefix_and_without_values(shared: Served) -> None:
     assert found == ["a", "b", "b/1", "b/é", "b/🌍"]
     for query in ("cursor=%FF", "cursor=_w==", "include=all", "prefix=%00", "since=-1", "since=x"):
         assert shared.get(f"{path}?{query}").status_code in {400, 422}
+
+
+def test_the_pages_of_a_list_are_of_one_moment(shared: Served) -> None:
+    root, _ = shared.tree()
+    path = f"/sessions/{root}/state/keys"
+    for key in "abcdef":
+        shared.put(f"{path}/{key}", json={"value": key}, headers={"if-match": "*"})
+    page = shared.get(f"{path}?limit=2&include=value")
+    found = page.json()["keys"]
+    shared.delete(f"{path}/c")
+    shared.put(f"{path}/d", json={"value": "changed"}, headers={"if-match": "*"})
+    shared.put(f"{path}/dd", json={"value": "new"}, headers={"if-match": "*"})
+    first = page.json()["next_cursor"]
+    while "link" in page.headers:
+        page = shared.get(page.links["next"]["url"])
+        found += page.json()["keys"]
+    assert [(each["key"], each["value"], each["version"]) for each in found] == [
+        (key, key, 1) for key in "abcdef"
+    ]
+    now = [each["key"] for each in shared.get(path).json()["keys"]]
+    assert now == ["a", "b", "d", "dd", "e", "f"]
+    shared.runner.run(_compact(shared, root))
+    gone = shared.get(f"{path}?cursor={first}")
+    assert error(gone) == (410, "history_compacted")
+    assert gone.json()["oldest_sequence"] == 9
+    for text in ("99 a", "x a", "5", "5 ", "-1 a", "9" * 16 + " a", "\u0665 a"):
+        cursor = base64.urlsafe_b64encode(text.encode()).decode()
+        assert shared.get(f"{path}?cursor={cursor}").status_code in {400, 422}
+
+
+async def _compact(shared: Served, root: str) -> None:
+    state = (await shared.store.find_session(root)).state
+    await state.compact(before=await state.version())
+
+
+def test_a_session_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
+    shared: Served,
+) -> None:
+    root, other = shared.tree()[0], shared.tree()[0]
+    child = f"again-{root}"
+    put = {"json": {"value": 1}, "headers": {"if-match": "*"}}
+    path = f"/sessions/{child}/state/keys/k"
+    for parent in (root, other, root):
+        started(shared, id=child, parent=parent)
+        assert shared.put(path, **put).status_code == 200
+        assert shared.get(f"/sessions/{parent}/state/keys/k").json()["updated_by"] == child
+        saved = shared.post(f"/sessions/{child}/checkpoints", json={"channels": {"c": 1}})
+        assert (saved.status_code, saved.json()["version"]) == (201, 1)
+        # Behind the back of the server, as another one does it.
+        shared.runner.run(_delete(shared, child))
+        for answer in (
+            shared.put(path, **put),
+            shared.delete(path),
+            shared.post(f"{path}/ops", json={"operation": "increment"}),
+            shared.post(f"/sessions/{child}/checkpoints", json={"channels": {"c": 1}}),
+            shared.post(
+                f"/sessions/{child}/state/batch",
+                json={"operations": [{"op": "delete", "key": "never"}]},
+            ),
+            shared.patch(path, {"a": 1}, if_match="*"),
+        ):
+            assert error(answer) == (404, "session_not_found")
+            assert answer.json()["detail"] == f"there is no session {child!r}"
+
+
+async def _delete(shared: Served, id: str) -> None:
+    await (await shared.store.find_session(id)).delete()
 
 
 def test_an_increment_tells_the_number_before_it(shared: Served) -> None:

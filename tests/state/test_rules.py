@@ -60,6 +60,46 @@ def test_keys_are_listed_by_name_writer_and_change(store: holdfast.Store) -> Non
             state.entries(**wrong)
 
 
+def test_keys_are_listed_as_of_a_sequence(store: holdfast.Store) -> None:
+    root = store.session("root")
+    child, state = store.session("child", parent=root), root.state
+    state.replace({f"k{n}": [n] for n in range(6)})
+    state.append("k1", ["more"])
+    state.delete("k2")
+    at = state.version()
+    then = state.snapshot(at)
+    # Changed, deleted, made again and new since.
+    for n in range(40):
+        state.append("k1", [n])
+    child.state.set("k0", "new")
+    state.delete("k3")
+    state.set("k2", "again")
+    for n in range(5):
+        state.set(f"k00{n}", n)
+    for limit in (1, 2, 3, 100):
+        found: list[holdfast.state.Entry] = []
+        while page := state.entries(
+            at_sequence=at, after=found[-1].key if found else None, limit=limit, values=True
+        ):
+            assert len(page) <= limit
+            found += page
+        assert {each.key: each.value for each in found} == then.document
+        assert {each.key: each.version for each in found} == then.versions
+        assert {each.key: each.updated_by for each in found} == then.writers
+        assert {each.key: each.updated_at for each in found} == then.times
+        assert not any(each.is_deleted for each in found)
+    assert {each.value for each in state.entries(at_sequence=at)} == {None}
+    assert listed(state.entries(at_sequence=at, since=1)) == ["k1"]
+    assert listed(state.entries(at_sequence=at, prefix="k0")) == ["k0"]
+    assert state.entries(at_sequence=at, updated_by=child) == []
+    assert listed(state.entries(at_sequence=state.version())) == listed(state.entries())
+    with pytest.raises(holdfast.SequenceInFuture):
+        state.entries(at_sequence=state.version() + 1)
+    state.compact(before=state.version())
+    with pytest.raises(holdfast.Compacted):
+        state.entries(at_sequence=at)
+
+
 def test_history_tells_each_change_between_two_sequences(state: State) -> None:
     state.set("n", 1, idempotency_key="first")
     state.increment("n", 2)

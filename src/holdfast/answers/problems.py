@@ -40,6 +40,7 @@ PROBLEMS: dict[str, Problem] = {
     "checkpoint_not_found": Problem(404, "There is no such version"),
     "not_found": Problem(404, "There is nothing here"),
     "method_not_allowed": Problem(405, "This address does not take the method"),
+    "patch_conflict": Problem(409, "The patch does not fit what is there"),
     "session_closed": Problem(409, "The session has ended", members=("session_id",)),
     "session_busy": Problem(
         409, "Another process drives the session", retryable=True, members=("session_id", "holder")

@@ -7,14 +7,13 @@ import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 from ..access import PERMISSIONS, Permission, Token, Tokens
 from ..answers.problems import Refusal
 from ..arguments import NAME_CHARACTERS_MAX
 from ..errors import Forbidden, SessionNotFound
 from ..feed.events import read_position
-from ..kernel.operation import Async, Handle, Op, one, query
+from ..kernel.operation import Async, Handle, Op, Row, Runtime, one, query
 from ..records import Kind
 from ..session import Session
 from ..sessions.rows import READ_SESSION, read_place
@@ -152,6 +151,13 @@ async def require_named_session(call: Call, id: str | None) -> Session[Async] | 
     return None
 
 
+def root_of(call: Call, root: str | None) -> str | None:
+    """Return the tree whose part of a list is wanted; a limited token is given its own."""
+    if call.token.root_id is not None and root not in {None, call.token.root_id}:
+        raise Refusal("forbidden", "the token is limited to another tree")
+    return call.token.root_id or root
+
+
 def require_decider(token: Token, kind: object, data: object) -> None:
     """Refuse a record of what a person decided to a token that may not approve.
 
@@ -170,8 +176,12 @@ def _unauthorized(detail: str) -> Refusal:
 class SessionFinder(Handle[Async]):
     """Finds sessions by their ids, which a token must reach."""
 
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._known: OrderedDict[str, Row] = OrderedDict()
+
     @query
-    def _place(self, id: str) -> Op[Any]:
+    def _place(self, id: str) -> Op[Row]:
         return (yield from read_place(id))
 
     async def find(self, id: str, token: Token) -> Session[Async]:
@@ -179,9 +189,25 @@ class SessionFinder(Handle[Async]):
         unknown = SessionNotFound(f"there is no session {id!r}", id=id)
         if not 0 < len(id) <= NAME_CHARACTERS_MAX or not id.isprintable():
             raise unknown
-        row = await self._place(id)
-        if token.root_id is not None and row["root_id"] != token.root_id:
+        self._known.pop(id, None)
+        row = self._known[id] = await self._place(id)
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        if token.root_id not in {None, row["root_id"]}:
             raise unknown
+        return self._session(row)
+
+    def remembered(self, id: str, token: Token) -> Session[Async] | None:
+        """Return a session as it was found last; it may have been deleted since.
+
+        A session's number and its root never change. Who writes to it by its number is told if it
+        is gone, in the transaction of the write; an id that was used again has another number.
+        """
+        row = self._known.get(id)
+        is_reached = row is not None and token.root_id in {None, row["root_id"]}
+        return self._session(row) if row is not None and is_reached else None
+
+    def _session(self, row: Row) -> Session[Async]:
         return Session(self.runtime, row["id"], row["number"], row["root_id"], row["name"])
 
     @query

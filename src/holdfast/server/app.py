@@ -8,11 +8,13 @@ from typing import Any
 
 from ..access import Token
 from ..answers.problems import Refusal
+from ..errors import SessionNotFound
 from ..store import AsyncStore
 from . import bodies, problems
 from .access import Access
 from .context import Context
 from .endpoints import PAGES, Endpoint, Router
+from .frames import PACKED
 from .mcp import Relayed
 from .messages import Answer, Call, Headers
 from .options import Options
@@ -63,7 +65,7 @@ class Api:
                 answer = await self._answer(call, scope, receive)
             if isinstance(answer, Following | Ringing):
                 self._count(method, route, 200, started)
-                await self._follow(call, answer, send, receive)
+                await self._follow(call, answer, scope, send, receive)
                 return
             if isinstance(answer, Relayed):
                 await self._relay(call, answer, scope, send, receive)
@@ -101,26 +103,43 @@ class Api:
     async def _answer(self, call: Call, scope: Scope, receive: Receive) -> Reply:
         """Find the session, read the request, and let its route answer."""
         endpoint = call.endpoint
+        sessions, is_remembered = self.context.sessions, False
         if endpoint.names_session:
-            call.found = await self.context.sessions.find(call.path["id"], call.token)
+            if endpoint.is_session_checked:
+                call.found = sessions.remembered(call.path["id"], call.token)
+                is_remembered = call.found is not None
+            if not is_remembered:
+                call.found = await sessions.find(call.path["id"], call.token)
         call.query = bodies.parse_query(scope["query_string"], endpoint.query)
         takes_key = IDEMPOTENCY_KEY in endpoint.takes
         if not takes_key and call.headers.get(IDEMPOTENCY_KEY) is not None:
             raise Refusal("invalid_request", "this address takes no Idempotency-Key")
         if endpoint.body is not None:
-            bodies.require_media(endpoint, call.headers)
+            wanted = bodies.body_type(endpoint, call.headers)
             most = self.context.options.limits.body_bytes
             call.raw_body = await bodies.read_body(receive, call.headers, most)
             if endpoint.body is not bytes:
                 limits = self.context.store.runtime.codec.limits
-                call.body = bodies.parse_body(call.raw_body, endpoint.body, limits)
-        answer: Reply = await endpoint.handler(call)
+                call.body = bodies.parse_body(call.raw_body, wanted, limits)
+        answer: Reply
+        try:
+            answer = await endpoint.handler(call)
+        except SessionNotFound:
+            if not is_remembered:
+                raise
+            call.found = await sessions.find(call.path["id"], call.token)
+            answer = await endpoint.handler(call)
         if not isinstance(answer, Answer):
             answer.check = lambda: self._check(call.headers, _peer(scope), endpoint)
         return answer
 
     async def _follow(
-        self, call: Call, following: Following | Ringing, send: Send, receive: Receive
+        self,
+        call: Call,
+        following: Following | Ringing,
+        scope: Scope,
+        send: Send,
+        receive: Receive,
     ) -> None:
         if isinstance(following, Ringing):
             with self.context.usage.following(call.token):
@@ -128,8 +147,11 @@ class Api:
             return
         try:
             with self.context.usage.following(call.token):
-                follow = send_frames if call.is_websocket else send_events
-                await follow(following, send, receive)
+                if call.is_websocket:
+                    write_now = scope.get("extensions", {}).get(PACKED, {}).get("write")
+                    await send_frames(following, send, receive, write_now=write_now)
+                else:
+                    await send_events(following, send, receive)
         finally:
             await following.follower.close()
 

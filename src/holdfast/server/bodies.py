@@ -44,16 +44,20 @@ def _too_large(actual: int, limit: int) -> Refusal:
     return Refusal("too_large", detail, limit=limit, actual=actual, headers=headers)
 
 
-def require_media(endpoint: Endpoint, headers: Headers) -> None:
-    """Refuse a body of another type than the route takes."""
+def body_type(endpoint: Endpoint, headers: Headers) -> Any:
+    """Return the type of a request's body; one of another type than the route takes is refused."""
     if headers.get("content-encoding") not in {None, "identity"}:
         raise Refusal("unsupported_media_type", "compressed bodies are not taken")
     given = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     # Who sends no type at all is taken at the word of the address; a form always sends one.
-    if given == endpoint.media or (not given and endpoint.method != "PATCH"):
-        return
-    accepted = {"accept-patch" if endpoint.method == "PATCH" else "accept-post": endpoint.media}
-    detail = f"the body must be {endpoint.media}, and the header Content-Type must say so"
+    if not given and endpoint.method != "PATCH":
+        return endpoint.body
+    if given in endpoint.bodies:
+        return endpoint.bodies[given][0]
+    accept = "accept-patch" if endpoint.method == "PATCH" else "accept-post"
+    accepted = {accept: ", ".join(endpoint.bodies)}
+    media = " or ".join(endpoint.bodies)
+    detail = f"the body must be {media}, and the header Content-Type must say so"
     raise Refusal("unsupported_media_type", detail, headers=accepted)
 
 

@@ -30,6 +30,8 @@ class Endpoint:
     body: Any = None
     """The type of the request's body; None takes none."""
     media: str = JSON
+    other_bodies: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The types of bodies of other media, each with an example."""
     query: Any = None
     """The type of the query's parameters."""
     takes: tuple[str, ...] = ()
@@ -43,8 +45,17 @@ class Endpoint:
     """Whether it can be followed, as server-sent events or over a WebSocket."""
     is_hidden: bool = False
     """Whether it is left out of the description: it is for our own client."""
+    is_session_checked: bool = False
+    """Whether what it does looks for the session by its number, in the same transaction."""
     is_store_wide: bool = False
     """Whether a token that is limited to a tree is refused."""
+
+    @property
+    def bodies(self) -> dict[str, tuple[Any, Any]]:
+        """The types of the bodies that it takes by their media, each with an example."""
+        if self.body is None:
+            return {}
+        return {self.media: (self.body, self.example), **self.other_bodies}
 
     @property
     def name(self) -> str:

@@ -74,7 +74,8 @@ def document(base_path: str = "") -> dict[str, Any]:
 
 def _types(endpoint: Endpoint) -> list[Any]:
     answers = [given for given in endpoint.answers.values() if given is not None]
-    return [given for given in (endpoint.body, endpoint.query) if given is not None] + answers
+    bodies = [given for given, _ in endpoint.bodies.values()]
+    return [*bodies, *([] if endpoint.query is None else [endpoint.query]), *answers]
 
 
 def _operation(endpoint: Endpoint, known: dict[int, Any]) -> dict[str, Any]:
@@ -88,10 +89,12 @@ def _operation(endpoint: Endpoint, known: dict[int, Any]) -> dict[str, Any]:
     if endpoint.permission is None:
         operation["security"] = []
     if endpoint.body is not None:
-        content: dict[str, Any] = {"schema": known[id(endpoint.body)]}
-        if endpoint.example is not None:
-            content["example"] = endpoint.example
-        operation["requestBody"] = {"required": True, "content": {endpoint.media: content}}
+        contents: dict[str, Any] = {}
+        for media, (body, example) in endpoint.bodies.items():
+            contents[media] = {"schema": known[id(body)]}
+            if example is not None:
+                contents[media]["example"] = example
+        operation["requestBody"] = {"required": True, "content": contents}
     return operation
 
 

@@ -43,24 +43,31 @@ def place_of(call: Call) -> int | None:
         raise _foreign() from None
 
 
-def name_of(call: Call) -> str | None:
-    """Return the name that the request's cursor stands for."""
+def moment_of(call: Call) -> tuple[int | None, str | None]:
+    """Return the sequence and the name that the request's cursor stands for."""
     cursor = call.query.cursor
+    if cursor is None:
+        return None, None
     try:
-        return None if cursor is None else base64.urlsafe_b64decode(cursor.encode()).decode()
+        sequence, _, name = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
     except ValueError:
         raise _foreign() from None
+    if not sequence.isascii() or not sequence.isdecimal() or len(sequence) > 15 or not name:
+        raise _foreign()
+    return int(sequence), name
 
 
 def _foreign() -> Refusal:
     return Refusal("invalid_request", "the cursor is not one of this list", pointer="cursor")
 
 
-def next_cursor(found: list[Any], limit: int, number: str) -> str | None:
-    """Return the cursor behind a full page; a short one is the last."""
+def next_cursor(found: list[Any], limit: int, number: str, at: int | None = None) -> str | None:
+    """Return the cursor behind a full page; a short one is the last. It pins the sequence `at`."""
     if len(found) < limit:
         return None
-    return base64.urlsafe_b64encode(str(getattr(found[-1], number)).encode()).decode()
+    place = str(getattr(found[-1], number))
+    pinned = place if at is None else f"{at} {place}"
+    return base64.urlsafe_b64encode(pinned.encode()).decode()
 
 
 def paged(call: Call, body: Any, cursor: str | None) -> Answer:

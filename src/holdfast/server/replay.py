@@ -22,16 +22,23 @@ HEADER = "idempotency-key"
 KEY_CHARACTERS_MAX = 255
 
 
-async def write(call: Call, change: Callable[[Any], Any], shape: Callable[[Any], Answer]) -> Answer:
+async def write(
+    call: Call,
+    change: Callable[[Any], Any],
+    shape: Callable[[Any], Answer],
+    *,
+    is_composed: bool = False,
+) -> Answer:
     """Make a change of the request's session and return what `shape` makes of its outcome.
 
-    `change` gets the session in the colour that is needed and returns what its method returns.
+    `change` gets the session in the colour that is needed and returns what its method returns. One
+    that is composed of several calls is always run in one transaction.
     """
     key = key_of(call)
-    if key is None:
+    if key is None and not is_composed:
         return shape(await change(call.session))
     try:
-        return await _once(call, key, lambda tx: change(tx.within(call.session)), shape)
+        return await transact(call, lambda tx: change(tx.within(call.session)), shape)
     except VersionConflict as conflict:
         # Inside a transaction of ours, state leaves that to us.
         with contextlib.suppress(HoldfastError):

@@ -105,29 +105,32 @@ class State(Handle[C]):
         after: str | None = None,
         updated_by: object = None,
         since: int = 0,
+        at_sequence: int | None = None,
         limit: int = 100,
         values: bool = False,
     ) -> Op[list[Entry]]:
         """Return a page of existing keys, sorted; values are read only if they are wanted.
 
-        With `updated_by`, those that it wrote last; with `since`, those changed after a sequence.
+        With `updated_by`, those that it wrote last; with `since`, those changed after a sequence;
+        with `at_sequence`, all of this as of that sequence, so that pages fit together.
         """
         require_limit(limit, PAGE_MAX)
         for each in (prefix, after):
             if each:
                 require_key(each)
-        return (
-            yield from read.list_entries(
-                self.runtime.codec,
-                self.root_id,
-                prefix=prefix,
-                after=after or "",
-                updated_by=_writer(updated_by),
-                since=require_whole("since", since, 0, VERSION_MAX),
-                limit=limit,
-                values=values,
-            )
-        )
+        given: dict[str, Any] = {
+            "prefix": prefix,
+            "after": after or "",
+            "updated_by": _writer(updated_by),
+            "since": require_whole("since", since, 0, VERSION_MAX),
+            "limit": limit,
+            "values": values,
+        }
+        place = self.runtime.codec, self.root_id
+        if at_sequence is None:
+            return (yield from read.list_entries(*place, **given))
+        at = require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
+        return (yield from read.list_past_entries(*place, at, **given))
 
     @query
     def keys(self, *, updated_by: object = None) -> Op[list[str]]:

@@ -10,7 +10,7 @@ from ..checkpoints.diff import same
 from ..codec import Codec, to_json
 from ..errors import Compacted, CorruptRecord, InvalidValue, SequenceInFuture, TypeConflict
 from ..feed.events import TREE_SEQUENCE
-from ..kernel.operation import Op, Row, one, rows
+from ..kernel.operation import Op, Query, Row, batch, one, rows
 from .records import (
     Entry,
     KeyDiff,
@@ -40,6 +40,18 @@ WHERE root_id = :root_id AND value IS NOT NULL AND key > :after AND key >= :pref
     AND sequence > :since AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
 ORDER BY key LIMIT :limit
 """
+# The last event of a key at a sequence.
+LAST = """(SELECT max(m.sequence) FROM hf_state_events m
+    WHERE m.root_id = :root_id AND m.key = {key} AND m.sequence <= :at)"""
+# As of a sequence: those changed since with the sequence of their last change before it.
+PAGE_OF_PAST_KEYS = f"""
+SELECT e.key, e.version, {{value}}, e.sequence, e.updated_by, e.updated_at,
+    CASE WHEN e.sequence > :at THEN {LAST.format(key="e.key")} END AS past
+FROM hf_state_entries e
+WHERE e.root_id = :root_id AND e.key > :after AND e.key >= :prefix AND e.key < :end
+    AND (e.value IS NOT NULL OR e.sequence > :at)
+ORDER BY e.key LIMIT :limit
+"""  # noqa: S608
 LIST_KEYS = """
 SELECT key FROM hf_state_entries WHERE root_id = :root_id AND value IS NOT NULL
     AND (CAST(:updated_by AS TEXT) IS NULL OR updated_by = :updated_by)
@@ -49,9 +61,7 @@ NEWEST_KEYS = """
 SELECT key, length(value) AS bytes FROM hf_state_entries
 WHERE root_id = :root_id AND value IS NOT NULL ORDER BY sequence DESC LIMIT :limit
 """
-# The last event of a key at a sequence, and the events that its value is computed from.
-LAST = """(SELECT max(m.sequence) FROM hf_state_events m
-    WHERE m.root_id = :root_id AND m.key = {key} AND m.sequence <= :at)"""
+# The events that the value of a key at a sequence is computed from.
 # SQLite keeps the order of a CROSS JOIN, and PostgreSQL evaluates a subquery with OFFSET 0 first;
 # otherwise both would scan the whole history.
 CHAIN = """CROSS JOIN hf_state_events step CROSS JOIN hf_state_events h
@@ -145,6 +155,50 @@ def list_entries(
     if not found:
         yield from require_root(root_id)
     return [replace(entry_of(codec, root_id, row), is_deleted=False) for row in found]
+
+
+def list_past_entries(
+    codec: Codec,
+    root_id: str,
+    at: int,
+    *,
+    prefix: str,
+    after: str,
+    updated_by: str | None,
+    since: int,
+    limit: int,
+    values: bool,
+) -> Op[list[Entry]]:
+    """Return the same as of a sequence; Compacted below the floor."""
+    yield from require_readable(root_id, at)
+    statement = PAGE_OF_PAST_KEYS.format(value="e.value" if values else "NULL AS value")
+    span = {"prefix": prefix, "end": prefix + LAST_CHARACTER, "at": at, "limit": limit}
+    page: list[Entry] = []
+    while len(page) < limit:
+        found = yield from rows(statement, root_id=root_id, after=after, **span)
+        for entry in (yield from _as_of(codec, root_id, at, found)):
+            if entry.sequence > since and updated_by in {None, entry.updated_by}:
+                page.append(entry if values else replace(entry, value=None))
+        if len(found) < limit:
+            break
+        # Some of these keys did not exist then.
+        after = found[-1]["key"]
+    return page[:limit]
+
+
+def _as_of(codec: Codec, root_id: str, at: int, found: list[Row]) -> Op[list[Entry]]:
+    """Return those keys of a page that existed at a sequence."""
+    changed = [row["key"] for row in found if row["past"] is not None]
+    asked = [Query(READ_KEY_AT, {"root_id": root_id, "key": key, "at": at}) for key in changed]
+    chains = dict(zip(changed, (yield from batch(*asked)) if asked else [], strict=True))
+    entries = []
+    for row in found:
+        if row["sequence"] <= at:
+            entries.append(replace(entry_of(codec, root_id, row), is_deleted=False))
+        elif row["past"] is not None:
+            then = list(replayed(codec, root_id, chains[row["key"]]))[-1]
+            entries += [] if then.is_deleted else [then]
+    return entries
 
 
 def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:

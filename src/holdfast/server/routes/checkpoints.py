@@ -120,6 +120,7 @@ async def list_checkpoints(call: Call) -> Answer:
     CHECKPOINTS,
     "write",
     body=SaveBody,
+    is_session_checked=True,
     takes=(HEADER,),
     answers={201: CHECKPOINT.type},
     problems=("version_conflict", "request_mismatch", "idempotency_key_reused", *CLOSED),

@@ -8,8 +8,11 @@ import msgspec
 
 from ...answers.problems import Refusal
 from ...answers.shapes import StateShape, state_shape
+from ...kernel.operation import Lock, Op
 from ...state.records import StateSnapshot
 from ..endpoints import MERGE_PATCH, Endpoints
+from ..json_patch import MEDIA as JSON_PATCH
+from ..json_patch import Patch, patched
 from ..messages import Answer, Call
 from ..preconditions import NAMES, condition_of, is_current, optional, required, state_tag
 from ..replay import HEADER, write
@@ -101,17 +104,21 @@ async def replace_state(call: Call) -> Answer:
     "write",
     body=dict[str, Json],
     media=MERGE_PATCH,
+    other_bodies={JSON_PATCH: (Patch, [{"op": "add", "path": "/findings/-", "value": "new"}])},
     takes=(*NAMES, STRATEGY, HEADER),
     answers={200: StateShape},
-    problems=("version_conflict", "type_mismatch", *WRITES),
+    problems=("version_conflict", "type_mismatch", "patch_conflict", *WRITES),
     example={"findings": {"$append": ["new"]}, "counters.processed": {"$increment": 1}},
 )
 async def patch_state(call: Call) -> Answer:
     """Merge into the whole document on the server; null deletes a key.
 
-    `$append`, `$increment`, `$set` and `$delete` as the whole value of a key operate on it.
+    `$append`, `$increment`, `$set` and `$delete` as the whole value of a key operate on it. A JSON
+    Patch (RFC 6902) is applied to the document, whose members are the keys.
     """
     version = optional(condition_of(call.headers, whole=True))
+    if isinstance(call.body, list):
+        return await _patched(call, version)
     strategy = (call.headers.get(STRATEGY) or "deep").lower()
     if strategy not in {"deep", "shallow"}:
         raise Refusal("invalid_request", "X-Merge-Strategy is deep or shallow", pointer=STRATEGY)
@@ -122,6 +129,27 @@ async def patch_state(call: Call) -> Answer:
         return session.state.patch(patch, if_version=version, **how)
 
     return await write(call, change, lambda snapshot: _shaped(snapshot, created_at))
+
+
+async def _patched(call: Call, version: int | None) -> Answer:
+    """Apply a JSON Patch to the document."""
+    created_at = await _created_at(call)
+
+    def change(session: Any) -> Op[StateSnapshot]:
+        # Nobody writes between the read and the write.
+        yield Lock(session.root_id)
+        before: StateSnapshot = yield from session.state.snapshot()
+        document: Any = before.document
+        if version in {None, before.version}:
+            document = patched(dict(document), call.body)
+            if not isinstance(document, dict):
+                raise Refusal("invalid_request", "the whole state is an object")
+        after: StateSnapshot = yield from session.state.replace(document, if_version=version)
+        return after
+
+    return await write(
+        call, change, lambda snapshot: _shaped(snapshot, created_at), is_composed=True
+    )
 
 
 async def _answer(call: Call, snapshot: StateSnapshot, *, sequence: int | None) -> Answer:

@@ -23,9 +23,12 @@ from ...answers.shapes import (
     version_shape,
 )
 from ...errors import KeyNotFound, VersionConflict
+from ...kernel.operation import Lock, Op
 from ...state.records import Entry
 from .. import pages
 from ..endpoints import MERGE_PATCH, Endpoints
+from ..json_patch import MEDIA as JSON_PATCH
+from ..json_patch import MISSING, Patch, patched
 from ..messages import Answer, Call
 from ..preconditions import NAMES, condition_of, is_current, key_tag, optional, required
 from ..replay import HEADER, write
@@ -191,19 +194,26 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     "read",
     query=KeysQuery,
     answers={200: KeysShape},
+    problems=("history_compacted", "sequence_in_future"),
 )
 async def list_keys(call: Call) -> Answer:
-    """List the keys, sorted, without their values unless `include=value` asks for them."""
+    """List the keys, sorted, without their values unless `include=value` asks for them. All pages
+    of a list are of the moment of its first one.
+    """
     limit, values = pages.limit_of(call), call.query.include == "value"
+    at, after = pages.moment_of(call)
+    if at is None:
+        at = await call.session.state.version()
     found = await call.session.state.entries(
         prefix=call.query.prefix,
-        after=pages.name_of(call),
+        after=after,
         updated_by=call.query.updated_by,
         since=call.query.since,
+        at_sequence=at,
         limit=limit,
         values=values,
     )
-    cursor = pages.next_cursor(found, limit, "key")
+    cursor = pages.next_cursor(found, limit, "key", at)
     shown = [listed_shape(each, values=values) for each in found]
     return pages.paged(call, KeysShape(shown, cursor), cursor)
 
@@ -238,6 +248,7 @@ async def get_key(call: Call) -> Answer:
     KEY,
     "write",
     body=PutBody,
+    is_session_checked=True,
     takes=(*NAMES, HEADER),
     answers={200: KeyShape},
     problems=("version_conflict", "precondition_required", *WRITES),
@@ -260,21 +271,44 @@ async def put_key(call: Call) -> Answer:
     "write",
     body=dict[str, Json],
     media=MERGE_PATCH,
+    other_bodies={JSON_PATCH: (Patch, [{"op": "add", "path": "/steps/-", "value": "publish"}])},
     takes=(*NAMES, HEADER),
     answers={200: KeyShape},
-    problems=("version_conflict", "precondition_required", "type_mismatch", *WRITES),
+    problems=(
+        "version_conflict", "precondition_required", "type_mismatch", "patch_conflict", *WRITES,
+    ),
     example={"mode": "parallel", "draft": None},
-)
+)  # fmt: skip
 async def patch_key(call: Call) -> Answer:
-    """Merge into the object of one key as RFC 7396 says."""
+    """Merge into the object of one key as RFC 7396 says, or apply a JSON Patch (RFC 6902) to its
+    value.
+    """
     version = required(condition_of(call.headers))
-    return await _operate(call, Merge(call.body), version)
+    if isinstance(call.body, dict):
+        return await _operate(call, Merge(call.body), version)
+    key = call.path["key"]
+
+    def change(session: Any) -> Op[Entry]:
+        # Nobody writes between the read and the write.
+        yield Lock(session.root_id)
+        before: Entry | None = yield from session.state.entry(key)
+        stands = 0 if before is None else before.version
+        value = None
+        if version in {None, stands}:
+            value = patched(MISSING if before is None else before.value, call.body)
+            if value is MISSING:
+                raise Refusal("invalid_request", "a patch leaves a value; DELETE removes the key")
+        entry: Entry = yield from session.state.set(key, value, if_version=version)
+        return entry
+
+    return await write(call, change, lambda entry: _written(call, entry), is_composed=True)
 
 
 @routes.add(
     "DELETE",
     KEY,
     "write",
+    is_session_checked=True,
     takes=(*NAMES, HEADER),
     answers={204: None},
     problems=("version_conflict", "key_not_found", *WRITES),
@@ -303,6 +337,7 @@ async def delete_key(call: Call) -> Answer:
     f"{KEY}/ops",
     "write",
     body=Operation,
+    is_session_checked=True,
     takes=(*NAMES, HEADER),
     answers={200: OperatedShape},
     problems=("version_conflict", "type_mismatch", "not_found", *WRITES),
@@ -319,6 +354,7 @@ async def operate(call: Call) -> Answer:
     "/sessions/{id}/state/batch",
     "write",
     body=BatchBody,
+    is_session_checked=True,
     takes=(HEADER,),
     answers={200: BatchShape},
     problems=("version_conflict", "type_mismatch", "key_not_found", "not_found", *WRITES),

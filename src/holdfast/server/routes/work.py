@@ -7,17 +7,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...answers.problems import Refusal
-from ...answers.records import Shape, struct
+from ...answers.records import struct
+from ...answers.shapes import ITEM
 from ...clock import iso
 from ...errors import NotFound
 from ...items import WorkItem
 from ...kernel.operation import Op
-from ...work.items import Item, WorkStatus
+from ...work.items import WorkStatus
 from .. import pages
-from ..access import require_named_session
+from ..access import require_named_session, root_of
 from ..endpoints import Endpoints
 from ..messages import Answer, Call
-from ..replay import HEADER, transact
+from ..replay import HEADER, key_of, transact
 
 routes = Endpoints()
 
@@ -25,21 +26,6 @@ Json = Any
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
 Fence = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-INTERNAL = ("driving_fence", "session_number", "stored_state", "is_held", "lease_seconds")
-ITEM = Shape(
-    "WorkItem",
-    Item,
-    names=Item.__annotations__,
-    leave_out=INTERNAL,
-    more={
-        "status": (str, lambda item: item.status),
-        "waits_for": (str | None, lambda item: item.waits_for),
-        "input": (Any, lambda item: item.input),
-        "output": (Any, lambda item: item.output),
-        "error": (Any, lambda item: item.error),
-        "last_progress": (Any, lambda item: item.last_progress),
-    },
-)
 ITEM_PATH = "/work-items/{id}"
 HELD = ("not_found", "lease_lost", "idempotency_key_reused")
 
@@ -48,6 +34,7 @@ class ItemsQuery(pages.PageQuery):
     """Which items."""
 
     session: Name | None = None
+    root: Name | None = None
     status: WorkStatus | None = None
     type: Name | None = None
     queue: Name | None = None
@@ -138,9 +125,11 @@ class StatusShape(msgspec.Struct):
 async def list_items(call: Call) -> Answer:
     """List work items, the newest first."""
     query, limit = call.query, pages.limit_of(call)
-    await require_named_session(call, query.session)
+    if query.session is not None:
+        await call.context.sessions.find(query.session, call.token)
     found = await call.store.work.list(
         session=query.session,
+        root=root_of(call, query.root),
         status=query.status,
         type=query.type,
         queue=query.queue,
@@ -167,6 +156,8 @@ async def submit_item(call: Call) -> Answer:
     given = msgspec.structs.asdict(call.body)
     await require_named_session(call, call.body.session)
     root_id = call.token.root_id
+    if root_id is None and key_of(call) is None:
+        return Answer(201, ITEM(await call.store.work.submit(**given)))
 
     def submit(tx: Any) -> Op[WorkItem[Any]]:
         item: WorkItem[Any] = yield from tx.work.submit(**given)
@@ -192,13 +183,17 @@ async def claim_items(call: Call) -> Answer:
     """Lease items that are ready, those of the highest priority first."""
     given = msgspec.structs.asdict(call.body)
 
+    def shape(items: list[WorkItem[Any]]) -> Answer:
+        return Answer(200, ClaimedShape(list(map(ITEM, items))))
+
+    if key_of(call) is None:
+        return shape(await call.store.work.claim(**given))
+
     def claim(tx: Any) -> Op[list[WorkItem[Any]]]:
         items: list[WorkItem[Any]] = yield from tx.work.claim(**given)
         return items
 
-    return await transact(
-        call, claim, lambda items: Answer(200, ClaimedShape(list(map(ITEM, items))))
-    )
+    return await transact(call, claim, shape)
 
 
 @routes.add("GET", ITEM_PATH, "read", answers={200: ITEM.type}, problems=("not_found",))
@@ -288,6 +283,12 @@ async def redrive_item(call: Call) -> Answer:
 async def _held(call: Call, change: Any, shape: Any) -> Answer:
     """Make a change under the lease that the request's fence belongs to."""
     id, fence = call.path["id"], call.body.fence
+    if key_of(call) is None:
+        # The fence says in the change's own transaction whether the lease is still held.
+        if call.token.root_id is not None:
+            reached_item(call, await call.store.work.get(id))
+        answer: Answer = shape(await change(await call.store.work.get(id, fence=fence)))
+        return answer
 
     def run(tx: Any) -> Op[Any]:
         if call.token.root_id is not None:
