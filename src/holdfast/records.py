@@ -235,6 +235,12 @@ class LoadedCheckpoint(Checkpoint):
     left_out: dict[str, int]
 
     def __getitem__(self, channel: str) -> Any:
+        if channel not in self.channels:
+            there = ", ".join(self.channels) or "none"
+            raise KeyError(
+                f"version {self.version} of session {self.session_id} has no channel "
+                f"{channel!r}; it has {there}"
+            )
         return self.channels[channel]
 
 

@@ -36,6 +36,7 @@ from holdfast.effects.tools import NotLanded, tool
 from holdfast.errors import (
     ApprovalNeeded,
     InvalidArgument,
+    InvalidValue,
     LimitExceeded,
     LoopDetected,
     ModelFailed,
@@ -219,6 +220,24 @@ async def test_the_assistants_message_is_stored_before_its_tools_run(subject: Su
         Agent(session, ScriptedModel([call("look", city="x"), "ok"]), tools=[tool(look)]), "go"
     )
     assert seen == ["look", 1]
+
+
+@both_colours
+async def test_channels_that_no_agent_wrote_are_refused_with_what_to_do(subject: Subject) -> None:
+    store = await subject.open()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"transcript": [{"role": "user", "content": "Hi"}]}, "transcript[0].blocks must be"),
+        ({"plan": {"steps": ["look"]}}, "plan.steps[0] must be a dict, not str; an agent"),
+        ({"plan": ["look"]}, "plan must be a dict, not list; an agent keeps its own messages"),
+    ]
+    for number, (channels, problem) in enumerate(cases):
+        session = await done(store.session(f"s-{number}"))
+        await done(session.save(**channels))
+        agent = Agent(session, ScriptedModel(["Done."]))
+        error = await raises(InvalidValue, partial(run, agent, "go"))
+        assert str(error).startswith(problem)
+        assert str(error).endswith("give it a session where nobody else writes these")
+        assert (await done(session.latest())).channels == channels
 
 
 @both_colours

@@ -688,3 +688,16 @@ async def test_what_was_saved_loads_under_narrower_limits(subject: Subject) -> N
     assert (loaded.data, loaded.metadata) == ("d" * 100, {"m": "m" * 90})
     assert (await done(found.info())).metadata == {"title": "t" * 90}
     await raises(holdfast.LimitExceeded, lambda: found.save(x="x" * 65))
+
+
+@both_colours
+async def test_a_channel_that_is_not_there_is_named_with_those_that_are(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(plan=1, notes=2))
+    latest = await done(session.latest())
+    with pytest.raises(KeyError) as caught:
+        latest["transcript"]
+    assert caught.value.args == (
+        "version 1 of session s has no channel 'transcript'; it has plan, notes",
+    )

@@ -124,3 +124,21 @@ def test_every_example_of_a_page_runs_in_order(
             for command in commands_in(block):
                 text = command.replace(POSTGRES_IN_DOCS, shlex.quote(dsn))
                 run_command(text, f"{name_of(page)}:{block.line}")
+
+
+FILES = re.compile(r"sqlite:///([\w-]+\.db)")
+# These expect no empty store.
+SHARING = {
+    "agents.db": {"README.md", "docs/quickstart.md", "docs/mcp.md", "docs/benchmarks.md"},
+}
+
+
+def test_a_reader_can_follow_all_pages_in_one_folder() -> None:
+    pages: dict[str, set[str]] = {}
+    for page in PAGES:
+        for block in blocks_of(page.read_text()):
+            if block.language in {"python", *COMMANDS} and not block.note:
+                for file in FILES.findall(block.text):
+                    pages.setdefault(file, set()).add(name_of(page))
+    shared = {file: names for file, names in pages.items() if len(names) > 1}
+    assert shared == SHARING, "a page uses a file of its own: what it asserts holds for no other"

@@ -40,6 +40,22 @@ def test_every_method_is_in_the_reference(owner: type) -> None:
     assert missing == []
 
 
+def test_what_the_reference_names_is_there(tmp_path: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        session = store.session("s")
+        store.work.submit("task", session=session)
+        [item] = store.work.claim("worker")
+        running = holdfast.RunningItem
+        handles: dict[str, list[object]] = {
+            "store": [store], "session": [session], "state": [session.state],
+            "work": [store.work], "item": [item, running],
+        }  # fmt: skip
+        for handle, owners in handles.items():
+            named = set(re.findall(rf"`{handle}\.([a-z_]+)", REFERENCE))
+            there = {name for name in named if any(hasattr(owner, name) for owner in owners)}
+            assert named == there != set(), handle
+
+
 def test_both_colours_have_the_same_methods() -> None:
     assert set(methods(holdfast.Store)) == set(methods(holdfast.AsyncStore))
 

@@ -143,7 +143,10 @@ async def test_a_result_that_cannot_be_stored_is_recorded_as_done(subject: Subje
         return object()
 
     error = await raises(InvalidValue, lambda: session.call(act))
-    assert "ran, and that is recorded" in str(error)
+    assert str(error) == (
+        "act ran, and that is recorded, but its result cannot be stored: result is of type object, "
+        "which is not plain JSON data; return plain data from the tool"
+    )
     error = await raises(EffectFailed, lambda: session.call(act))
     assert "it happened" in str(error)
     assert len(runs) == 1

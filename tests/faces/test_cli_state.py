@@ -51,6 +51,27 @@ def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
         assert document == {"k": {"b": 1}, "n": 3.5, "topics": ["a", "b"]}
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("it's", """A string needs its quotes: '"it'"'"'s"'"""),
+        ("{to: ann}", "Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_text_that_is_not_json_is_refused(
+    filled: dict[str, Any], quick: Run, text: str, told: str
+) -> None:
+    for words in (("state", "set", "report-one", "k", text), ("work", "submit", "mail", text)):
+        refused = quick(*words, "--json")
+        assert refused.returncode == 2
+        error = json.loads(refused.stderr)
+        assert error["message"].startswith(f"{error['path']} is not JSON text: Expecting ")
+        assert error["path"] in {"VALUE", "INPUT"}
+        assert told in error["message"]
+        assert ("its quotes: " in error["message"]) == (text == "it's")
+    assert data(quick("state", "keys", "report-one", "--json")) == {"keys": ["n", "topics"]}
+
+
 def test_rules_are_set_shown_and_kept_to(filled: dict[str, Any], quick: Run) -> None:
     assert quick("state", "rules", "report-one").stdout == "No rules.\n"
     rule = (

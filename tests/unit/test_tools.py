@@ -73,6 +73,24 @@ def test_arguments_fit_a_tool_as_they_fit_its_function(
     assert bound is not given
 
 
+def test_an_argument_under_another_name_is_named_with_those_there_are() -> None:
+    def pay(cents: int, card: str = "", *, idempotency_key: str) -> None: ...
+    def stop() -> None: ...
+    def open_to_all(cents: int, **others: int) -> None: ...
+
+    for function, given, told in (
+        (pay, {"cent": 5}, "pay: missing a required argument: 'cents'; "
+         "it takes cents, card, not 'cent'"),
+        (pay, {}, "pay: missing a required argument: 'cents'"),
+        (stop, {"now": 1}, "stop: got an unexpected keyword argument 'now'; "
+         "it takes no arguments, not 'now'"),
+        (open_to_all, {"cent": 5}, "open_to_all: missing a required argument: 'cents'"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument) as caught:
+            holdfast.tool(function).bind(given)
+        assert str(caught.value) == told
+
+
 @pytest.mark.parametrize("function", [two, with_key, only_others])
 def test_nobody_can_give_the_idempotency_key(function: Callable[..., None]) -> None:
     with pytest.raises(InvalidArgument, match="set by Holdfast"):

@@ -19,21 +19,18 @@ from typing import Any
 
 from ..arguments import shown
 from ..errors import InvalidArgument
+from ..extras import required
 from ..kernel.threads import Thread
 from .budget import Price, Usage
 from .models import ModelError, Request, Response, count_tokens
 from .transcript import Block, Message, ReasoningBlock, TextBlock, ToolCall, ToolResult
 
-try:
+with required("a provider's model", "models"):
     from pydantic_ai import exceptions, messages, models
     from pydantic_ai.direct import model_request
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.usage import RequestUsage
-except ImportError as error:
-    raise ImportError(
-        "real models need Pydantic AI; install it with: pip install 'holdfast-agents[models]'"
-    ) from error
 
 PROVIDER = "provider"
 OUTPUT_TOKENS_ASSUMED = 4_096

@@ -15,6 +15,7 @@ from ..errors import (
     ApprovalNeeded,
     HoldfastError,
     InvalidArgument,
+    InvalidValue,
     LimitExceeded,
     LoopDetected,
     SessionWaiting,
@@ -150,9 +151,17 @@ class AgentRun:
         latest = yield from perform(Session.latest, session)
         point = yield from perform(Session.resume_point, session)
         channels = {} if latest is None else latest.channels
-        self._messages = read_transcript(channels.get(TRANSCRIPT_CHANNEL))
         self._stored_plan = channels.get(PLAN_CHANNEL, msgspec.UNSET)
-        self.plan = None if self._stored_plan is msgspec.UNSET else read_plan(self._stored_plan)
+        try:
+            self._messages = read_transcript(channels.get(TRANSCRIPT_CHANNEL))
+            self.plan = None if self._stored_plan is msgspec.UNSET else read_plan(self._stored_plan)
+        except InvalidValue as error:
+            raise InvalidValue(
+                f"{error}; an agent keeps its own messages and plan in the channels "
+                f"{TRANSCRIPT_CHANNEL} and {PLAN_CHANNEL}: give it a session where nobody else "
+                "writes these",
+                path=error.path,
+            ) from error
         if self._stored_plan is msgspec.UNSET and self._given_plan is not msgspec.UNSET:
             self.plan = self._given_plan
         self._iteration = point.iteration - 1

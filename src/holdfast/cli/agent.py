@@ -14,13 +14,23 @@ from urllib.parse import urlsplit
 
 from ..arguments import shown
 from ..checkpoints.diff import printable
-from ..codec import from_json
 from ..errors import InvalidArgument
 from ..mesh import Mesh, Service
 from ..peers import PeerCall
 from ..store import Store
 from . import INTERRUPTED, output
-from .command import Answer, Commands, Namespace, Url, argument, cause, flag, imported, option
+from .command import (
+    Answer,
+    Commands,
+    Namespace,
+    Url,
+    argument,
+    cause,
+    flag,
+    imported,
+    option,
+    read_json,
+)
 from .peers import call_data
 from .worker import serve
 
@@ -101,8 +111,7 @@ def request(
 
     Ctrl-C stops waiting and leaves the request running; `holdfast agent wait` comes back to it.
     """
-    text = sys.stdin.read() if input == "-" else input
-    value = None if text is None else from_json(text, name="INPUT")
+    value = None if input is None else read_json(input, "INPUT")
     id = request_id or str(uuid.uuid4())
     given: dict[str, Any] = {"request_id": id, "user": user}
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:

@@ -7,6 +7,7 @@ import inspect
 import os
 import pkgutil
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import store
+from ..codec import from_json, to_json
 from ..effects import Tool
-from ..errors import HoldfastError, InvalidArgument, SessionEnded
+from ..errors import HoldfastError, InvalidArgument, InvalidValue, SessionEnded
 from .output import Columns, print_json, show, table, with_place
 
 if TYPE_CHECKING:
@@ -51,6 +53,17 @@ def argument(metavar: str, help: str, offers: Any = None) -> Any:
 def flag(name: str, help: str, *short: str) -> Any:
     """Return an option that takes no value."""
     return typer.Option(name, *short, help=help)
+
+
+def read_json(text: str, name: str) -> Any:
+    """Return the value of a JSON text; `-` reads it from stdin."""
+    try:
+        return from_json(sys.stdin.read() if text == "-" else text, name=name)
+    except InvalidValue as error:
+        if not text[:1].isalpha():
+            raise
+        quoted = shlex.quote(to_json(text))
+        raise InvalidValue(f"{error} A string needs its quotes: {quoted}", path=name) from None
 
 
 def _completion(read: Callable[[store.Store], Offers]) -> Callable[[typer.Context], Offers]:

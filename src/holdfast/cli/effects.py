@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, cast
 
 from ..clock import iso
-from ..codec import from_json
 from ..effects import Landed, NotLanded
 from ..errors import InvalidArgument, Unresolved
 from ..records import EFFECT_STATUSES, Effect, EffectStatus
@@ -24,6 +23,7 @@ from .command import (
     named_tools,
     numbered,
     option,
+    read_json,
 )
 
 IN_DOUBT_MAX = 1_000
@@ -232,7 +232,7 @@ def resolve(
         raise InvalidArgument("what did not happen has no result; leave --result out")
     verdict: Landed | NotLanded = NotLanded()
     if landed:
-        verdict = Landed(None if result is None else from_json(result, name="--result"))
+        verdict = Landed(None if result is None else read_json(result, "--result"))
     return _settled(store.resolve(store.find_effect(effect).id, verdict, by=by, note=note))
 
 

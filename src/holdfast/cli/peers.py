@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, cast
 
-from ..codec import from_json
 from ..errors import InvalidArgument
 from ..peers import Answer as PeerAnswer
 from ..peers import PeerCall
 from ..peers.records import ASK_STATES, AskState
 from ..store import Store
 from . import output
-from .command import OFFERED_MAX, Answer, Commands, Limit, argument, numbered, option, page
+from .command import (
+    OFFERED_MAX,
+    Answer,
+    Commands,
+    Limit,
+    argument,
+    numbered,
+    option,
+    page,
+    read_json,
+)
 
 RECEIPTS = {
     "counted": "The answer was stored and counted.",
@@ -108,7 +117,7 @@ def answer(
     if error is not None:
         receipt = store.answer(call.id, error, status="error")
     else:
-        value = None if result is None else from_json(result, name="--result")
+        value = None if result is None else read_json(result, "--result")
         receipt = store.answer(call.id, value)
     return Answer({"id": call.id, "receipt": receipt}, RECEIPTS[receipt])
 

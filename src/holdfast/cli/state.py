@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -14,7 +13,18 @@ from ..kernel.files import new_file
 from ..state import Entry, Reducer
 from ..store import Store
 from . import output
-from .command import Answer, Commands, Limit, SessionId, Yes, argument, confirm, option, page
+from .command import (
+    Answer,
+    Commands,
+    Limit,
+    SessionId,
+    Yes,
+    argument,
+    confirm,
+    option,
+    page,
+    read_json,
+)
 
 app = Commands("Look at the shared state of a tree, change it, and look back in time.")
 
@@ -29,10 +39,6 @@ At = Annotated[int | None, option("SEQUENCE", "As it was at this sequence.")]
 IdempotencyKey = Annotated[
     str | None, option("KEY", "A repeated command with this key changes nothing.")
 ]
-
-
-def _parsed(text: str) -> Any:
-    return from_json(sys.stdin.read() if text == "-" else text, name="VALUE")
 
 
 def _written(entry: Entry) -> Answer:
@@ -88,7 +94,9 @@ def set_key(
     """Set a key."""
     state = store.find_session(session).state
     return _written(
-        state.set(key, _parsed(value), if_version=if_version, idempotency_key=idempotency_key)
+        state.set(
+            key, read_json(value, "VALUE"), if_version=if_version, idempotency_key=idempotency_key
+        )
     )
 
 
@@ -127,7 +135,7 @@ def append(
 ) -> Answer:
     """Append items to a list."""
     state = store.find_session(session).state
-    return _written(state.append(key, _parsed(items), idempotency_key=idempotency_key))
+    return _written(state.append(key, read_json(items, "VALUE"), idempotency_key=idempotency_key))
 
 
 @app.command(mode="write")
@@ -138,7 +146,7 @@ def merge(
     patch: Annotated[str, argument("PATCH", "An object as JSON; null removes a member.")],
 ) -> Answer:
     """Merge a patch into an object, as RFC 7396 says."""
-    return _written(store.find_session(session).state.merge(key, _parsed(patch)))
+    return _written(store.find_session(session).state.merge(key, read_json(patch, "VALUE")))
 
 
 @app.command(mode="write", context_settings=NEGATIVE)
@@ -147,7 +155,7 @@ def reduce(
 ) -> Answer:
     """Change a key by its reducer."""
     state = store.find_session(session).state
-    return _written(state.reduce(key, _parsed(value), idempotency_key=idempotency_key))
+    return _written(state.reduce(key, read_json(value, "VALUE"), idempotency_key=idempotency_key))
 
 
 @app.command(mode="read")
@@ -179,7 +187,7 @@ def set_rule(
 ) -> Answer:
     """Give a key a schema that its values must fit, a reducer, or both."""
     state = store.find_session(session).state
-    given = None if schema is None else _parsed(schema)
+    given = None if schema is None else read_json(schema, "VALUE")
     state.set_rule(key, schema=given, reducer=cast("Reducer | None", reducer))
     return Answer({"key": key, "schema": given, "reducer": reducer}, f"{key} has this rule now.")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, cast
 
-from ..codec import from_json
 from ..errors import CorruptRecord, InvalidArgument, Refused
 from ..items import WorkItem
 from ..records import Swept
@@ -27,6 +25,7 @@ from .command import (
     numbered,
     option,
     page,
+    read_json,
 )
 
 REDRIVEN_PER_PAGE = 100
@@ -146,10 +145,9 @@ def submit(
     on_crash: Annotated[str, option("RULE", "retry, fail or review.")] = "retry",
 ) -> Answer:
     """Submit a work item."""
-    text = sys.stdin.read() if input_ == "-" else input_
     made = store.work.submit(
         type_,
-        from_json(text, name="input"),
+        read_json(input_, "INPUT"),
         session=session,
         queue=queue,
         priority=priority,

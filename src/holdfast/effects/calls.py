@@ -548,7 +548,7 @@ def _failed(tool: str, id: str, error: str | None) -> EffectFailed:
 
 def _not_storable(tool: Tool[..., Any], problem: str) -> InvalidValue:
     return InvalidValue(
-        f"{tool.name} ran, and that is recorded, but its result cannot be stored: {problem}; "
-        "return plain data from the tool",
+        f"{tool.name} ran, and that is recorded, but its result cannot be stored: "
+        f"{problem.removesuffix('.')}; return plain data from the tool",
         path="result",
     )

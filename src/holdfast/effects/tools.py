@@ -178,7 +178,12 @@ class Tool(Generic[P, R_co]):
         try:
             self.signature.bind(**arguments, **extra)
         except TypeError as error:
-            raise InvalidArgument(f"{self.name}: {error}") from None
+            # What is missing is often there under another name.
+            unknown = ", ".join(shown(name) for name in arguments if name not in accepted)
+            takes = ", ".join(each for each in self.signature.parameters if each in accepted)
+            hint = f"; it takes {takes or 'no arguments'}, not {unknown}"
+            is_told = bool(unknown) and not self._takes_others
+            raise InvalidArgument(f"{self.name}: {error}{hint if is_told else ''}") from None
         return dict(arguments)
 
     @functools.cached_property
@@ -192,6 +197,11 @@ class Tool(Generic[P, R_co]):
         required = [parameter for parameter in named if parameter.default is parameter.empty]
         accepted = frozenset(parameter.name for parameter in named)
         return accepted, frozenset(parameter.name for parameter in required)
+
+    @property
+    def _takes_others(self) -> bool:
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        return inspect.Parameter.VAR_KEYWORD in kinds
 
     @functools.cached_property
     def lease_ms(self) -> int:

@@ -17,15 +17,18 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import nats
-from nats.errors import MaxPayloadError
-from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-from nats.js.errors import BadRequestError
 
 from ..arguments import require_seconds, require_text, require_whole, shown
 from ..errors import InvalidArgument
+from ..extras import required
 from ..kernel.threads import Thread
 from .transports import Message, TransportError, Undeliverable
+
+with required("NATS", "nats"):
+    import nats
+    from nats.errors import MaxPayloadError
+    from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+    from nats.js.errors import BadRequestError
 
 T = TypeVar("T")
 

@@ -12,15 +12,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import psycopg
-from psycopg import sql
-from psycopg.rows import tuple_row
-
 from ...arguments import require_seconds
 from ...errors import Conflict, SystemBusy
+from ...extras import required
 from ..system import System
 from ..tree import Changes, DeltaTree
-from .postgres_rows import PREFIX, CapturedRows, drop_home, require_schemas
+
+with required("PostgresSystem", "postgres"):
+    import psycopg
+    from psycopg import sql
+    from psycopg.rows import tuple_row
+
+    from .postgres_rows import PREFIX, CapturedRows, drop_home, require_schemas
 
 Connection = psycopg.Connection[Any]
 Observer = Callable[[Connection], object]

@@ -11,16 +11,19 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-import psycopg
-from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
-
 from ...arguments import shown
 from ...errors import Conflict, InvalidArgument, SystemBusy
+from ...extras import required
 from ..system import System
 from ..tree import Changes, DeltaTree, Node
-from .postgres_rows import PREFIX, CapturedRows, drop_home, require_schemas
-from .postgres_tables import read_sequences
+
+with required("PostgresConnectionSystem", "postgres"):
+    import psycopg
+    from psycopg.pq import TransactionStatus
+    from psycopg.rows import tuple_row
+
+    from .postgres_rows import PREFIX, CapturedRows, drop_home, require_schemas
+    from .postgres_tables import read_sequences
 
 # A row that is changed again and again in one transaction becomes slow to find.
 _SAVEPOINTS_MAX: Final = 200

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import redis
-from redis.exceptions import ConnectionError as Disconnected
-
 from ...arguments import shown
 from ...errors import Conflict, InvalidArgument
+from ...extras import required
 from ..system import Observation, System
 from ..tree import Changes, DeltaTree
+
+with required("RedisSystem", "worlds"):
+    import redis
+    from redis.exceptions import ConnectionError as Disconnected
 
 _BATCH: Final = 500
 # Without PEXPIRETIME, which Redis 6 lacks, the moment of expiry is known to a millisecond or two.
