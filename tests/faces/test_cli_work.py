@@ -313,7 +313,7 @@ def _interrupt(process: int, descriptor: int) -> int:
         (("show", "nothing"), 3, "no work item"),
         (("why", "nothing"), 3, "no work item"),
         (("retry", "nothing"), 3, "no work item"),
-        (("submit", "t", "{not json"), 2, "input"),
+        (("submit", "t", "{not json"), 2, "INPUT is not JSON text"),
         (("submit", "t", "--session=none"), 3, "no session"),
         (("submit", "t", "--max-retries=-1"), 2, "--max-retries"),
         (("submit", "t", "--on-crash=panic"), 2, "--on-crash"),
