@@ -309,6 +309,8 @@ def test_a_session_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
                 json={"operations": [{"op": "delete", "key": "never"}]},
             ),
             shared.patch(path, {"a": 1}, if_match="*"),
+            shared.get(path),
+            shared.get(f"{path}?at_sequence=1"),
         ):
             assert error(answer) == (404, "session_not_found")
             assert answer.json()["detail"] == f"there is no session {child!r}"

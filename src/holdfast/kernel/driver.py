@@ -262,6 +262,18 @@ class Execution(Generic[R]):
         command = None if self._asked is None else self._asked.command
         return command if isinstance(command, Decide) else None
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether nobody needs the answers to the current queries."""
+        command = None if self._asked is None else self._asked.command
+        return isinstance(command, Batch) and command.is_unread
+
+    def skip(self) -> list[Query]:
+        """Return the current queries, which the driver runs later, and run to the next ones."""
+        queries = self.queries
+        self.advance([[] for _ in queries])
+        return queries
+
     def whole(self) -> list[Query]:
         """Return all queries of a `Decide`, to be sent and answered at once."""
         assert self._asked is not None

@@ -208,10 +208,13 @@ class Lock:
 class Batch:
     """Several statements, run in order, that do not depend on each other's answers.
 
-    Answered with a list of rows for each. On PostgreSQL a batch costs one round trip.
+    Answered with a list of rows for each. On PostgreSQL a batch costs one round trip; one that is
+    unread costs none, because it is sent with the next batch, or with COMMIT.
     """
 
     commands: Sequence[Query | Lock]
+    is_unread: bool = False
+    """Whether the operation ignores the answers."""
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page,
 from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, served, stream
 from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
 from ..kernel.signals import TREE_TOPIC
+from ..records import SessionRef
 from ..sessions import SessionHandle
 from ..wire import travels
 from . import read
@@ -96,6 +97,16 @@ class State(Handle[C]):
             return (yield from read.read_entry(*place))
         require_whole("at_sequence", at_sequence, 0, VERSION_MAX)
         return (yield from read.past_entry(*place, at_sequence))
+
+    @query
+    def _entry_of_session(self, key: str) -> Op[Entry | None]:
+        """Return a key; raise SessionNotFound if the session was deleted, although its tree lives.
+
+        For servers, which are given ids: a read and the look for its session are one statement.
+        """
+        session = self._session
+        place = SessionRef(session.id, session.number, session.root_id)
+        return (yield from read.read_entry_of_session(self.runtime.codec, place, require_key(key)))
 
     @query
     def entries(

@@ -8,9 +8,18 @@ from typing import Any
 
 from ..checkpoints.diff import same
 from ..codec import Codec, to_json
-from ..errors import Compacted, CorruptRecord, InvalidValue, SequenceInFuture, TypeConflict
+from ..errors import (
+    Compacted,
+    CorruptRecord,
+    InvalidValue,
+    SequenceInFuture,
+    SessionNotFound,
+    TypeConflict,
+)
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.operation import Op, Query, Row, batch, one, rows
+from ..records import SessionRef
+from ..sessions.rows import ONE_SESSION
 from .records import (
     Entry,
     KeyDiff,
@@ -33,6 +42,12 @@ FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
 """  # noqa: S608
 READ_ENTRY = f"""
 SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id AND key = :key
+"""  # noqa: S608
+# One row if the session exists, whether or not the key does.
+READ_ENTRY_OF_SESSION = f"""
+SELECT e.key, e.version, e.value, e.sequence, e.updated_by, e.updated_at
+FROM (SELECT s.number FROM {ONE_SESSION}) AS found
+LEFT JOIN hf_state_entries e ON e.root_id = :root_id AND e.key = :key
 """  # noqa: S608
 PAGE_OF_KEYS = """
 SELECT key, version, {value}, sequence, updated_by, updated_at FROM hf_state_entries
@@ -208,6 +223,15 @@ def read_entry(codec: Codec, root_id: str, key: str) -> Op[Entry | None]:
         yield from require_root(root_id)
         return None
     return entry_of(codec, root_id, row)
+
+
+def read_entry_of_session(codec: Codec, session: SessionRef, key: str) -> Op[Entry | None]:
+    """Return the same; raise SessionNotFound if this session of the tree was deleted."""
+    root_id = session.root_id
+    row = yield from one(READ_ENTRY_OF_SESSION, number=session.number, root_id=root_id, key=key)
+    if row is None:
+        raise SessionNotFound(f"there is no session {session.id!r}", id=session.id)
+    return None if row["value"] is None else entry_of(codec, root_id, row)
 
 
 def replayed(codec: Codec, root_id: str, found: Iterable[Row]) -> Iterator[Entry]:

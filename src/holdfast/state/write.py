@@ -347,7 +347,7 @@ class StateWrite:
             statements.append(Query(WRITE_ENTRY, row))
         for row in self._events:
             statements.append(Query(ADD_STATE_EVENT, row))
-        yield Batch(statements)
+        yield Batch(statements, is_unread=True)
         for told in self._told:
             yield event(codec, root_id, place.session_id, "state_changed", told)
 

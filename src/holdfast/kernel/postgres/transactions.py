@@ -249,12 +249,16 @@ class Transactions:
             return (yield from self._write_at_once(connection, execution))
         has_changed = False
         opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution)]
+        unread: list[Message] = []
         while queries := execution.queries:
-            replies = yield from self._ask(connection, opening, execution)
-            opening = []
+            if execution.is_unread:
+                unread += map(self.message, execution.skip())
+                continue
+            replies = yield from self._ask(connection, opening, execution, unread)
+            opening, has_changed, unread = [], has_changed or bool(unread), []
             has_changed |= any(map(self._changes, queries, replies))
             execution.advance([reply.rows for reply in replies])
-        closing = [self.message(query) for query in execution.closing()]
+        closing = [*unread, *map(self.message, execution.closing())]
         if has_changed or closing:
             commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
             yield from self._commit(connection, commit, execution)
@@ -346,14 +350,18 @@ class Transactions:
         return True
 
     def _ask(
-        self, connection: Link, opening: Sequence[Message], execution: Execution[Any]
+        self,
+        connection: Link,
+        opening: Sequence[Message],
+        execution: Execution[Any],
+        unread: Sequence[Message] = (),
     ) -> Steps[list[Reply]]:
-        """Send the current queries, after `opening`; return their replies."""
+        """Send the current queries, after `opening` and what is unread; return their replies."""
         messages = [self.message(query) for query in execution.queries]
-        replies = yield from self._send(connection, [*opening, *messages], execution)
+        replies = yield from self._send(connection, [*opening, *unread, *messages], execution)
         if opening:
             self._note_followers(replies[len(opening) - 1])
-        return replies[len(opening) :]
+        return replies[len(opening) + len(unread) :]
 
     def _send(
         self,

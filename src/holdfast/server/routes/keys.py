@@ -223,6 +223,7 @@ async def list_keys(call: Call) -> Answer:
     KEY,
     "read",
     query=KeyQuery,
+    is_session_checked=True,
     takes=("if-none-match",),
     answers={200: KeyShape, 304: None},
     problems=("key_not_found", "history_compacted", "sequence_in_future"),
@@ -230,7 +231,12 @@ async def list_keys(call: Call) -> Answer:
 async def get_key(call: Call) -> Answer:
     """Read one key, now or as it was at a sequence."""
     key, at = call.path["key"], call.query.at_sequence
-    entry: Entry | None = await call.session.state.entry(key, at_sequence=at)
+    entry: Entry | None
+    if at is None:
+        entry = await call.session.state._entry_of_session(key)
+    else:
+        session = await call.context.sessions.find(call.path["id"], call.token)
+        entry = await session.state.entry(key, at_sequence=at)
     if entry is None:
         raise KeyNotFound(f"there is no key {key!r}", key=key)
     headers = {
