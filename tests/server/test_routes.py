@@ -37,6 +37,16 @@ def test_sessions_are_started_resumed_listed_and_changed(shared: Served) -> None
     assert error(shared.get("/sessions?status=other")) == (422, "invalid_request")
 
 
+def test_the_address_of_something_new_can_be_used_whatever_its_id_is(shared: Served) -> None:
+    for id in ("\U0001f600 \u00e9/%2F?#", "a\u2028b".replace("\u2028", "\u0416")):
+        made = shared.post("/sessions", json={"id": id, "reopen": True})
+        assert made.status_code in {200, 201}
+        assert shared.get(made.headers["location"]).json()["id"] == id
+        asked = shared.post("/agents/planner/requests", json={"request_id": f"{id} asked"})
+        assert asked.status_code == 202
+        assert shared.get(asked.headers["location"]).json()["id"] == f"{id} asked"
+
+
 def test_sessions_end_are_cancelled_and_deleted(shared: Served) -> None:
     root = started(shared)
     child = started(shared, parent=root)

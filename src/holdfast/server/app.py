@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from ..access import Token
@@ -12,6 +14,7 @@ from ..errors import SessionNotFound
 from ..store import AsyncStore
 from . import bodies, problems
 from .access import Access
+from .calls import LARGE_BYTES
 from .context import Context
 from .endpoints import PAGES, Endpoint, Router
 from .frames import PACKED
@@ -120,7 +123,9 @@ class Api:
             call.raw_body = await bodies.read_body(receive, call.headers, most)
             if endpoint.body is not bytes:
                 limits = self.context.store.runtime.codec.limits
-                call.body = bodies.parse_body(call.raw_body, wanted, limits)
+                parse = partial(bodies.parse_body, call.raw_body, wanted, limits)
+                is_large = len(call.raw_body) > LARGE_BYTES
+                call.body = await asyncio.to_thread(parse) if is_large else parse()
         answer: Reply
         try:
             answer = await endpoint.handler(call)

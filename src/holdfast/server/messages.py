@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -92,6 +93,10 @@ class Call:
     def store(self) -> AsyncStore:
         """The store that the server serves."""
         return self.context.store
+
+    def address(self, noun: str, id: str) -> str:
+        """Return the address of something by its id, as a header takes it."""
+        return f"{self.context.options.base_path}/{noun}/{quote(id, safe='')}"
 
     @property
     def acting_store(self) -> AsyncStore:

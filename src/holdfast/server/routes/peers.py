@@ -233,7 +233,7 @@ async def request_agent(call: Call) -> Answer:
     given = msgspec.structs.asdict(call.body)
     asked = await call.store.request(call.path["name"], given.pop("input"), **given)
     found = await _waited(call, asked)
-    headers = {"location": f"{call.context.options.base_path}/requests/{found.id}"}
+    headers = {"location": call.address("requests", found.id)}
     return Answer(202 if found.state == "open" else 200, PEER_CALL(found), headers)
 
 

@@ -133,7 +133,7 @@ async def start_session(call: Call) -> Answer:
 
     def shape(info: SessionInfo) -> Answer:
         is_new = info.version == 0 and info.created_at == info.last_resumed_at
-        headers = {"location": f"{call.context.options.base_path}/sessions/{info.id}"}
+        headers = {"location": call.address("sessions", info.id)}
         return Answer(201 if is_new else 200, SESSION(info), headers)
 
     return await transact(call, start, shape)
