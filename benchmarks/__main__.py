@@ -26,6 +26,7 @@ from . import (
     steady,
     work,
     worlds,
+    writers,
 )
 from .measure import Report
 
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[..., Report]] = {
     "exports": exports.run,
     "beside": beside.run,
     "steady": steady.run,
+    "writers": writers.run,
     "killed": killed.run,
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from benchmarks import beside, costs, exports, steady
+from benchmarks import beside, costs, exports, steady, writers
 from benchmarks.measure import RATE
 
 SMALL = beside.Plan(versions=200, children=12, rounds=1, quiet_seconds=0.01)
@@ -78,3 +78,18 @@ def test_an_error_of_steady_work_is_not_hidden(
         monkeypatch.setattr(steady.Load, "worker", fail)
         with pytest.raises(ZeroDivisionError):
             dict(steady.watched(plan, store, postgres_dsn, namespace))
+
+
+def test_writers_of_one_tree_write_together_with_and_without_the_queue(
+    postgres_dsn: str, namespace: str
+) -> None:
+    plan = writers.Plan(processes=2, threads=2, seconds=0.2, rounds=1)
+    with writers.writers(plan, postgres_dsn, namespace) as pipes:
+        for is_queued in (True, False):
+            order = writers.Order(plan.threads, plan.seconds, is_queued)
+            figures = writers.together(pipes, order, postgres_dsn)
+            assert figures[RATE] * plan.seconds >= plan.processes * plan.threads
+    with holdfast.open(postgres_dsn, namespace=namespace) as store:
+        written = [info.version for info in store.sessions() if info.id != writers.ROOT]
+    assert len(written) == plan.processes * plan.threads
+    assert all(version >= 2 for version in written)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Literal
 
 from .operation import Op, Row, rows
@@ -74,8 +75,10 @@ def read_each(
             continue
         if len(found) < ROWS_PER_PAGE // 4:
             size = min(OWNERS_PER_PAGE, size * 2)
-        places, order = {owner: place for place, owner in enumerate(some)}, owned.names
-        found.sort(key=lambda row: (places[row["owner"]], *(row[name] for name in order)))
+        places = {owner: place for place, owner in enumerate(some)}
+        # Two stable sorts with small keys are faster than one with tuples.
+        found.sort(key=itemgetter(*owned.names))
+        found.sort(key=lambda row: places[row["owner"]])
         for row in found:
             take(row)
 

@@ -105,7 +105,8 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag_field="record"):
 
     def row(self, codec: Codec, **changes: Any) -> Row:
         """Return it as a row, with its columns sealed for their new place."""
-        row = {name: getattr(self, name) for name in self.__struct_fields__} | changes
+        row = msgspec.structs.asdict(self)
+        row.update(changes)
         for name in self.sealed.values:
             if row[name] is not None:
                 row[name] = codec.seal(row[name], context=self.sealed.context(row, name))
@@ -266,6 +267,8 @@ class Import(_Memory):
     def add(self, record: Record) -> Op[None]:
         """Write a record, now or in a later batch."""
         self._rank = self.ranks[type(record)]
+        for name in record.sealed.values:
+            self._bytes += len(getattr(record, name) or b"")
         yield from record.add(self)
         if self._rows >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
             yield from self.flush()
@@ -292,19 +295,13 @@ class Import(_Memory):
         together.rows.append(row)
         together.problems.append(problem)
         together.notes.append(then)
-        self._count(row)
+        self._rows += 1
 
     def later(self, sql: str, parameters: Mapping[str, object]) -> None:
         """Add a statement to the pending batch."""
         waiting = _Waiting(Query(sql, parameters), problems=[""], notes=[None])
         self._waiting.setdefault(self._rank, []).append(waiting)
-        self._count(parameters)
-
-    def _count(self, parameters: Mapping[str, object]) -> None:
         self._rows += 1
-        for value in parameters.values():
-            if type(value) is bytes:
-                self._bytes += len(value)
 
     def raised(self, fence: int) -> int:
         """Return a fence higher than any that a holder in the source store can have."""
