@@ -315,3 +315,19 @@ def test_text_is_wrapped_at_words_and_commands_stay_whole() -> None:
         "  holdfast effects show 1 --url y",
     ]
     assert wrapped("one two three", 11, 4) == "one two\n    three"
+
+
+def test_what_runs_now_keeps_its_holder_and_its_heartbeat(
+    filled: dict[str, Any], look: Look
+) -> None:
+    with holdfast.open(**filled) as store:
+        store.work.submit("send-the-invoice", queue="letters-by-post")
+        [item] = store.work.claim("worker-1 on the first machine", queues="letters-by-post")
+    lines = look("work", "top", "--once")
+    assert max(map(len, lines)) <= 80
+    names, running = lines[-2:]
+    assert columns(names) == ["id", "type", "holder", "heartbeat"]
+    id, kind, holder, heartbeat = columns(running)
+    assert item.id.startswith(id)
+    assert (kind, holder) == ("send-the-invoice", "worker-1 on the first machine")
+    assert re.fullmatch(r"\d+ (s|min) ago|now", heartbeat)

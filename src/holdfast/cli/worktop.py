@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from ..clock import iso
 from ..errors import InvalidArgument, StoreError
+from ..items import WorkItem
 from ..store import Store
 from ..work import WORK_STATUSES
 from .command import Answer, AsJson, flag, option
-from .output import console, text_of
+from .output import console, table, text_of
 from .work import app, item_data
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 RUNNING_MAX = 20
 SHOWN = ("id", "type", "holder", "fence", "retry_count", "lease_acquired_at", "heartbeat_at")
+RUNNING = {
+    "id": "id",
+    "type": "type",
+    "holder": "holder",
+    "fence": "fence",
+    "retries": "retry_count",
+    "claimed": "lease_acquired_at",
+    "heartbeat": "heartbeat_at",
+}
 EVERY_SECONDS_MIN = 0.1
 # So that a look each second costs little, however long the queues are.
 COUNTED_MAX = 10_000
@@ -43,7 +53,7 @@ def top(
     if not as_json and not once and sys.stdout.isatty():
         _live(store, every_seconds, finished=finished)
     seen = look(store, finished=finished)
-    return Answer(seen, lambda: [_picture(seen)])
+    return Answer({**seen, "running": _data(seen["running"])}, lambda: [_picture(seen)])
 
 
 def look(store: Store, *, finished: bool) -> dict[str, Any]:
@@ -55,8 +65,12 @@ def look(store: Store, *, finished: bool) -> dict[str, Any]:
         "statuses": WORK_STATUSES if finished else LIVE_STATUSES,
         "counts": [asdict(count) for count in counted],
         "leases": asdict(store.work.health()),
-        "running": [{name: item_data(item).get(name) for name in SHOWN} for item in running],
+        "running": running,
     }
+
+
+def _data(running: list[WorkItem[Any]]) -> list[dict[str, Any]]:
+    return [{name: item_data(item).get(name) for name in SHOWN} for item in running]
 
 
 def _live(store: Store, every_seconds: float, *, finished: bool) -> NoReturn:
@@ -80,6 +94,7 @@ def _picture(seen: dict[str, Any]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
+    running = table(seen["running"], RUNNING, drop=("fence", "retries", "claimed"), shorten="id")
     leases = seen["leases"]
     more = "+" if leases["is_more"] else ""
     line = (
@@ -87,7 +102,13 @@ def _picture(seen: dict[str, Any]) -> Group:
         f"{leases['expired']:,} expired, {leases['cancelling']:,} asked to stop, "
         f"oldest heartbeat {leases['longest_heartbeat_seconds']:.1f} s ago"
     )
-    return Group(Text(line, style="bold"), Text(), _counts(seen), Text(), _running(seen))
+    return Group(
+        Text(line, style="bold"),
+        Text(),
+        _counts(seen),
+        Text(),
+        running if seen["running"] else Text(),
+    )
 
 
 def _counts(seen: dict[str, Any]) -> RenderableType:
@@ -97,31 +118,19 @@ def _counts(seen: dict[str, Any]) -> RenderableType:
     by_type: dict[str, dict[str, Any]] = {}
     for count in seen["counts"]:
         by_type.setdefault(count["type"], {})[count["status"]] = count
-    table = Table("type", box=None, pad_edge=False, header_style="bold")
+    made = Table("type", box=None, pad_edge=False, header_style="bold")
     for status in seen["statuses"]:
-        table.add_column(status, justify="right")
-    table.add_column("oldest pending", justify="right")
+        made.add_column(status, justify="right")
+    made.add_column("oldest pending", justify="right")
     for name, counts in sorted(by_type.items()):
         numbers = [_number(counts.get(status)) for status in seen["statuses"]]
         age = counts.get("pending", {}).get("oldest_age_seconds")
         oldest = "-" if age is None else f"{age:,.0f} s"
-        table.add_row(Text(text_of(name)), *numbers, oldest)
-    return table if by_type else Text("Nothing is waiting or running.")
+        made.add_row(Text(text_of(name)), *numbers, oldest)
+    return made if by_type else Text("Nothing is waiting or running.")
 
 
 def _number(count: dict[str, Any] | None) -> str:
     if count is None:
         return "-"
     return f"{count['items']:,}{'+' if count['is_more'] else ''}"
-
-
-def _running(seen: dict[str, Any]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in SHOWN:
-        table.add_column(name.replace("_", " "), no_wrap=True)
-    for item in seen["running"]:
-        table.add_row(*(Text(text_of(item[name])) for name in SHOWN))
-    return table if seen["running"] else Text()
