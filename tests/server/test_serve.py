@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,48 @@ def test_the_first_start_makes_a_token_that_only_its_owner_can_read(file: dict[s
     with holdfast.open(**file) as store:
         [token] = store.tokens.list()
         assert (token.name, token.permission) == ("first-start", "admin")
+
+
+def test_servers_that_start_at_once_agree_on_one_token(file: dict[str, Any]) -> None:
+    arguments = [sys.executable, "-m", "holdfast", "serve", "--json", "--port=0"]
+    arguments.append(f"--url={file['url']}")
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
+            for _ in range(3)
+        ]
+        try:
+            told = [json.loads(each.stdout.readline()) for each in started if each.stdout]
+        finally:
+            for each in started:
+                each.terminate()
+    assert {each["token_file"] for each in told} == {str(token_file(file))}
+    with holdfast.open(**file) as store:
+        [token] = store.tokens.list()
+        assert (token.name, token.revoked_at) == ("first-start", None)
+        assert store.tokens.find(token_file(file).read_text().strip()) == token
+
+
+def test_the_token_of_another_machine_is_left_alone(
+    place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for machine in ("one", "two"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", f"{tmp_path}/{machine}")
+        monkeypatch.setattr(socket, "gethostname", lambda machine=machine: machine)
+        made.append(start_token(place, is_read_only=False))
+        if "namespace" not in place:
+            # A file is on one machine only; what is left of a start that was killed is replaced.
+            made[-1].path.unlink()
+    with holdfast.open(**place) as store:
+        alive = [each.name for each in store.tokens.list() if each.revoked_at is None]
+        assert store.tokens.find(made[0].secret or "") is None or "namespace" in place
+    if "namespace" in place:
+        assert [each.is_new for each in made] == [True, False]
+        assert (alive, made[1].secret) == (["first-start one"], None)
+    else:
+        assert [each.is_new for each in made] == [True, True]
+        assert alive == ["first-start"]
 
 
 def test_the_token_of_a_schema_is_kept_with_the_users_settings(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,24 +38,51 @@ def start_token(place: Mapping[str, Any], *, is_read_only: bool) -> StartToken:
     mode = "read" if is_read_only else "write"
     with stores.open(**{"mode": mode, **place}) as store:
         path = token_path(store)
-        secret = _read(path)
-        known = None if secret is None else store.tokens.find(secret)
-        if known is not None:
-            return StartToken(path, secret, known.id)
-        now = store.now_ms()
-        alive = [
-            token
-            for token in store.tokens.list(limit=1_000)
-            if token.revoked_at is None and (token.expires_at or now + 1) > now
-        ]
-        if is_read_only or any(token.name != NAME for token in alive):
-            return StartToken(path, None)
-        # One without its file is left by a start that was killed in between.
-        for token in alive:
-            store.tokens.revoke(token.id)
-        made = store.tokens.create(NAME, permission="admin")
-        _write(path, made.secret)
-        return StartToken(path, made.secret, made.id, is_new=True)
+        if is_read_only:
+            return _kept(store, path) or StartToken(path, None)
+        with _alone(path):
+            return _kept(store, path) or _made(store, path)
+
+
+def _kept(store: stores.Store, path: Path) -> StartToken | None:
+    """Return the token in the file, if it is one of the store."""
+    secret = _read(path)
+    known = None if secret is None else store.tokens.find(secret)
+    return None if known is None else StartToken(path, secret, known.id)
+
+
+def _made(store: stores.Store, path: Path) -> StartToken:
+    """Make a token, unless there are others."""
+    now = store.now_ms()
+    alive = [
+        token
+        for token in store.tokens.list(limit=1_000)
+        if token.revoked_at is None and (token.expires_at or now + 1) > now
+    ]
+    name = NAME
+    if not isinstance(store.runtime.target, SqliteTarget):
+        # Another machine keeps the secret of the token that it has made.
+        name = f"{NAME} {socket.gethostname()}"
+    if any(token.name != name for token in alive):
+        return StartToken(path, None)
+    # One without its file is left by a start that was killed in between.
+    for token in alive:
+        store.tokens.revoke(token.id)
+    made = store.tokens.create(name, permission="admin")
+    _write(path, made.secret)
+    return StartToken(path, made.secret, made.id, is_new=True)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other servers that start at this moment from making a token too."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def token_path(store: stores.Store) -> Path:
@@ -74,7 +104,6 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, secret: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "w") as file:
