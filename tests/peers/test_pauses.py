@@ -295,3 +295,26 @@ def test_a_session_that_asks_nobody_writes_no_row_here(place: dict[str, Any]) ->
         assert written == []
         for table in ("hf_asks", "hf_pauses", "hf_artifacts"):
             assert sql(store, f"SELECT 1 FROM {table}") == []
+
+
+def test_the_newest_calls_and_pauses_are_read_in_parts(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session: Any = store.session("asker", agent="planner")
+        store.session("other").ask("weather", -1)
+        for number in range(5):
+            session.ask("weather", number)
+            parked = session.wait_for_approval(number)
+            store.approve(parked.pause_id, by="ada")
+            [item] = store.work.claim("an instance", queues=["agent:planner"])
+            session = item.resume().session
+        calls, pauses = session.asks(), session.pauses()
+        assert [call.input for call in calls] == list(range(5))
+        assert [pause.question for pause in pauses] == list(range(5))
+        assert session.asks(last=3) == calls[-3:]
+        assert session.asks(last=2, before=calls[4].number) == calls[2:4]
+        assert session.asks(before=calls[2].number) == calls[:2]
+        assert session.pauses(last=2) == pauses[-2:]
+        assert session.pauses(last=2, before=pauses[3].generation) == pauses[1:3]
+        for wrong in ({"last": 0}, {"last": 1_001}, {"before": 0}):
+            with pytest.raises(holdfast.InvalidArgument):
+                session.asks(**wrong)

@@ -37,6 +37,7 @@ Action = Literal[
     "effect_resolved",
     "approved",
     "rejected",
+    "state_set",
     "session_rewound",
     "session_deleted",
     "work_released",

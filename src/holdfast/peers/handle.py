@@ -75,8 +75,16 @@ ROWS_PER_PAGE_MAX = 1_000
 GRACE_SECONDS_MAX = 3_600.0
 POLL_SECONDS = 0.5
 AGENT_CHARACTERS_MAX = 200
+NUMBER_MAX = 2**62
 LIST_ASKS = f"{SELECT_ASKS} WHERE number > :after"
 LIST_PAUSES = f"{SELECT_PAUSES} WHERE number > :after"
+OWN_ASKS = f"""
+{SELECT_ASKS} WHERE session_number = :number AND number < :before ORDER BY number
+"""
+OWN_PAUSES = f"""
+{SELECT_PAUSES} WHERE session_number = :number AND generation < :before ORDER BY generation
+"""
+NEWEST_ASKS, NEWEST_PAUSES = (f"{own} DESC LIMIT :last" for own in (OWN_ASKS, OWN_PAUSES))
 
 
 class SessionPeers(SessionHandle[C]):
@@ -126,11 +134,24 @@ class SessionPeers(SessionHandle[C]):
         return call_of(self.runtime.codec, row)
 
     @query
-    def asks(self) -> Op[list[PeerCall]]:
-        """Return this session's calls in the order of dispatch, until retention removes them."""
-        statement = f"{SELECT_ASKS} WHERE session_number = :number ORDER BY number"
-        found = yield from rows(statement, number=self.number)
+    def asks(self, *, last: int | None = None, before: int | None = None) -> Op[list[PeerCall]]:
+        """Return this session's calls in the order of dispatch, until retention removes them.
+
+        With `last`, only so many of the newest; `before` is the number of the oldest one seen.
+        """
+        found = yield from self._own(OWN_ASKS, NEWEST_ASKS, last, before)
         return [call_of(self.runtime.codec, row) for row in found]
+
+    def _own(
+        self, all_of_them: str, newest: str, last: int | None, before: int | None
+    ) -> Op[list[Row]]:
+        """Return this session's rows before one of them, or the newest of these, oldest first."""
+        below = NUMBER_MAX if before is None else require_whole("before", before, 1, NUMBER_MAX)
+        given = {"number": self.number, "before": below}
+        if last is None:
+            return (yield from rows(all_of_them, **given))
+        found = yield from rows(newest, **given, last=require_limit(last, ROWS_PER_PAGE_MAX))
+        return found[::-1]
 
     @query
     def _asked(self, ids: Sequence[str]) -> Op[list[PeerCall]]:
@@ -143,10 +164,12 @@ class SessionPeers(SessionHandle[C]):
         return found
 
     @query
-    def pauses(self) -> Op[list[Pause]]:
-        """Return this session's pauses, oldest first, until retention removes them."""
-        statement = f"{SELECT_PAUSES} WHERE session_number = :number ORDER BY generation"
-        found = yield from rows(statement, number=self.number)
+    def pauses(self, *, last: int | None = None, before: int | None = None) -> Op[list[Pause]]:
+        """Return this session's pauses, oldest first, until retention removes them.
+
+        With `last`, only so many of the newest; `before` is the generation of the oldest one seen.
+        """
+        found = yield from self._own(OWN_PAUSES, NEWEST_PAUSES, last, before)
         return [pause_of(self.runtime.codec, row) for row in found]
 
     @operation

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from ..access.audit import record
 from ..arguments import (
     require_limit,
     require_seconds,
@@ -52,6 +53,7 @@ from .values import (
 from .write import StateWrite
 
 UPDATE_RETRIES = 3
+REASON_CHARACTERS_MAX = 1_000
 UPDATE_RETRIES_MAX = 100
 UPDATE_RETRY_SECONDS = 0.1
 PAGE_MAX = 1_000
@@ -224,14 +226,22 @@ class State(Handle[C]):
         if_version: int | None = None,
         if_unchanged: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
+        reason: str | None = None,
     ) -> Op[Entry]:
         """Set a key.
 
         With `if_version=0` only if it does not exist, with n only if it is at version n; otherwise
-        VersionConflict is raised, with the current version and value.
+        VersionConflict is raised, with the current version and value. With a `reason`, for a person
+        who corrects a value, the event tells it, and the audit trail who it was.
         """
+        if reason is not None:
+            require_text("reason", reason, REASON_CHARACTERS_MAX)
         mutation = Mutation(operation="set", key=key, argument=value, if_version=if_version)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        entry = yield from self._mutate(mutation, if_unchanged, idempotency_key, reason)
+        if reason is not None:
+            subject, told = f"{self.root_id} {key}", f"version {entry.version}"
+            yield from record(self.runtime.actor, "state_set", subject, told)
+        return entry
 
     @recorded
     def delete(
@@ -483,9 +493,13 @@ class State(Handle[C]):
         return (yield from list_rules(self.runtime.codec, self.root_id))
 
     def _mutate(
-        self, mutation: Mutation, if_unchanged: Mapping[str, int] | None, key: str | None
+        self,
+        mutation: Mutation,
+        if_unchanged: Mapping[str, int] | None,
+        key: str | None,
+        reason: str | None = None,
     ) -> Op[Entry]:
-        [entry] = yield from self._apply([checked(mutation)], if_unchanged, key)
+        [entry] = yield from self._apply([checked(mutation)], if_unchanged, key, reason)
         return entry
 
     def _apply(
@@ -493,6 +507,7 @@ class State(Handle[C]):
         mutations: Sequence[Mutation],
         if_unchanged: Mapping[str, int] | None,
         idempotency_key: str | None,
+        reason: str | None = None,
     ) -> Op[list[Entry]]:
         unchanged, asked = _versions(if_unchanged), None
         if idempotency_key is not None:
@@ -500,7 +515,9 @@ class State(Handle[C]):
                 [each.operation, each.key, each.argument, each.if_version] for each in mutations
             )
             asked = [unchanged, *parts]
-        return mutate_all(self._draft(idempotency_key, asked), mutations, unchanged)
+        draft = self._draft(idempotency_key, asked)
+        draft.reason = None if reason is None else self.runtime.redactor.redact(reason)
+        return mutate_all(draft, mutations, unchanged)
 
     def _write(
         self,

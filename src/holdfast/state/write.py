@@ -113,6 +113,8 @@ class StateWrite:
     place: Place
     item_id: str | None = None
     request: KeyedRequest | None = None
+    reason: str | None = None
+    """Why a person writes it, for the feed."""
     at: int = 0
     """The time of all its writes, taken once the tree was locked."""
     sequence: int = 0
@@ -348,8 +350,9 @@ class StateWrite:
         for row in self._events:
             statements.append(Query(ADD_STATE_EVENT, row))
         yield Batch(statements, is_unread=True)
+        why = {} if self.reason is None else {"reason": self.reason}
         for told in self._told:
-            yield event(codec, root_id, place.session_id, "state_changed", told)
+            yield event(codec, root_id, place.session_id, "state_changed", {**told, **why})
 
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the events so far."""
