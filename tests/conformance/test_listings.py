@@ -23,6 +23,7 @@ from benchmarks.bulk import BIG, RARE, session_id
 from holdfast.access import AccessNoun
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
 from holdfast.effects.noun import UNREACHABLE, Pruning
+from holdfast.explorations.rows import LIST_EDGES, LIST_FINDINGS, Explorations
 from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
 from holdfast.kernel.nouns import Noun, Retention
 from holdfast.kernel.operation import Op, one, rows
@@ -34,6 +35,7 @@ from holdfast.peers.noun import find_old
 from holdfast.records import SessionRef
 from holdfast.replies import RepliesNoun, remembered
 from holdfast.replies.noun import FORGET_REPLIES, KEPT_MS
+from holdfast.state.read import PAGE_OF_PAST_KEYS
 from holdfast.store import NOUNS
 from holdfast.work.claims import heartbeat
 from holdfast.work.noun import EFFECTS_OF_NO_ITEM, find_expired
@@ -137,6 +139,15 @@ LISTINGS: dict[str, Listing] = {
     "asks(agent=)": lambda tx, _: tx.asks(agent=RARE),
     "asks(agent=, state=)": lambda tx, _: tx.asks(agent="writer", state="error"),
     "session.asks()": lambda tx, _: in_big(tx, "asks"),
+    "session.asks(last=)": lambda tx, _: in_big(tx, "asks", last=10),
+    "session.pauses(last=)": lambda tx, _: in_big(tx, "pauses", last=10),
+    "explorations, the newest": lambda tx, _: explorations(tx, "newest"),
+    "explorations, the oldest": lambda tx, _: explorations(tx, "list"),
+    "steps that found something": lambda *_: rows(LIST_FINDINGS, session=1, limit=10),
+    "steps of an exploration": lambda *_: rows(LIST_EDGES, session=1, limit=10),
+    "the first keys of a past state": lambda *_: rows(
+        PAGE_OF_PAST_KEYS, root_id=BIG, at=2**52, after="", prefix="", end="~", limit=10
+    ),
     "pauses(state=)": lambda tx, _: tx.pauses(state="ready"),
     "pauses(agent=)": lambda tx, _: tx.pauses(agent=RARE),
     "pauses(reason=)": lambda tx, _: tx.pauses(reason="approval"),
@@ -155,6 +166,11 @@ LISTINGS: dict[str, Listing] = {
         "w", queues=[f"queue {number}" for number in range(50)]
     ),
 }
+
+
+def explorations(tx: holdfast.Transaction, method: str) -> Op[Any]:
+    found: Explorations[Any] = Explorations(tx.runtime)
+    return (yield from getattr(found, method)(limit=10))
 
 
 def in_big(tx: holdfast.Transaction, method: str, **given: Any) -> Op[Any]:
@@ -255,6 +271,10 @@ MADE = (
     INSERT INTO hf_world_steps (session_number, from_id, candidate, body)
     SELECT number, id, 0, metadata FROM hf_sessions
     """,
+    """
+    INSERT INTO hf_world_steps (session_number, from_id, candidate, body)
+    SELECT 1, id, 1, metadata FROM hf_sessions
+    """,
 )
 # As autovacuum does.
 ANALYZED = tuple(
@@ -292,6 +312,7 @@ GIVEN = statements_given_keys()
 # Beside the keys. Nothing has the number or the id "0".
 BESIDE = {
     "root_id": BIG,
+    "session": 0,
     "after": 0,
     "last": 10,
     "data": b"",

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.errors import InvalidArgument
 from holdfast.worlds import Exploration, MemorySystem, World, action, explore, write_report
-from holdfast.worlds.reports import readable, to_data, to_dot, to_html, to_junit, to_mermaid
+from holdfast.worlds.changes import readable
+from holdfast.worlds.reports import to_data, to_dot, to_html, to_junit, to_mermaid
 from tests.worlds.counter_shop import ACTIONS, make_world, stock_is_never_negative
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from ..worlds.stored import StoredExploration
 
 app = Commands("Look at explorations in a store; `holdfast explore` goes on with them.")
-# What `holdfast explore` takes for an id if none is given.
-MODULE_AND_WORLD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def _offered(store: Store) -> Iterator[tuple[int, str, str]]:
@@ -82,6 +78,8 @@ def show(store: Store, exploration: ExplorationId) -> Answer:
 
 
 def _shown(found: StoredExploration) -> Iterator[Any]:
+    from ..worlds.stored import explore_command
+
     info, result = found.info, found.result
     told: dict[str, Any] = {
         "exploration": f"{info.id} (number {info.number})",
@@ -104,9 +102,7 @@ def _shown(found: StoredExploration) -> Iterator[Any]:
         if lines:
             yield output.heading(title)
             yield from (printable(line) for text in lines for line in text.split("\n"))
-    id = shlex.quote(printable(info.id))
-    is_default = MODULE_AND_WORLD.fullmatch(info.id)
-    command = f"holdfast explore {id}" if is_default else f"holdfast explore MODULE:WORLD --id {id}"
+    command = explore_command(info.id)
     if info.status == "running":
         yield "\nA process is exploring now."
     elif info.status == "completed":

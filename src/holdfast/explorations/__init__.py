@@ -2,6 +2,7 @@
 
 from .noun import ExplorationsNoun
 from .rows import (
+    Edge,
     ExplorationInfo,
     Explorations,
     Journal,
@@ -9,10 +10,12 @@ from .rows import (
     KeptState,
     KeptStep,
     KeptWorld,
+    Outline,
     Totals,
 )
 
 __all__ = [
+    "Edge",
     "ExplorationInfo",
     "Explorations",
     "ExplorationsNoun",
@@ -21,5 +24,6 @@ __all__ = [
     "KeptState",
     "KeptStep",
     "KeptWorld",
+    "Outline",
     "Totals",
 ]

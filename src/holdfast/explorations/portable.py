@@ -95,6 +95,7 @@ class WorldStepRecord(_OfSession, frozen=True, tag="world_step"):
     candidate: portable.Count
     to_id: portable.Name | None
     body: bytes
+    has_findings: portable.Flag = 0
 
     @property
     def label(self) -> str:
@@ -134,7 +135,7 @@ STATES = OwnedRows(
     "number, session_number, id, body", "hf_world_states", "session_number = {owner}", {"number": 0}
 )
 STEPS = OwnedRows(
-    "number, session_number, from_id, candidate, to_id, body",
+    "number, session_number, from_id, candidate, to_id, has_findings, body",
     "hf_world_steps",
     "session_number = {owner}",
     {"number": 0},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from ..arguments import require_limit, require_whole
 from ..codec import Codec
+from ..errors import NotFound
 from ..kernel.operation import (
     C,
     Handle,
@@ -20,12 +22,14 @@ from ..kernel.operation import (
     query,
     rows,
 )
+from ..kernel.sql import given, given_keys
 from ..records import Activity
 from ..sessions.access import lock_and_read, require_fence, require_open
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import ALL_SESSIONS, SESSION_COLUMNS, info
 
 ROWS_PER_PAGE = 1_000
+NUMBER_MAX = 2**62
 
 READ_WORLD = "SELECT settings, intent FROM hf_worlds WHERE session_number = :number"
 WRITE_SETTINGS = """
@@ -36,12 +40,19 @@ WRITE_TOTALS = """
 UPDATE hf_worlds SET states = :states, steps = :steps, violations = :violations
 WHERE session_number = :number
 """
-LIST_EXPLORATIONS = f"""
+SELECT_EXPLORATIONS = f"""
 SELECT {SESSION_COLUMNS}, states, steps, violations
 FROM {ALL_SESSIONS} JOIN hf_worlds w ON w.session_number = s.number
-WHERE w.settings IS NOT NULL AND w.session_number > :after
-ORDER BY w.session_number LIMIT :limit
+WHERE w.settings IS NOT NULL
 """  # noqa: S608
+READ_EXPLORATION = f"{SELECT_EXPLORATIONS} AND w.session_number = :number"
+LIST_EXPLORATIONS = f"""
+{SELECT_EXPLORATIONS} AND w.session_number > :after ORDER BY w.session_number LIMIT :limit
+"""
+LIST_NEWEST = f"""
+{SELECT_EXPLORATIONS} AND w.session_number < :before
+ORDER BY w.session_number DESC LIMIT :limit
+"""
 WRITE_INTENT = """
 INSERT INTO hf_worlds (session_number, intent) VALUES (:number, CAST(:intent AS BLOB))
 ON CONFLICT (session_number) DO UPDATE SET intent = excluded.intent
@@ -63,17 +74,27 @@ ON CONFLICT (session_number, id) DO UPDATE SET body = excluded.body
     WHERE CAST(:is_nearer AS INTEGER) = 1
 """
 ADD_STEP = """
-INSERT INTO hf_world_steps (session_number, from_id, candidate, to_id, body)
-VALUES (:number, :from_id, :candidate, CAST(:to_id AS TEXT), :body)
+INSERT INTO hf_world_steps (session_number, from_id, candidate, to_id, has_findings, body)
+VALUES (:number, :from_id, :candidate, CAST(:to_id AS TEXT), :has_findings, :body)
 ON CONFLICT (session_number, from_id, candidate) DO NOTHING
 """
 LIST_STATES = """
 SELECT number, id, body FROM hf_world_states
 WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
 """
-LIST_STEPS = """
-SELECT number, from_id, candidate, to_id, body FROM hf_world_steps
-WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
+GIVEN_STATES = f"""
+SELECT number, id, body FROM hf_world_states
+WHERE session_number = :session AND id IN {given_keys("ids")}
+"""  # noqa: S608
+SELECT_STEPS = """
+SELECT number, from_id, candidate, to_id, has_findings, body FROM hf_world_steps
+WHERE session_number = :session
+"""
+LIST_STEPS = f"{SELECT_STEPS} AND number > :after ORDER BY number LIMIT :limit"
+LIST_FINDINGS = f"{SELECT_STEPS} AND has_findings = 1 ORDER BY number LIMIT :limit"
+LIST_EDGES = """
+SELECT from_id, candidate, to_id FROM hf_world_steps
+WHERE session_number = :session ORDER BY number LIMIT :limit
 """
 
 
@@ -130,24 +151,70 @@ class KeptState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptStep:
-    """Something that was tried in a state, and where it led; nowhere if it was not possible."""
+    """Something that was tried in a state, and where it led; nowhere if it was not possible.
+
+    `has_findings` says that the body tells of a violation or of a warning.
+    """
 
     from_id: str
     candidate: int
     to_id: str | None
     body: bytes
     number: int = 0
+    has_findings: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A step without its body."""
+
+    from_id: str
+    candidate: int
+    to_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The beginning of an exploration, without what its states look like.
+
+    `initial` is None if there is none any more. `findings` are the first steps that found
+    something, also those behind the last of the `edges`.
+    """
+
+    settings: bytes | None
+    initial: KeptState | None
+    edges: list[Edge]
+    findings: list[KeptStep]
+
+
+Infos = list[ExplorationInfo]
 
 
 class Explorations(Handle[C]):
     """The explorations of a store."""
 
     @query
-    def list(self, *, after: int = 0, limit: int = 100) -> Op[list[ExplorationInfo]]:
+    def get(self, session: SessionHandle[Any]) -> Op[ExplorationInfo]:
+        """Return the exploration that belongs to a session, or raise NotFound."""
+        row = yield from one(READ_EXPLORATION, number=session.number)
+        if row is None:
+            raise NotFound(f"session {session.id} is no exploration", id=session.id)
+        return self._info(row)
+
+    @query
+    def list(self, *, after: int = 0, limit: int = 100) -> Op[Infos]:
         """Return explorations in order of creation; `after` is the number of the last one seen."""
         require_whole("after", after, 0)
         require_limit(limit, ROWS_PER_PAGE)
         found = yield from rows(LIST_EXPLORATIONS, after=after, limit=limit)
+        return [self._info(row) for row in found]
+
+    @query
+    def newest(self, *, before: int | None = None, limit: int = 100) -> Op[Infos]:
+        """Return explorations, the newest first; `before` is the number of the last one seen."""
+        before = NUMBER_MAX if before is None else require_whole("before", before, 1)
+        require_limit(limit, ROWS_PER_PAGE)
+        found = yield from rows(LIST_NEWEST, before=before, limit=limit)
         return [self._info(row) for row in found]
 
     def _info(self, row: Row) -> ExplorationInfo:
@@ -261,6 +328,7 @@ class Journal(SessionHandle[C]):
                     "from_id": step.from_id,
                     "candidate": step.candidate,
                     "to_id": step.to_id,
+                    "has_findings": int(step.has_findings),
                     "body": self._sealed(f"{step.from_id} {step.candidate}", step.body),
                 },
             )
@@ -275,19 +343,42 @@ class Journal(SessionHandle[C]):
         """Return some of the states after a number, in the order in which they were seen."""
         page = {"session": self.number, "after": after, "limit": ROWS_PER_PAGE}
         found = yield from rows(LIST_STATES, **page)
-        return [KeptState(**{**row, "body": self._body(row["id"], row["body"])}) for row in found]
+        return [self._state(row) for row in found]
+
+    @large_query
+    def given_states(self, ids: Sequence[str]) -> Op[dict[str, KeptState]]:
+        """Return those of some states that are there, by their ids."""
+        found = yield from rows(GIVEN_STATES, session=self.number, ids=given(ids))
+        return {row["id"]: self._state(row) for row in found}
 
     @large_query
     def steps(self, *, after: int = 0) -> Op[list[KeptStep]]:
         """Return some of the log of actions after a number, in order."""
         page = {"session": self.number, "after": after, "limit": ROWS_PER_PAGE}
         found = yield from rows(LIST_STEPS, **page)
-        return [
-            KeptStep(
-                **{**row, "body": self._body(f"{row['from_id']} {row['candidate']}", row["body"])}
-            )
-            for row in found
-        ]
+        return [self._step(row) for row in found]
+
+    @large_query
+    def outline(self, *, edges: int, findings: int) -> Op[Outline]:
+        """Return how the states hang together, for so many steps at most, and what was found."""
+        page = {"session": self.number}
+        world = yield from one(READ_WORLD, number=self.number)
+        first = yield from rows(LIST_STATES, **page, after=0, limit=1)
+        led = yield from rows(LIST_EDGES, **page, limit=edges)
+        told = yield from rows(LIST_FINDINGS, **page, limit=findings)
+        return Outline(
+            settings=None if world is None else self._opened("settings", world["settings"]),
+            initial=self._state(first[0]) if first else None,
+            edges=[Edge(**row) for row in led],
+            findings=[self._step(row) for row in told],
+        )
+
+    def _state(self, row: Row) -> KeptState:
+        return KeptState(**{**row, "body": self._body(row["id"], row["body"])})
+
+    def _step(self, row: Row) -> KeptStep:
+        body = self._body(f"{row['from_id']} {row['candidate']}", row["body"])
+        return KeptStep(**{**row, "body": body, "has_findings": bool(row["has_findings"])})
 
     def _lock(self) -> Op[None]:
         """Lock the tree and check the lease; raise if it is lost, or the session has ended."""

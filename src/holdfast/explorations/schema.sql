@@ -6,7 +6,8 @@
 -- hf_world_states       the states that an exploration saw, in order; body has the observations, and
 --                       what is to be tried there
 -- hf_world_steps        the log of actions: what was tried in which state, and where it led. to_id is
---                       NULL if the action was not possible
+--                       NULL if the action was not possible; has_findings marks the steps whose body
+--                       tells of a violation or a warning, so that these are found among many
 --
 -- Bodies are sealed. Rows are written by the holder of the session's lease, or of a work item that
 -- stands for a state. Lock order: the tree, then everything here.
@@ -21,6 +22,8 @@ CREATE TABLE hf_worlds (
     violations INTEGER NOT NULL DEFAULT 0 CHECK (violations >= 0),
     PRIMARY KEY (session_number)
 ) WITHOUT ROWID;
+
+CREATE INDEX ix_worlds_explored ON hf_worlds (session_number) WHERE settings IS NOT NULL;
 
 CREATE TABLE hf_world_checkpoints (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -50,6 +53,7 @@ CREATE TABLE hf_world_steps (
     from_id TEXT NOT NULL,
     candidate INTEGER NOT NULL CHECK (candidate >= 0),
     to_id TEXT,
+    has_findings INTEGER NOT NULL DEFAULT 0 CHECK (has_findings IN (0, 1)),
     body BLOB NOT NULL
 );
 
@@ -57,3 +61,6 @@ CREATE UNIQUE INDEX ix_world_steps_candidate
 ON hf_world_steps (session_number, from_id, candidate);
 
 CREATE INDEX ix_world_steps_order ON hf_world_steps (session_number, number);
+
+CREATE INDEX ix_world_steps_findings ON hf_world_steps (session_number, number)
+WHERE has_findings = 1;

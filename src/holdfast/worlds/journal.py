@@ -8,6 +8,7 @@ from typing import Any
 from ..arguments import require_text, shown
 from ..errors import Conflict, InvalidArgument, SessionNotFound
 from ..explorations import Journal, KeptCheckpoint
+from ..kernel.operation import C
 from ..session import DrivenSession, Session
 from ..store import Store
 from .checkpoints import Checkpoint
@@ -33,7 +34,7 @@ def drive(store: Store, id: str) -> DrivenSession:
     return session.drive(lease_seconds=_LEASE_SECONDS, instance=AGENT)
 
 
-def journal_of(session: Session) -> Journal:
+def journal_of(session: Session[C]) -> Journal[C]:
     """Return what was written under a session, to be written with its lease."""
     place = (session.runtime, session.id, session.number, session.root_id)
     return Journal(*place, fence=session.fence, guard=session.guard)

@@ -100,6 +100,7 @@ class Notes(ABC):
             candidate=candidate.number,
             to_id=None if reached is None else reached.id,
             body=encode(body, "step"),
+            has_findings=bool(found.violations or found.warnings),
         )
         # A state that a step led to is there with it, or not at all.
         self._states += self._reached
@@ -128,13 +129,7 @@ class Notes(ABC):
 
     def read_found(self, body: dict[str, Any]) -> Found:
         """Return what was found, as it was noted."""
-        return Found([self._read_violation(one) for one in body["violations"]], body["warnings"])
-
-    def _read_violation(self, body: dict[str, Any]) -> Violation:
-        path = tuple(Step(*step) for step in body["path"])
-        check = self._invariants[body["invariant"]] if body["is_checked"] else None
-        given = {name: body[name] for name in ("invariant", "severity", "message", "state_id")}
-        return Violation(**given, path=path, check=check)
+        return read_found(body, self._invariants)
 
 
 class Recording(Notes):
@@ -232,7 +227,7 @@ class Recording(Notes):
         for state in self._all_states():
             body = decode(state.body)
             self._known.add(state.id)
-            graph.add_state(state.id, (Observation(*seen) for seen in body["observations"]))
+            graph.add_state(state.id, read_observations(body))
             if body["choices"] is None:
                 recorded.cut.add(state.id)
             else:
@@ -270,6 +265,24 @@ class Recording(Notes):
         while page := self.journal.steps(after=after):
             yield from page
             after = page[-1].number
+
+
+def read_found(body: dict[str, Any], invariants: Mapping[str, Invariant]) -> Found:
+    """Return what was found, as it was noted; the invariants are known by their names."""
+    violations = [_read_violation(one, invariants) for one in body["violations"]]
+    return Found(violations, body["warnings"])
+
+
+def _read_violation(body: dict[str, Any], invariants: Mapping[str, Invariant]) -> Violation:
+    path = tuple(Step(*step) for step in body["path"])
+    check = invariants[body["invariant"]] if body["is_checked"] else None
+    given = {name: body[name] for name in ("invariant", "severity", "message", "state_id")}
+    return Violation(**given, path=path, check=check)
+
+
+def read_observations(body: dict[str, Any]) -> tuple[Observation, ...]:
+    """Return what a state showed, as it was noted."""
+    return tuple(Observation(*seen) for seen in body["observations"])
 
 
 def _observation(seen: Observation) -> tuple[str, Any, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -11,18 +11,14 @@ from xml.etree import ElementTree
 
 from ..arguments import require_path, shown
 from ..errors import InvalidArgument
+from ..formatting import plural
 from .actions import Step
+from .changes import changes, readable, states_along
+from .drawing import DRAWN_MAX, draw
 from .graph import State, StateGraph
 from .invariants import Violation
 from .result import Exploration
 from .system import shown_id
-
-# A picture of more is of no use to anybody.
-_DRAWN_MAX: Final = 300
-_CHANGES_MAX: Final = 30
-_COLUMN: Final = 170
-_ROW: Final = 46
-_RADIUS: Final = 9
 
 
 def write_report(result: Exploration, path: str | Path) -> Path:
@@ -156,29 +152,11 @@ def to_html(result: Exploration) -> str:
             f"<h2>{escape(violation.invariant)} <small>{violation.severity}</small></h2>"
             f"<p>{escape(violation.message)}</p>{_path(result.graph, violation)}"
         )
-    left_out = len(result.graph.states) - _DRAWN_MAX
-    note = f"<p>{left_out:,} more states are not drawn.</p>" if left_out > 0 else ""
-    parts.append(f"<h2>States</h2>{note}{_picture(result)}")
+    picture = draw(result)
+    left = f"{plural(picture.left_out, 'more state')} in places that several share, or beyond."
+    note = f"<p>{left}</p>" if picture.left_out else ""
+    parts.append(f"<h2>States</h2>{note}{picture.svg}")
     return _PAGE.format(content="\n".join(parts))
-
-
-def readable(value: Any) -> Any:
-    """Return a value as plain JSON data; what JSON lacks is written as text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0 else repr(value)
-    if isinstance(value, Mapping):
-        return {str(_key(key)): readable(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((readable(item) for item in value), key=repr)
-    if isinstance(value, list | tuple):
-        return [readable(item) for item in value]
-    return _key(value) if isinstance(value, bytes) else str(value)
-
-
-def _key(value: Any) -> Any:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _step(step: Step) -> dict[str, Any]:
@@ -186,7 +164,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _drawn(graph: StateGraph) -> list[State]:
-    return list(graph.states.values())[:_DRAWN_MAX]
+    return list(graph.states.values())[:DRAWN_MAX]
 
 
 def _wrong(result: Exploration) -> set[str]:
@@ -206,84 +184,15 @@ def _printable(text: str) -> str:
 
 
 def _path(graph: StateGraph, violation: Violation) -> str:
-    states = _states_along(graph, violation.path)
+    states = states_along(graph, violation.path)
     items = []
     for index, step in enumerate(violation.path):
-        changes = ""
+        told = ""
         if index + 1 < len(states):
-            listed = _changes(states[index], states[index + 1])
-            changes = "".join(f"<li><code>{escape(line)}</code></li>" for line in listed)
-        items.append(f"<li>{escape(str(step))}<ul>{changes}</ul></li>")
+            listed = changes(states[index], states[index + 1])
+            told = "".join(f"<li><code>{escape(line)}</code></li>" for line in listed)
+        items.append(f"<li>{escape(str(step))}<ul>{told}</ul></li>")
     return f"<ol>{''.join(items)}</ol>" if items else "<p>In the initial state.</p>"
-
-
-def _states_along(graph: StateGraph, path: Sequence[Step]) -> list[State]:
-    """Return the states on a path as far as the graph knows them; a shrunk path may leave it."""
-    if graph.initial is None:
-        return []
-    states = [graph.initial]
-    for step in path:
-        runs = [run for run in graph.transitions_from(states[-1].id) if run.step == step]
-        if not runs:
-            break
-        states.append(graph.states[runs[0].to_id])
-    return states
-
-
-def _changes(before: State, after: State) -> list[str]:
-    lines: list[str] = []
-    for seen in after.observations:
-        old = readable(before.observation(seen.system))
-        for line in _differences(seen.system, old, readable(seen.data)):
-            lines.append(line)
-            if len(lines) == _CHANGES_MAX:
-                return [*lines, "…"]
-    return lines or ["nothing changed"]
-
-
-def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            if key not in new:
-                yield f"{path}.{key}: {shown(old[key])} is gone"
-            elif key not in old:
-                yield f"{path}.{key}: {shown(new[key])} is new"
-            else:
-                yield from _differences(f"{path}.{key}", old[key], new[key])
-    elif old != new:
-        yield f"{path}: {shown(old)} → {shown(new)}"
-
-
-def _picture(result: Exploration) -> str:
-    """Draw the states in columns by their depth."""
-    places: dict[str, tuple[int, int]] = {}
-    columns: dict[int, int] = {}
-    for state in _drawn(result.graph):
-        row = columns[state.depth] = columns.get(state.depth, 0) + 1
-        places[state.id] = 30 + state.depth * _COLUMN, row * _ROW
-    wide = max((x for x, _ in places.values()), default=0) + _COLUMN
-    high = max((y for _, y in places.values()), default=0) + _ROW
-    wrong = _wrong(result)
-    parts = []
-    for run in result.graph.transitions:
-        if run.from_id in places and run.to_id in places:
-            (x1, y1), (x2, y2) = places[run.from_id], places[run.to_id]
-            bend = (x1 + x2) // 2, min(y1, y2) - 14
-            parts.append(
-                f'<path d="M{x1} {y1} Q{bend[0]} {bend[1]} {x2} {y2}">'
-                f"<title>{escape(str(run.step))}</title></path>"
-            )
-    for id, (x, y) in places.items():
-        kind = ' class="wrong"' if id in wrong else ""
-        about = json.dumps(
-            {seen.system: readable(seen.data) for seen in result.graph.states[id].observations},
-            ensure_ascii=False,
-        )
-        parts.append(
-            f'<g{kind}><circle cx="{x}" cy="{y}" r="{_RADIUS}"><title>{escape(about[:2_000])}'
-            f'</title></circle><text x="{x + 12}" y="{y + 4}">{shown_id(id)[:8]}</text></g>'
-        )
-    return f'<svg width="{wide}" height="{high}">{"".join(parts)}</svg>'
 
 
 _PAGE: Final = """<!DOCTYPE html>
@@ -294,11 +203,17 @@ _PAGE: Final = """<!DOCTYPE html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em; max-width: 70em; }}
 pre {{ background: #f4f4f4; padding: 1em; white-space: pre-wrap; }}
 small {{ color: #b00000; }}
-svg path {{ fill: none; stroke: #999; }}
-svg path:hover {{ stroke: #000; stroke-width: 3; }}
-svg circle {{ fill: #cfe3f5; stroke: #336; }}
-svg .wrong circle {{ fill: #f8d0d0; stroke: #b00000; }}
-svg text {{ font: 11px monospace; }}
+.edge {{ fill: none; stroke: #999; stroke-width: 1.5; }}
+.edge.again {{ stroke: #ddd; }}
+.edge.way {{ stroke: #b00000; stroke-width: 2.5; }}
+.edge:hover {{ stroke: #000; stroke-width: 3; }}
+.state circle {{ fill: #cfe3f5; stroke: #336; }}
+.state.initial circle {{ stroke-width: 3; }}
+.state.bundle circle {{ fill: #eee; stroke-dasharray: 2 2; }}
+.state.wrong circle {{ fill: #b00000; stroke: #b00000; }}
+.state .sign {{ stroke: #fff; stroke-width: 2; stroke-linecap: round; }}
+.state text {{ font: 12px system-ui, sans-serif; }}
+.state text {{ paint-order: stroke; stroke: #fff; stroke-width: 4; }}
 </style>
 <h1>Exploration</h1>
 {content}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import CorruptRecord, NotFound
-from ..explorations import ExplorationInfo, Explorations
-from .actions import Action
+from ..checkpoints.diff import printable
+from ..errors import CorruptRecord
+from ..explorations import Edge, ExplorationInfo, Explorations, KeptState, Outline
+from .actions import Action, Outcome
 from .findings import Findings, Limits
+from .graph import StateGraph
 from .invariants import Invariant
 from .journal import journal_of, require_store
-from .recording import Recorded, Recording
+from .recording import Found, Recorded, Recording, read_found, read_observations
 from .result import Exploration
 from .strategies import as_strategy
 from .values import decode
@@ -22,6 +27,10 @@ from .values import decode
 if TYPE_CHECKING:
     from ..kernel.operation import Sync
     from ..store import Store
+
+
+# What `holdfast explore` takes for an id if none is given.
+_MODULE_AND_WORLD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,43 +68,146 @@ class _Reader(Findings):
         self._conclude()
 
 
-def list_explorations(store: Store, *, after: int = 0, limit: int = 100) -> list[ExplorationInfo]:
-    """Return the explorations of a store in order of creation, without their graphs."""
-    explorations: Explorations[Sync] = Explorations(require_store(store).runtime)
-    return explorations.list(after=after, limit=limit)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlinedExploration:
+    """The beginning of an exploration: how its states hang together, and what was found there.
+
+    What the states look like is not read with it: `look` adds that for some of them. Paths are the
+    shortest among `result.steps` steps; `is_whole` says that these are all. `farther` counts what
+    was found in states beyond them.
+    """
+
+    info: ExplorationInfo
+    actions: list[str]
+    invariants: list[str]
+    result: Exploration
+    is_whole: bool
+    farther: int
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the states are still there."""
+        return self.result.graph.initial is not None
+
+    def look(self, states: Mapping[str, KeptState]) -> None:
+        """Add what some of the states look like."""
+        with _readable(self.info.id):
+            for id, kept in states.items():
+                self.result.graph.states[id].observations = read_observations(decode(kept.body))
 
 
-def read_exploration(store: Store, id: str) -> StoredExploration:
-    """Return an exploration with its graph; it may be going on. Raise NotFound if it is none."""
-    session = require_store(store).find_session(id)
-    found = list_explorations(store, after=session.number - 1, limit=1)
-    if not found or found[0].number != session.number:
-        raise NotFound(f"session {session.id} is no exploration", id=session.id)
-    journal = journal_of(session)
-    settings = journal.world().settings
-    try:
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What was explored, without the functions of the module."""
+
+    choices: list[tuple[Action, dict[str, Any]]]
+    invariants: list[Invariant]
+
+    @classmethod
+    def read(cls, settings: bytes | None) -> _Settings:
         known = decode(settings or b"")
         choices = [
             (Action(name=name, run=_unknown), decode(arguments))
             for name, arguments in known["actions"]
         ]
-        invariants = [
-            Invariant(name=name, check=_unknown, when=when) for name, when in known["invariants"]
-        ]
+        named = known["invariants"]
+        return cls(
+            choices, [Invariant(name=name, check=_unknown, when=when) for name, when in named]
+        )
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """The names of the actions and of the invariants."""
+        return {
+            "actions": list(dict.fromkeys(action.name for action, _ in self.choices)),
+            "invariants": [check.name for check in self.invariants],
+        }
+
+
+def list_explorations(store: Store, *, after: int = 0, limit: int = 100) -> list[ExplorationInfo]:
+    """Return the explorations of a store in order of creation, without their graphs."""
+    return _of(store).list(after=after, limit=limit)
+
+
+def read_exploration(store: Store, id: str) -> StoredExploration:
+    """Return an exploration with its graph; it may be going on. Raise NotFound if it is none."""
+    explorations = _of(store)
+    session = store.find_session(id)
+    info, journal = explorations.get(session), journal_of(session)
+    with _readable(session.id):
+        settings = _Settings.read(journal.world().settings)
+        choices, invariants = settings.choices, settings.invariants
         recorded = Recording(journal, choices, invariants).read()
         result = _Reader(recorded, choices, invariants).result
-    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        # It may have come from a file that somebody else has written.
-        raise CorruptRecord(
-            f"What is stored of exploration {session.id} cannot be read: {error!r}"
-        ) from error
-    return StoredExploration(
-        info=found[0],
-        actions=list(dict.fromkeys(action.name for action, _ in choices)),
-        invariants=[check.name for check in invariants],
+    left = sum(map(len, recorded.left.values()))
+    return StoredExploration(info=info, result=result, left=left, **settings.names)
+
+
+def explore_command(id: str) -> str:
+    """Return the command that explores again under this id, in the words of a shell."""
+    quoted = shlex.quote(printable(id))
+    if _MODULE_AND_WORLD.fullmatch(id):
+        return f"holdfast explore {quoted}"
+    return f"holdfast explore MODULE:WORLD --id {quoted}"
+
+
+def outlined(info: ExplorationInfo, outline: Outline) -> OutlinedExploration:
+    """Put together what was read of the beginning of an exploration."""
+    recorded, farther = Recorded(), 0
+    graph = recorded.graph
+    with _readable(info.id):
+        settings = _Settings.read(outline.settings)
+        invariants = {check.name: check for check in settings.invariants}
+        if outline.initial is not None:
+            body = decode(outline.initial.body)
+            graph.add_state(outline.initial.id, read_observations(body))
+            recorded.found.append(read_found(body["found"], invariants))
+        for edge in outline.edges:
+            _add_edge(recorded, settings, edge)
+        graph.shorten()
+        for step in outline.findings:
+            found = read_found(decode(step.body)["found"], invariants)
+            near = [each for each in found.violations if _is_reached(graph, each.state_id)]
+            farther += len(found.violations) - len(near)
+            recorded.found.append(Found(near, found.warnings))
+        result = _Reader(recorded, settings.choices, settings.invariants).result
+    return OutlinedExploration(
+        info=info,
         result=result,
-        left=sum(map(len, recorded.left.values())),
+        is_whole=recorded.steps >= info.steps,
+        farther=farther,
+        **settings.names,
     )
+
+
+def _add_edge(recorded: Recorded, settings: _Settings, edge: Edge) -> None:
+    if edge.to_id is None:
+        return
+    action, arguments = settings.choices[edge.candidate]
+    origin, _ = recorded.graph.add_state(edge.from_id, ())
+    target, _ = recorded.graph.add_state(edge.to_id, ())
+    recorded.graph.add_transition(origin, target, action, arguments, Outcome())
+    recorded.steps += 1
+    recorded.tried.add(action.name)
+
+
+def _is_reached(graph: StateGraph, id: str) -> bool:
+    state = graph.states.get(id)
+    return state is not None and (state is graph.initial or state.found_by is not None)
+
+
+def _of(store: Store) -> Explorations[Sync]:
+    return Explorations(require_store(store).runtime)
+
+
+@contextmanager
+def _readable(id: str) -> Iterator[None]:
+    """Raise CorruptRecord for what makes no sense: it may have come from a file of others."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        message = f"What is stored of exploration {id} cannot be read: {error!r}"
+        raise CorruptRecord(message) from error
 
 
 def _unknown(*_: object) -> None:
