@@ -35,7 +35,6 @@ from holdfast.peers.noun import find_old
 from holdfast.records import SessionRef
 from holdfast.replies import RepliesNoun, remembered
 from holdfast.replies.noun import FORGET_REPLIES, KEPT_MS
-from holdfast.state.read import PAGE_OF_PAST_KEYS
 from holdfast.store import NOUNS
 from holdfast.work.claims import heartbeat
 from holdfast.work.noun import EFFECTS_OF_NO_ITEM, find_expired
@@ -145,9 +144,6 @@ LISTINGS: dict[str, Listing] = {
     "explorations, the oldest": lambda tx, _: explorations(tx, "list"),
     "steps that found something": lambda *_: rows(LIST_FINDINGS, session=1, limit=10),
     "steps of an exploration": lambda *_: rows(LIST_EDGES, session=1, limit=10),
-    "the first keys of a past state": lambda *_: rows(
-        PAGE_OF_PAST_KEYS, root_id=BIG, at=2**52, after="", prefix="", end="~", limit=10
-    ),
     "pauses(state=)": lambda tx, _: tx.pauses(state="ready"),
     "pauses(agent=)": lambda tx, _: tx.pauses(agent=RARE),
     "pauses(reason=)": lambda tx, _: tx.pauses(reason="approval"),

@@ -18,6 +18,8 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WAIT_MS = 30_000
+STANDARD = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+RULES = {"runOnly": STANDARD, "resultTypes": ["violations"]}
 expect.set_options(timeout=WAIT_MS)
 
 
@@ -58,3 +60,21 @@ def sign_in(page: Page, url: str, secret: str, place: str = "/ui/") -> None:
     page.get_by_label("Token").fill(secret)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(f"{url}{place}")
+
+
+def press(page: Page, name: str, key: str = "Enter") -> None:
+    """Go to what has a name with Tab alone, and press a key there."""
+    asked = """(name) => {
+        const here = document.activeElement;
+        const label = here.getAttribute("aria-label") ?? here.labels?.[0]?.textContent ?? "";
+        const names = [here.textContent, label].map((text) => text.trim());
+        return names.some((text) => text.startsWith(name) && !/^\\w/.test(text.slice(name.length)));
+    }"""
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        if page.evaluate(asked, name):
+            outline = "getComputedStyle(document.activeElement).outlineStyle"
+            assert page.evaluate(outline) != "none", name
+            page.keyboard.press(key)
+            return
+    raise AssertionError(f"{name} is not reached with Tab")

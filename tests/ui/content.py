@@ -7,12 +7,14 @@ from typing import Any
 from urllib.parse import quote
 
 import holdfast
+from holdfast import worlds
 
 ROOT = "trip"
 CHILD = "trip-hotels"
 ITEM = "failed-mail"
 LETTER = "letter"
 ASKER = "asker"
+EXPLORED = "explored"
 
 
 def fill(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
@@ -41,6 +43,36 @@ def fill(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
         child.state.set("budget/euro", 400, if_version=7)
     fill_work(store, mark, turned)
     fill_peers(store, mark, turned)
+    fill_exploration(store, mark, turned)
+
+
+def fill_exploration(
+    store: holdfast.Store, mark: str = "", turned: str = "", most: int = 3, **options: Any
+) -> worlds.Exploration:
+    """Explore a counter that must not come to two, and fails when it does."""
+    counter = worlds.MemorySystem({"n": 0, f"note{mark}": mark + turned})
+
+    @worlds.action(
+        name=f"count{mark}",
+        parameters={"by": [1, mark + turned]},
+        requires=lambda _, by: bool(counter.data["n"] < most),
+    )
+    def count(_: worlds.World, by: Any) -> None:
+        counter.data["n"] += 1 if by == 1 else 2
+        if counter.data["n"] == most + 1:
+            raise ValueError(f"too much{mark}{turned}")
+
+    @worlds.action
+    def restart(_: worlds.World) -> None:
+        counter.data["n"] = 0
+
+    @worlds.invariant(name=f"never two{mark}", message=f"it is two{mark}{turned}")
+    def never_two(_: worlds.World) -> bool:
+        return bool(counter.data["n"] != 2)
+
+    given = {"store": store, "id": EXPLORED, "shrinks": False, **options}
+    world = worlds.World({f"counter{mark}": counter})
+    return worlds.explore(world, [count, restart], [never_two], **given)
 
 
 def fill_peers(store: holdfast.Store, mark: str = "", turned: str = "") -> None:
@@ -103,11 +135,13 @@ def kinds_of_pages() -> list[str]:
     """Return one address of each kind of page."""
     parts = (
         "", "/transcript", "/checkpoints", "/checkpoints/2", "/diff?a=2&b=3", "/effects", "/spend",
-        "/state", "/state/budget%2Feuro", "/timeline", "/moments?a=3&b=15",
+        "/state", "/state/budget%2Feuro", "/state/budget%2Feuro/diff?a=2", "/timeline",
+        "/moments?a=3&b=15",
     )  # fmt: skip
     of_session = [f"/ui/sessions/{ROOT}{part}" for part in parts]
     names = ("", "sessions", "in-doubt", "work", f"work/{ITEM}", "events", "conflicts", "storage",
-             "pauses", f"sessions/{ASKER}/peers", "search?q=trip")  # fmt: skip
+             "explorations", f"explorations/{EXPLORED}", "pauses", f"sessions/{ASKER}/peers",
+             "search?q=trip")  # fmt: skip
     alone = [f"/ui/{name}" for name in names]
     return [*alone, *of_session, "/ui/spend?by=session"]
 
@@ -124,6 +158,7 @@ def pages() -> list[str]:
         *(f"/ui/sessions/{ROOT}{part}" for part in parts),
         *(f"/ui/sessions/{CHILD}{part}" for part in ("/effects", "/spend")),
         "/ui/work?status=completed",
+        f"/ui/explorations/{EXPLORED}?limit=1",
         f"/ui/events?session={CHILD}&kind=state",
         "/ui/events?kind=none",
         "/ui/search",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast.cli.demo.newsletter import EXPLORED
 from holdfast.cli.demo.scene import REPORT, furnish
 from holdfast.server.serve import Address
 from tests.server.live import live
@@ -24,6 +25,7 @@ PAGES = {
     "dashboard-checkpoints": f"/ui/sessions/{REPORT}-draft/checkpoints",
     "dashboard-timeline": f"/ui/sessions/{REPORT}/timeline?at=30&until=48",
     "dashboard-in-doubt": "/ui/in-doubt",
+    "dashboard-exploration": f"/ui/explorations/{EXPLORED}",
 }
 # It is shown in commands.
 PORT = 8317

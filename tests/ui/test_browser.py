@@ -16,11 +16,9 @@ import holdfast
 from holdfast.server.options import Options
 from tests.server.live import Live, live
 from tests.server.processes import free_port, server_process, token_file
-from tests.ui.browsers import WAIT_MS, looking, sign_in
+from tests.ui.browsers import RULES, WAIT_MS, looking, sign_in
 from tests.ui.content import ITEM, doubt, fill, kinds_of_pages
 
-STANDARD = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-RULES = {"runOnly": STANDARD, "resultTypes": ["violations"]}
 CONTRAST = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
 
 

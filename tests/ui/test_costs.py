@@ -8,12 +8,13 @@ from typing import Any
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from tests.server.serving import Served, serving
-from tests.ui.content import ROOT, doubt, fill
+from tests.ui.content import EXPLORED, ROOT, doubt, fill
 
 LISTS = (
     "", "sessions", "in-doubt", "work", "pauses", "events", "conflicts", "spend", "storage",
     "search?q=t", f"sessions/{ROOT}", f"sessions/{ROOT}/checkpoints", f"sessions/{ROOT}/effects",
-    f"sessions/{ROOT}/timeline", f"sessions/{ROOT}/peers",
+    f"sessions/{ROOT}/timeline", f"sessions/{ROOT}/peers", f"sessions/{ROOT}/state",
+    "explorations", f"explorations/{EXPLORED}",
 )  # fmt: skip
 CHANNELS = {"at", "latest", "diff", "resume_point"}
 

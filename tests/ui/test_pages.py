@@ -18,7 +18,7 @@ from holdfast.server.ui.pages import timeline
 from holdfast.server.ui.templates import compact, pretty
 from holdfast.work.reports import WorkCount
 from tests.server.serving import Served, error, serving
-from tests.ui.content import ASKER, CHILD, ITEM, LETTER, ROOT, fill, pages
+from tests.ui.content import ASKER, CHILD, EXPLORED, ITEM, LETTER, ROOT, fill, pages
 
 HTML = {"accept": "text/html"}
 
@@ -62,9 +62,17 @@ def test_sessions_are_filtered_and_paged_newest_first(filled: Served) -> None:
         found: list[str] = re.findall(r'<tr data-row="([^"]*)"', text)
         return found
 
-    assert rows("/ui/sessions") == ["ask-agenda", "ask-weather", ASKER, LETTER, CHILD, ROOT]
+    assert rows("/ui/sessions") == [
+        EXPLORED,
+        "ask-agenda",
+        "ask-weather",
+        ASKER,
+        LETTER,
+        CHILD,
+        ROOT,
+    ]
     assert rows("/ui/sessions?agent=booker&status=active") == [CHILD]
-    first = filled.get("/ui/sessions?limit=5", headers=HTML).text
+    first = filled.get("/ui/sessions?limit=6", headers=HTML).text
     following = re.search(r'href="([^"]*)" rel="next"', first)
     assert following is not None
     second = html.unescape(following[1])
@@ -115,7 +123,7 @@ def test_what_agents_wrote_is_shown_as_text(tmp_path: Any) -> None:
     seen = 0
     with serving(**place) as served:
         key = f"/ui/sessions/{ROOT}/state/plan{quote(MARK, safe='')}"
-        for path in (*pages(), *waits, f"/ui/effects/{effect.id}", key):
+        for path in (*pages(), *waits, f"/ui/effects/{effect.id}", key, f"{key}/diff?a=1"):
             answer = served.get(path, headers=HTML)
             assert answer.status_code == 200, path
             text = answer.text
@@ -188,9 +196,12 @@ def test_a_large_state_is_shown_in_part(tmp_path: Any) -> None:
         state = store.session("s").state
         state.initialize({**document, "large": "x" * 900_000})
     with serving(**place) as served:
-        text = served.get("/ui/sessions/s/state", headers=HTML).text
+        text = served.get("/ui/sessions/s/state?limit=999", headers=HTML).text
         assert text.count("<tr data-row=") == 200
-        assert "9,800 more keys" in text
+        following = re.search(r'href="([^"]*)" rel="next"', text)
+        assert following is not None
+        second = served.get(html.unescape(following[1]), headers=HTML).text
+        assert re.findall(r'<tr data-row="([^"]*)"', second)[::199] == ["key-00200", "key-00399"]
         large = served.get("/ui/sessions/s/state?prefix=large", headers=HTML).text
         assert len(large) < 100_000
         assert "characters in all" in large
@@ -211,6 +222,7 @@ def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
     assert "No session waits" in empty.get("/ui/pauses", headers=HTML).text
     assert "Nothing has happened yet" in empty.get("/ui/events", headers=HTML).text
     assert "No write was refused" in empty.get("/ui/conflicts", headers=HTML).text
+    assert "Nothing was explored yet" in empty.get("/ui/explorations", headers=HTML).text
     assert "It was not pruned yet" in empty.get("/ui/storage", headers=HTML).text
 
 

@@ -11,6 +11,7 @@ from ...effects import Issued, Landed, tool
 from ...errors import SessionNotFound, VersionConflict
 from ...session import Session
 from ...store import Store, open
+from . import newsletter
 
 REPORT = "report-tides"
 LETTER = "newsletter-12"
@@ -55,6 +56,7 @@ def furnish(store: Store, passes: Passes = lambda seconds: None) -> None:
     passes(240)
     _letter(store)
     _briefing(store)
+    newsletter.explore_newsletter(store)
     _desk(store, passes)
 
 

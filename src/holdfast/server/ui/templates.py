@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ NAVIGATION = (
     ("spend", "Spend"),
     ("events", "Events"),
     ("conflicts", "Conflicts"),
+    ("explorations", "Explorations"),
     ("storage", "Storage"),
 )
 
@@ -90,8 +92,7 @@ class Frame:
 
     def link(self, *parts: object, **query: object) -> str:
         """Return the address of a page; each part is one of its path."""
-        path = "/".join(quote(str(part), safe="") for part in parts)
-        return f"{self.base_path}{api_path(f'/ui/{path}', **query)}"
+        return f"{self.base_path}{api_path(f'/ui{_joined(parts)}', **query)}"
 
     def static(self, name: str) -> str:
         """Return the address of a file."""
@@ -101,13 +102,36 @@ class Frame:
     def curl(self) -> str:
         """The command that asks the API for the same; names in it are no words of the shell."""
         assert self.commands is not None
-        place = shlex.quote(f"{self.origin}{self.base_path}{self.commands.path}")
-        return f'curl -H "Authorization: Bearer $TOKEN" {place}'
+        return self._curl(self.commands.path)
+
+    def post(self, *parts: object, **body: object) -> str:
+        """Return the command that sends JSON to an address of the API; no body sends nothing."""
+        sent = ["--json", json.dumps(body, ensure_ascii=False)] if body else ["-X", "POST"]
+        return self._curl(_joined(parts), *sent)
+
+    def put(self, *parts: object, version: int, **body: object) -> str:
+        """Return the command that sets a key, if it is still at a version."""
+        condition = ["If-Match", str(version)] if version else ["If-None-Match", "*"]
+        sent = ["-X", "PUT", "-H", f"{condition[0]}: {condition[1]}"]
+        return self._curl(_joined(parts), *sent, "--json", json.dumps(body, ensure_ascii=False))
+
+    def send(self, *parts: object, **fields: object) -> str:
+        """Return the command that sends a form of a page, where the API has no address for it."""
+        sent = [word for name, value in fields.items() for word in ("-d", f"{name}={value}")]
+        return self._curl(f"/ui{_joined(parts)}", *(sent or ["-X", "POST"]))
+
+    def _curl(self, path: str, *words: str) -> str:
+        place = f"{self.origin}{self.base_path}{path}"
+        return f'curl -H "Authorization: Bearer $TOKEN" {shlex.join([*words, place])}'
 
     def is_at(self, part: str) -> bool:
         """Whether the page is in a part of the navigation."""
         here = self.place.partition("?")[0].removeprefix(f"{self.base_path}/ui/")
         return here.partition("/")[0] == part
+
+
+def _joined(parts: Iterable[object]) -> str:
+    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
 def api_path(path: str, **query: object) -> str:

@@ -12,6 +12,8 @@ import msgspec
 
 from ...access import Permission
 from ...answers.problems import Refusal
+from ...codec import from_json
+from ...errors import InvalidValue
 from ..bodies import parse_query
 from ..endpoints import PAGES, Endpoints, Handler
 from ..messages import Answer, Call, Headers
@@ -69,8 +71,8 @@ class View:
     title: str
     data: Any
     """The same as JSON."""
-    commands: Commands
-    """How the same is had without a browser."""
+    commands: Commands | None
+    """How the same is had without a browser; None if it is not."""
     given: dict[str, Any] = field(default_factory=dict)
     next_cursor: str | None = None
     live: tuple[str, ...] | None = None
@@ -78,6 +80,8 @@ class View:
     poll_ms: int = 0
     """How often to look for what is told by no event."""
     status: int = 200
+    place: str | None = None
+    """The page's own address, if it is not that of the request."""
 
 
 Page = Callable[[Call], Awaitable[View | Answer]]
@@ -99,7 +103,7 @@ class Pages(Endpoints):
                     return view
                 if call.query.format == "json":
                     return Answer(view.status, view.data, dict(HEADERS))
-                return _shown(call, view, await call.store.now_ms())
+                return await shown(call, view)
 
             wide = {"is_store_wide": is_store_wide}
             return self.add("GET", _path(path), "read", query=query, is_hidden=True, **wide)(answer)
@@ -139,6 +143,16 @@ def form_of(call: Call, wanted: type[Form]) -> Any:
     return parse_query(call.raw_body, wanted)
 
 
+def json_field(call: Call, text: str, name: str) -> Any:
+    """Return what a person has typed as JSON; nothing is null."""
+    if not text.strip():
+        return None
+    try:
+        return from_json(text.encode(), call.store.runtime.codec.limits, name=name)
+    except (InvalidValue, msgspec.MsgspecError) as error:
+        raise Refusal("invalid_request", f"the {name} must be JSON: {error}") from None
+
+
 def see_other(place: str, **headers: str) -> Answer:
     """Send the browser to another page."""
     return Answer(303, headers={**HEADERS, "location": place, **headers})
@@ -169,11 +183,12 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
     return Answer(status, text.encode(), {**HEADERS, **(headers or {})}, content_type=HTML)
 
 
-def _shown(call: Call, view: View, now_ms: int) -> Answer:
-    asked = {
-        name: value for name, value in msgspec.to_builtins(call.query).items() if value is not None
-    }
-    place = _place(call.instance, asked)
+async def shown(call: Call, view: View) -> Answer:
+    """Return a view as a page."""
+    now_ms = await call.store.now_ms()
+    query = {} if call.query is None else msgspec.to_builtins(call.query)
+    asked = {name: value for name, value in query.items() if value is not None}
+    place = view.place or _place(call.instance, asked)
     frame = frame_of(call.context.options, call.headers, place)
     frame.token, frame.now_ms = call.token, now_ms
     frame.live = None if view.live is None else frame.link(*view.live)
@@ -197,12 +212,17 @@ def _path(path: str) -> str:
     return f"{PAGES.rstrip('/')}{path}"
 
 
+def wants_page(headers: Headers) -> bool:
+    """Whether a person asks, and not a program."""
+    return "text/html" in (headers.get("accept") or "")
+
+
 def for_people(answer: Answer, options: Options, scope: MutableMapping[str, Any]) -> Answer:
     """Return a problem as a page, if a browser has asked for one; it may have to sign in first."""
     headers = Headers(scope["headers"])
     place = scope["raw_path"].decode("latin-1")
     is_page = scope["type"] == "http" and place.startswith(f"{options.base_path}{PAGES}")
-    if not is_page or "text/html" not in (headers.get("accept") or ""):
+    if not is_page or not wants_page(headers):
         return answer
     query = scope["query_string"].decode("latin-1")
     if answer.status == 401 and scope["method"] in {"GET", "HEAD"}:

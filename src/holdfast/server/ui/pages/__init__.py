@@ -6,6 +6,7 @@ from . import (
     conflicts,
     effects,
     events,
+    explorations,
     live,
     overview,
     pauses,
@@ -21,5 +22,5 @@ from . import (
 
 MODULES = (
     files, login, live, overview, sessions, session, checkpoints, effects, pauses, spend, state,
-    timeline, work, events, conflicts, storage, search,
+    timeline, work, events, conflicts, explorations, storage, search,
 )  # fmt: skip

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
-
-import msgspec
 
 from ....answers.problems import Refusal
 from ....answers.shapes import EFFECT
-from ....codec import from_json
 from ....effects.tools import Landed, NotLanded
-from ....errors import InvalidValue
 from ....records import Effect, EffectStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.effects import EffectsShape, reached_effect
 from ..templates import Commands, api_path
-from ..views import Form, ListQuery, PageQuery, Pages, View, page_size, see_other
+from ..views import (
+    Form,
+    ListQuery,
+    PageQuery,
+    Pages,
+    View,
+    json_field,
+    page_size,
+    see_other,
+)
 from .session import session_view
 
 routes = Pages()
@@ -120,7 +125,9 @@ async def resolve_form(call: Call) -> Answer:
     note = body.note.strip()
     if not 0 < len(note) <= NOTE_CHARACTERS_MAX:
         raise Refusal("invalid_request", "say how you know, in up to 2,000 characters")
-    verdict = Landed(_result(call, body.result)) if body.verdict == "landed" else NotLanded()
+    verdict = (
+        Landed(json_field(call, body.result, "result")) if body.verdict == "landed" else NotLanded()
+    )
     await call.acting_store.resolve(effect.id, verdict, by=call.token.name, note=note)
     return see_other(f"{call.context.options.base_path}/ui/effects/{quote(effect.id, safe='')}")
 
@@ -138,13 +145,3 @@ async def verify_form(call: Call) -> Answer:
 def _can_verify(call: Call, effect: Effect) -> bool:
     tool = call.context.options.tools.get(effect.tool)
     return effect.status == "unknown" and tool is not None and tool.verify is not None
-
-
-def _result(call: Call, text: str) -> Any:
-    """Return the result that a person has typed, which is JSON."""
-    if not text.strip():
-        return None
-    try:
-        return from_json(text.encode(), call.store.runtime.codec.limits, name="result")
-    except (InvalidValue, msgspec.MsgspecError) as error:
-        raise Refusal("invalid_request", f"the result must be JSON: {error}") from None

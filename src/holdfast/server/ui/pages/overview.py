@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ....answers.shapes import EFFECT, SESSION
+from ....answers.shapes import EFFECT, PAUSE, SESSION
 from ...messages import Answer, Call
 from ..templates import Commands
 from ..views import Pages, View, see_other
@@ -28,6 +28,8 @@ async def overview_page(call: Call) -> View | Answer:
     }
     doubtful = await store.effects(status="unknown", limit=COUNTED + 1)
     asked = await store.pauses(reason="approval", state="waiting", limit=COUNTED + 1)
+    oldest = await store.pauses(state="waiting", limit=1)
+    size = await store.size()
     work = await store.work.counts(finished=False, at_most=COUNTED)
     leases = await store.work.health()
     checkpoints = await store.checkpoints(limit=SHOWN)
@@ -36,6 +38,8 @@ async def overview_page(call: Call) -> View | Answer:
         "sessions": counts,
         "in_doubt": len(doubtful),
         "approvals": len(asked),
+        "oldest_pause": PAUSE(oldest[0]) if oldest else None,
+        "size": asdict(size),
         "conflicts_per_hour": refused,
         "counted_up_to": COUNTED,
         "work": [asdict(each) for each in work],
@@ -57,6 +61,8 @@ async def overview_page(call: Call) -> View | Answer:
             "counts": counts,
             "doubtful": doubtful,
             "approvals": len(asked),
+            "oldest": oldest[0] if oldest else None,
+            "size": size,
             "refused": refused,
             "items": items,
             "leases": leases,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
+
+import msgspec
 
 from ....answers.problems import Refusal
 from ....answers.shapes import PAUSE, PEER_CALL
@@ -13,12 +15,13 @@ from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.peers import PausesShape, reached_pause
 from ..templates import Commands, api_path
-from ..views import Form, ListQuery, Pages, View, page_size, see_other
+from ..views import Form, ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
 SHOWN = 100
 NOTE_CHARACTERS_MAX = 1_000
+Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class PausesQuery(ListQuery):
@@ -27,6 +30,13 @@ class PausesQuery(ListQuery):
     state: PauseState | Literal["any"] = "waiting"
     reason: PauseReason | Literal[""] = ""
     agent: str = ""
+
+
+class PeersQuery(PageQuery):
+    """Before which call, and before which pause."""
+
+    calls_before: Place | None = None
+    pauses_before: Place | None = None
 
 
 class DecideForm(Form):
@@ -63,7 +73,7 @@ async def pause_page(call: Call) -> View:
     """Show a pause with what came so far; one that waits for a person can be decided."""
     pause = await reached_pause(call)
     session = await call.store.find_session(pause.session_id)
-    calls = [] if pause.reason != "peers" else (await session.asks())[-SHOWN:]
+    calls = [] if pause.reason != "peers" else await session.asks(last=SHOWN)
     id = quote(pause.id, safe="")
     words = ("approvals", "show", pause.id) if pause.reason == "approval" else ("peers", "list")
     return View(
@@ -88,21 +98,29 @@ async def decide_form(call: Call) -> Answer:
     return see_other(f"{call.context.options.base_path}/ui/pauses/{quote(pause.id, safe='')}")
 
 
-@routes.page("/sessions/{id}/peers")
+@routes.page("/sessions/{id}/peers", PeersQuery)
 async def peers_page(call: Call) -> View:
     """Show which agents a session asked, and what it waits or waited for."""
-    pauses: list[Pause] = await call.session.pauses()
-    calls: list[PeerCall] = await call.session.asks()
+    query, session = call.query, call.session
+    calls: list[PeerCall] = await session.asks(last=SHOWN + 1, before=query.calls_before)
+    pauses: list[Pause] = await session.pauses(last=SHOWN + 1, before=query.pauses_before)
+    shown_calls, shown_pauses = calls[-SHOWN:], pauses[: -SHOWN - 1 : -1]
+    earlier = {
+        "calls_before": shown_calls[0].number if len(calls) > SHOWN else None,
+        "pauses_before": shown_pauses[-1].generation if len(pauses) > SHOWN else None,
+    }
     return await session_view(
         call,
         "peers",
         data={
-            "pauses": list(map(PAUSE, pauses[-SHOWN:])),
-            "asks": list(map(PEER_CALL, calls[-SHOWN:])),
+            "pauses": list(map(PAUSE, reversed(shown_pauses))),
+            "asks": list(map(PEER_CALL, shown_calls)),
+            "earlier": earlier,
         },
         path="/asks",
         words=("peers", "list"),
-        pauses=pauses[: -SHOWN - 1 : -1],
-        calls=calls[-SHOWN:],
-        left_out=max(len(calls) - SHOWN, 0),
+        pauses=shown_pauses,
+        calls=shown_calls,
+        earlier=earlier,
+        query=query,
     )

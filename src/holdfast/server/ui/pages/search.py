@@ -1,13 +1,16 @@
-"""Finding a session, a key, an effect, a work item, a pause or a call by what people have of it."""
+"""Finding what is kept by what people have of it: an id, how it begins, a number."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
 from ....answers.shapes import SESSION
 from ....errors import InvalidArgument, NotFound
+from ....explorations import Explorations
+from ....kernel.operation import Async
 from ....records import SessionInfo
 from ...messages import Answer, Call
 from ..templates import Commands
@@ -81,6 +84,10 @@ async def _others(call: Call, text: str) -> list[tuple[str, str, tuple[str, ...]
         "pause": ("pauses", store.find_pause),
     }
     found: list[tuple[str, str, tuple[str, ...]]] = []
+    with contextlib.suppress(NotFound, InvalidArgument):
+        explorations: Explorations[Async] = Explorations(store.runtime)
+        explored = await explorations.get(await store.find_session(text))
+        found.append(("exploration", explored.id, ("explorations", explored.id)))
     for kind, (part, find) in wanted.items():
         try:
             each = await find(text)

@@ -30,7 +30,14 @@ class TranscriptQuery(PageQuery):
 
 
 async def session_view(
-    call: Call, tab: str, *, data: Any, path: str = "", words: tuple[str, ...], **given: Any
+    call: Call,
+    tab: str,
+    *,
+    data: Any,
+    path: str = "",
+    words: tuple[str, ...],
+    status: int = 200,
+    **given: Any,
 ) -> View:
     """Return a page of a session, under its name and with its tabs."""
     info: SessionInfo = await call.session.info()
@@ -38,12 +45,13 @@ async def session_view(
     live = ("sessions", info.id, "live")
     return View(
         template=f"session/{tab}.html",
-        title=name if tab == "summary" else f"{tab} - {name}",
+        title=name if tab == "summary" else f"{given.get('key') or tab} - {name}",
         data=data(info) if callable(data) else data,
         commands=Commands.of(f"/sessions/{quote(info.id, safe='')}{path}", *words),
         given={"info": info, "name": name, "tab": tab, **given},
         live=live,
         next_cursor=given.get("next_cursor"),
+        status=status,
     )
 
 
@@ -54,8 +62,8 @@ async def session_page(call: Call) -> View:
     members = await call.store.sessions(root=root_id, limit=TREE_MAX + 1)
     spent = await call.session.spent(tree=True)
     doubtful = await call.session.unresolved()
-    pauses = await call.session.pauses()
-    waits = [each for each in pauses[-1:] if each.state == "waiting"]
+    pauses = await call.session.pauses(last=1)
+    waits = [each for each in pauses if each.state == "waiting"]
 
     def data(info: SessionInfo) -> Any:
         return {"session": SESSION(info), "tree": list(map(SESSION, members[:TREE_MAX]))}

@@ -15,7 +15,7 @@ from ....state.records import StateSnapshot
 from ...frames import event_message
 from ...messages import Call
 from ..templates import api_path
-from ..views import ROWS_MAX, PageQuery, Pages, View
+from ..views import ROWS, ROWS_MAX, PageQuery, Pages, View
 from .events import events_up_to
 from .session import session_view
 
@@ -74,7 +74,7 @@ async def timeline_page(call: Call) -> View:
     lanes = list(dict.fromkeys(each.session_id for each in events))
     drawn = _marks(events, lanes)
     moment = await _moment(call, events, at) if events else None
-    given: dict[str, Any] = {"snapshot": None, "keys": [], "left_out": 0}
+    given: dict[str, Any] = {"entries": None, "is_more": False}
     if moment is not None:
         given = await _state(call, moment)
     return await session_view(
@@ -136,6 +136,7 @@ def words_of(event: Event) -> str:
             about = f"version {data.get('version', '?')}"
         case "state_changed":
             about = f"{data.get('operation', '')} {data.get('key') or 'the document'}"
+            about += f" ({data['reason']})" if data.get("reason") else ""
         case "session_status_changed":
             about = f"to {data.get('to', '?')}"
         case _:
@@ -195,10 +196,16 @@ async def _told(call: Call, event: Event) -> int | None:
 
 
 async def _state(call: Call, moment: Moment) -> dict[str, Any]:
-    """Return the shared state at a moment, as its rows are shown."""
-    snapshot = await _snapshot(call, moment)
-    keys = [] if snapshot is None else sorted(snapshot.document)
-    return {"snapshot": snapshot, "keys": keys[:ROWS_MAX], "left_out": len(keys[ROWS_MAX:])}
+    """Return the shared state at a moment, as its rows are shown; None if it is not known."""
+    if moment.sequence is None:
+        return {"entries": None, "is_more": False}
+    try:
+        entries = await call.session.state.entries(
+            limit=ROWS + 1, values=True, at_sequence=moment.sequence
+        )
+    except Compacted:
+        return {"entries": None, "is_more": False}
+    return {"entries": entries[:ROWS], "is_more": len(entries) > ROWS}
 
 
 async def _snapshot(call: Call, moment: Moment) -> StateSnapshot | None:

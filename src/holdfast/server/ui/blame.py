@@ -1,0 +1,77 @@
+"""Which change of a key has left each part of its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...checkpoints.diff import same
+from ...state.records import Entry
+
+PARTS_MAX = 200
+DEPTH_MAX = 8
+_GONE: Any = object()
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a value, and the change that has left it; None if that is older than is known."""
+
+    path: Path
+    value: Any
+    by: Entry | None
+
+
+def blame(history: Sequence[Entry], *, is_whole: bool) -> tuple[list[Part], bool]:
+    """Return the parts of the newest value, and whether these are all of them.
+
+    `history` is the newest change first; `is_whole` says that it goes back to the first one.
+    """
+    newest = history[0]
+    if newest.is_deleted:
+        return [], True
+    parts = _parts(newest.value, ())
+    found = [part for _, part in zip(range(PARTS_MAX), parts, strict=False)]
+    is_all = next(parts, None) is None
+    return [Part(path, value, _changed(history, path, is_whole)) for path, value in found], is_all
+
+
+def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield what has no parts of its own, in order; what lies too deep is one part."""
+    members: Any = ()
+    if len(path) < DEPTH_MAX:
+        if isinstance(value, dict):
+            members = value.items()
+        elif isinstance(value, list):
+            members = enumerate(value)
+    if not members or not value:
+        yield path, value
+        return
+    for name, member in members:
+        yield from _parts(member, (*path, name))
+
+
+def _changed(history: Sequence[Entry], path: Path, is_whole: bool) -> Entry | None:
+    """Return the newest change after which a part differs from what was there before."""
+    for place, entry in enumerate(history):
+        older = history[place + 1] if place + 1 < len(history) else None
+        if older is None:
+            return entry if is_whole else None
+        before, after = _at(older, path), _at(entry, path)
+        if before is _GONE or not same(before, after):
+            return entry
+    return None
+
+
+def _at(entry: Entry, path: Path) -> Any:
+    value: Any = _GONE if entry.is_deleted else entry.value
+    for name in path:
+        is_there = name in value if isinstance(value, dict) else False
+        if isinstance(value, list) and isinstance(name, int):
+            is_there = name < len(value)
+        if not is_there:
+            return _GONE
+        value = value[name]
+    return value
