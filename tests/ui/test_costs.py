@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 import holdfast
+from holdfast.codec import Codec
 from holdfast.kernel.driver import Hooks, Trace
 from tests.server.serving import Served, serving
 from tests.ui.content import EXPLORED, ROOT, doubt, fill
@@ -50,3 +53,31 @@ def _cost(served: Served, traces: list[Trace], path: str) -> Counter[str]:
     # Tokens are remembered for a while.
     del found["Tokens.find"]
     return found
+
+
+def test_pages_read_no_more_than_they_show(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that lie in the store as bytes are counted as they are made values again."""
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.state.initialize({f"key-{number:04}": number for number in range(600)})
+        for number in (1, 2):
+            session.state.set("key-0000", -number)
+        for number in range(300):
+            store.cancel_ask(session.ask("weather", number).id)
+    read: list[object] = []
+    body_of = Codec._body
+
+    def counted(codec: Codec, *args: Any, **given: Any) -> Any:
+        read.append(args)
+        return body_of(codec, *args, **given)
+
+    monkeypatch.setattr(Codec, "_body", counted)
+    with serving(**place) as served:
+        for path, most in (
+            ("state", 60), ("state?at=2", 60), ("state?limit=10", 20), ("timeline", 400),
+            ("peers", 500), ("", 210),
+        ):  # fmt: skip
+            read.clear()
+            assert served.get(f"/ui/sessions/s/{path}".rstrip("/")).status_code == 200
+            assert 0 < len(read) <= most, path

@@ -97,6 +97,31 @@ def test_of_a_large_exploration_the_beginning_is_shown(
     assert "lies beyond what this page reads" in page
 
 
+def test_what_was_found_is_read_along_its_own_index(
+    filled: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = filled.get(f"{PAGE}?format=json").json()["found"]
+    monkeypatch.setattr(explorations, "FINDINGS", 1)
+    told = filled.get(f"{PAGE}?format=json").json()
+    # The first step of all has found nothing.
+    assert [each["invariant"] for each in told["found"]] == ["never two"]
+    assert told["found"][0] in everything
+
+
+def test_what_was_found_travels_in_exports(filled: Served, tmp_path: Any) -> None:
+    async def exported() -> None:
+        await filled.store.export(tmp_path / "file.jsonl")
+
+    filled.runner.run(exported())
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/other.db"}
+    with holdfast.open(**place) as store:
+        store.import_sessions(tmp_path / "file.jsonl")
+    with serving(**place) as other:
+        told, known = (each.get(f"{PAGE}?format=json").json() for each in (other, filled))
+    assert told["found"] == known["found"] != []
+    assert told["states"] == known["states"]
+
+
 def test_long_paths_and_many_violations_are_told_in_part(
     filled: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

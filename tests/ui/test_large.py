@@ -39,10 +39,10 @@ def _fill_large(store: holdfast.Store) -> None:
 
     def versions(tx: Any, start: int) -> Any:
         session = yield from tx.find_session("many")
-        for number in range(start, start + 250):
+        for number in range(start, start + 50):
             yield from session.save({"n": number})
 
-    for start in range(0, VERSIONS - 2, 250):
+    for start in range(0, VERSIONS - 2, 50):
         store.run(versions, start)
     many.rewind(VERSIONS // 2)
 

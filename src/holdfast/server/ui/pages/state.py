@@ -15,7 +15,7 @@ from ....checkpoints.diff import Diff, compare
 from ....errors import KeyNotFound, VersionConflict
 from ....state.records import Entry
 from ...messages import Answer, Call
-from ...pages import name_of, next_cursor, place_of
+from ...pages import moment_of, next_cursor, place_of
 from ..blame import blame
 from ..templates import api_path, pretty
 from ..views import (
@@ -75,7 +75,9 @@ async def state_page(call: Call) -> View:
     newest = await state.version()
     at = None if query.at is None or query.at >= newest else query.at
     sequence = newest if at is None else at
-    span = {"prefix": query.prefix, "after": name_of(call), "limit": limit}
+    # Every page is live, so that the moment of the page before does not matter.
+    _, after = moment_of(call)
+    span = {"prefix": query.prefix, "after": after, "limit": limit}
     entries = await state.entries(**span, values=True, at_sequence=at)
     events = await state.events(after=max(sequence - 1, 0), limit=1)
     conflicts = await state.conflicts(limit=CONFLICTS)
@@ -83,7 +85,7 @@ async def state_page(call: Call) -> View:
         each.key: {"value": each.value, "version": each.version, "updated_by": each.updated_by}
         for each in entries
     }
-    cursor = next_cursor(entries, limit, "key")
+    cursor = next_cursor(entries, limit, "key", sequence)
     return await session_view(
         call,
         "state",
