@@ -51,7 +51,7 @@ class InvalidValue(InvalidArgument):
 
 
 class SequenceInFuture(InvalidArgument):
-    """The shared state has not come to this sequence yet; `head_sequence` is where it stands."""
+    """The shared state has not reached this sequence; `head_sequence` is the current one."""
 
     http_status = 400
 
@@ -154,7 +154,7 @@ class IdempotencyKeyReused(RequestMismatch):
 
 
 class RequestOutOfOrder(Conflict):
-    """The requests of a lane are numbered, and this is neither its last nor its next."""
+    """Requests are numbered per lane, and this is neither the last nor the next of its lane."""
 
 
 class InProgress(Conflict):
@@ -269,7 +269,7 @@ class SchemaMismatch(StoreError):
 
 
 class CommitUnknown(StoreError):
-    """The database was lost during COMMIT; `store.settle(id)` tells whether it was committed."""
+    """The database was lost during COMMIT; `store.settle(id)` says whether it was committed."""
 
     exit_code = 9
 
@@ -314,24 +314,24 @@ class CheckpointInvalid(Conflict):
 
 
 class CheckpointError(HoldfastError):
-    """A system of a world could not make its checkpoint; nothing was registered."""
+    """A system of a world could not make its checkpoint; no checkpoint was created."""
 
     system: str
 
 
 class RollbackError(HoldfastError):
-    """A system of a world could not be rolled back; `outcomes` says where each system is."""
+    """A system of a world could not be rolled back; `outcomes` has the state of each."""
 
     outcomes: dict[str, str]
     is_consistent: bool
 
 
 class SystemBusy(Conflict):
-    """A system of a world does not hold still: somebody else is using it just now."""
+    """A system of a world is being used by somebody else right now; try again."""
 
 
 class WorldInconsistent(Conflict):
-    """The systems of this world are at different states; only a rollback is possible now."""
+    """The systems of this world are at different checkpoints; only a rollback is possible now."""
 
 
 class ReplayFailed(Conflict):

@@ -108,9 +108,9 @@ class WorkItem(ItemOps[C]):
 
     @operation
     def receive(self) -> Op[PeerRequest[C]]:
-        """Lease the session that serves a request, and return what is asked.
+        """Lease the session that serves a request, and return the request.
 
-        The output of the item is the answer; if it fails for good, the answer is an error.
+        The output of the item is the answer; if it fails permanently, the answer is an error.
         """
         require_held([self])
         fence = yield from claims.drive(self)
@@ -260,7 +260,7 @@ class Work(Handle[C]):
 
     @operation
     def release(self, id: str, *, reason: str) -> Op[WorkItem[C]]:
-        """Take a running item away from its holder, who can write nothing more; it is ready again.
+        """Take a running item away from its holder, who can no longer write; it is ready again.
 
         It uses up no retry. The reason is kept with the attempt; if it was to be cancelled, it is.
         """
@@ -273,7 +273,7 @@ class Work(Handle[C]):
             now = yield from self._found(id)
             raise InvalidArgument(
                 f"work item {id} is {now.status}, held with fence {now.fence}; only a running one "
-                "can be taken away; look at it again"
+                "can be released"
             )
         yield from record(self.runtime.actor, "work_released", item.id)
         return WorkItem(self.runtime, (yield from self._found_row(id)))

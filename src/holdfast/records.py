@@ -121,7 +121,7 @@ class StoreSize:
 
     bytes: int
     free_bytes: int | None
-    """None on PostgreSQL, which does not tell."""
+    """None on PostgreSQL, which does not report it."""
 
 
 Status = Literal["active", "waiting", "completed", "failed", "cancelled", "cancelling", "deleting"]
@@ -146,7 +146,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 @travels
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """In whose name a store is used, as the audit trail tells; `token_id` if it is a token's."""
+    """On whose behalf a store is used, for the audit trail; `token_id` if it is a token's."""
 
     name: str
     token_id: str | None = None

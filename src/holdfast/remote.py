@@ -13,8 +13,8 @@ def connect(
 ) -> Store:
     """Open the store that a server serves; `open` does the same for the URL of a server.
 
-    Calls are run at the server, tools and workers here. A write whose reply is lost is sent again
-    and answered, not repeated. Everything works as in an embedded store except `run`, `within`,
+    Calls run on the server, tools and workers here. A write whose response is lost is sent again
+    and takes effect once. Everything works as in an embedded store except `run`, `within`,
     backups, export, import and `prune(archive=)`, which need the database itself.
     """
     _require_server(url)

@@ -249,8 +249,8 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
         """Undo the effects since a version, newest first, and continue from it in a new epoch.
 
         `tools` adds to those that this process has called. Effects that are not undone remain in
-        place: equal calls get their results, they are listed with the reason, and unless they are
-        irreversible they can be compensated later.
+        place: identical calls get their results, they are listed with the reason, and unless they
+        are irreversible they can be compensated later.
         """
         require_version(version)
         known = {**self.ledger.tools, **by_name(tools)}

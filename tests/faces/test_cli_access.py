@@ -80,5 +80,5 @@ def test_the_audit_trail_is_listed_and_verified(place: dict[str, Any], quick: Ru
     assert data(quick("audit", "head", "--json")) == {"head": newest}
     wrong = quick("audit", "verify", "--head", f"3:{head.partition(':')[2]}")
     assert wrong.returncode == 7
-    assert "record 3 is not the one whose digest was noted" in wrong.stdout
+    assert "record 3 does not have the digest that was recorded" in wrong.stdout
     assert quick("audit", "verify", "--head=x").returncode == 2

@@ -202,7 +202,7 @@ def test_an_effect_in_doubt_is_shown_with_what_each_choice_means(
 def test_an_effect_of_a_dead_owner_is_in_doubt(effects: dict[str, str], quick: Run) -> None:
     text = shown(quick("effects", "show", effects["note"]))
     assert "issued: the process that runs it has stopped renewing its lease" in text
-    assert "Repeating it leaves the same result" in text
+    assert "Repeating it has the same result" in text
     assert data(quick("effects", "show", effects["note"], "--json"))["is_in_doubt"] is True
 
 
@@ -243,7 +243,7 @@ def test_what_landed_is_never_run_again(effects: dict[str, str], quick: Run, pla
         )
     assert (again.value, again.replayed) == ({"charge": 9}, True)
     text = shown(quick("effects", "show", effects["charge"]))
-    assert "a person said that it had happened" in text
+    assert "a person confirmed that it had happened" in text
     assert "seen at the bank" in text
 
 
@@ -258,7 +258,7 @@ def test_what_was_settled_stays_as_it_is(effects: dict[str, str], quick: Run) ->
     ("words", "message"),
     [
         (["--by", "ann"], "--landed or --not-landed"),
-        (["--landed"], "say who decides"),
+        (["--landed"], "--by NAME is required"),
         (["--landed", "--not-landed", "--by", "ann"], "either --landed or --not-landed"),
         (["--not-landed", "--landed", "--by", "ann"], "either --landed or --not-landed"),
         (["--not-landed", "--by", "ann", "--result", "1"], "has no result"),

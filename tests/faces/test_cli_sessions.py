@@ -342,7 +342,7 @@ def test_prune_says_what_is_damaged(filled: Any, quick: Run) -> None:
     result = quick("prune", "--keep=2", "--yes")
     assert (result.returncode, result.stderr) == (7, "")
     assert result.stdout == (
-        "Session long-session was left alone: one of its records is damaged.\n"
+        "Session long-session was skipped: one of its records is damaged.\n"
         "Removed 2 checkpoints of 1 session.\n"
     )
 
@@ -387,7 +387,7 @@ def test_what_destroys_asks_first(filled: Any, quick: Run) -> None:
             "Delete session root-session and everything below it, with all checkpoints?",
         "checkpoints rewind long-session 2": "Rewind session long-session to version 2?",
         "prune --keep 1":
-            "Remove all but 1 checkpoint of each session? They cannot be brought back.",
+            "Remove all but 1 checkpoint of each session? They cannot be restored.",
     }  # fmt: skip
     for command, question in questions.items():
         result = quick(*command.split())
@@ -454,7 +454,7 @@ def test_sessions_move_to_another_database(
     damaged = quick("import", part)
     assert damaged.returncode == 7
     assert damaged.stderr == (
-        f"Error: {part} is damaged: it ends in the middle; export the sessions again\n"
+        f"Error: {part} is damaged: it is truncated; export the sessions again\n"
     )
 
 
@@ -473,7 +473,7 @@ def test_a_legacy_database_is_adopted_into_a_new_store(
             INSERT INTO sessions VALUES
                 ('s1', 'top', 'running', '2025-12-20T12:00:00Z', NULL, NULL, NULL, 'gone');
         """)
-    note = "session 's1' is its own root: its parent 'gone' is gone"
+    note = "session 's1' becomes a root: its parent 'gone' is missing"
     assert lines(quick("import", "--legacy", file, at=new)) == [
         f"Note: {note}", "Imported 1 session with 0 checkpoints.",
     ]  # fmt: skip
@@ -514,12 +514,12 @@ def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
     ("arguments", "code", "message"),
     [
         (["sessions", "xyz"], 2,
-         "No such command 'xyz'; `holdfast sessions --help` shows what it takes"),
+         "No such command 'xyz'; see `holdfast sessions --help`"),
         (["sessions", "lists"], 2,
          "No such command 'lists'. Did you mean 'list'? `holdfast sessions --help` shows what it "
          "takes"),
         (["sessions", "show"], 2,
-         "Missing argument 'SESSION'; `holdfast sessions show --help` shows what it takes"),
+         "Missing argument 'SESSION'; see `holdfast sessions show --help`"),
         (["sessions", "list", "--limit", "x"], 2,
          "Invalid value for '--limit': "),
         (["sessions", "list", "--limit", "0"], 2, "--limit must be 1 to 1000, not 0"),

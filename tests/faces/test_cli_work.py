@@ -166,7 +166,7 @@ def test_items_are_cancelled_retried_and_redriven(store: holdfast.Store, quick: 
     assert quick("work", "redrive").returncode == 2
     made = data(quick("work", "redrive", "--all", "--yes", "--json"))["items"]
     assert [(each["redriven_from"], each["input"]) for each in made] == [(dead.id, "dead")]
-    assert text(quick("work", "redrive", "--all", "--yes")) == "No work item is dead.\n"
+    assert text(quick("work", "redrive", "--all", "--yes")) == "There are no dead work items.\n"
     again = data(quick("work", "redrive", ids[1], "--json"))["items"]
     assert again[0]["redriven_from"] == ids[1]
 

@@ -85,7 +85,7 @@ main()
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("json:dumps", "was called to give the handlers, and failed: TypeError: dumps() missing"),
+        ("json:dumps", "was called to get the handlers, and failed: TypeError: dumps() missing"),
         ("json:nothing", "cannot be loaded: AttributeError: module 'json' has no attribute"),
         ("broken:handlers", "cannot be loaded: ZeroDivisionError: division by zero"),
         ("json:__name__", "must be a dict of type to function, not str"),

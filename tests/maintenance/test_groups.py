@@ -156,7 +156,7 @@ def tree(id: str, *, number: int = 1, origin: int | None = None) -> list[Any]:
             "session 'b' has an origin that is not before it"),
         ([*tree("a"), format.GroupRecord(), tree("a")[1]],
             "session 'a' has a parent or root that is not before it"),
-        ([*tree("a"), format.EndRecord(0, ""), *tree("b")], "it has an end before its end"),
+        ([*tree("a"), format.EndRecord(0, ""), *tree("b")], "it has an end record before its end"),
     ],
 )  # fmt: skip
 def test_a_group_names_and_repeats_nothing_of_another(

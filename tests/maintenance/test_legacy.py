@@ -168,11 +168,11 @@ def test_what_cannot_be_taken_over_as_it_was_is_said(make: Make, tmp_path: Path)
     with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
         result = store.import_legacy(path)
         assert set(result.notes) == {
-            "session 'kid' has the parent 'twin', a name of 2 sessions; 'new' is taken, the newest "
-            "when it began",
-            "session 'orphan' is its own root: its parent 'nobody' is gone",
-            "session 'heir' is put under its root: its parent 'nobody' is gone",
-            "session 'heir' was 'odd'; it is taken for active",
+            "session 'kid' has the parent 'twin', a name of 2 sessions; 'new' was chosen, the "
+            "newest when it began",
+            "session 'orphan' becomes a root: its parent 'nobody' is missing",
+            "session 'heir' is placed under its root: its parent 'nobody' is missing",
+            "session 'heir' was 'odd'; it is imported as active",
         }
         roots = {info.id: info.root_id for info in store.sessions()}
         assert roots == {
@@ -203,7 +203,7 @@ def test_checkpointer_versions_become_versions(place: Any, make: Make) -> None:
     with holdfast.open(**place) as store:
         result = store.import_legacy(path)
         assert (result.sessions, result.checkpoints) == (2, 203)
-        assert result.notes == ("session 'stray' had checkpoints only; it is taken for active",)
+        assert result.notes == ("session 'stray' had only checkpoints; it is imported as active",)
         alpha = store.find_session("alpha")
         info = alpha.info()
         assert (info.status, info.version, info.created_at) == ("completed", 203, NOON_MS)
@@ -349,7 +349,7 @@ def test_a_registry_is_adopted_whole(place: Any, make: Make) -> None:
     with holdfast.open(**place) as store:
         result = store.import_legacy(path)
         assert (result.sessions, result.checkpoints, result.items, result.effects) == (1, 3, 4, 2)
-        assert result.notes == ("session 't' version 4 names no iteration; 1 is taken",)
+        assert result.notes == ("session 't' version 4 names no iteration; 1 is used",)
         session = store.session("t")
         info = session.info()
         assert (info.status, info.version) == ("active", 4)
@@ -376,7 +376,7 @@ def test_a_registry_is_adopted_whole(place: Any, make: Make) -> None:
         (evidence(0, "turn", {}), "version must be 1 to"),
         (("checkpoints", ("k", "t", None, "turn", 1, "{", None, NOON)), "is not JSON text"),
         (("work_items", ("w", "t", b"5", "pending", 0, *(None,) * 4, 0, 3, None, None, None, NOON,
-                         None, None, NOON)), "cannot be adopted"),
+                         None, None, NOON)), "cannot be imported"),
         (("idempotency_keys", ("k\x1b", None, None, "h", None, "pending", NOON, None, None)),
          "cannot be printed"),
     ],
@@ -412,26 +412,26 @@ def test_the_async_colour_adopts_too(place: Any, make: Make) -> None:
 
 WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
     "no known table": ("CREATE TABLE t (a)", [], InvalidArgument,
-        "{path} is not a database of an older format that can be adopted: its tables are t"),
+        "{path} is not a database of a supported older format: its tables are t"),
     "no table": ("", [], InvalidArgument,
-        "{path} is not a database of an older format that can be adopted: its tables are none"),
+        "{path} is not a database of a supported older format: its tables are none"),
     "a view": (
         "CREATE VIEW sessions AS SELECT 1 AS session_id, 2 AS session_name, 3 AS status, "
         "4 AS created_at, 5 AS project_dir, 6 AS agent_name, 7 AS last_resumed_at, "
         "8 AS parent_session_name", [], InvalidArgument,
-        "{path} is not a database of an older format that can be adopted: its tables are none"),
+        "{path} is not a database of a supported older format: its tables are none"),
     "a circle": (COORDINATOR,
         [session("a", "A", "B"), session("b", "B", "C"), session("c", "C", "B")],
         InvalidArgument, "sessions are each other's parents: b → c → b"),
     "its own parent": (COORDINATOR, [session("a", "A", "A")], InvalidArgument,
         "sessions are each other's parents: a → a"),
     "no time": (COORDINATOR, [session("a", "A", created_at="yesterday")], InvalidArgument,
-        "session 'a' has a created_at that is no time: 'yesterday'"),
+        "session 'a' has a created_at that is not a time: 'yesterday'"),
     "a time without end": (COORDINATOR.replace("created_at TEXT", "created_at"),
         [session("a", "A", created_at=2**62)], InvalidArgument,
-        f"session 'a' has a created_at that is no time: {2**62}"),
+        f"session 'a' has a created_at that is not a time: {2**62}"),
     "a time before 1970": (COORDINATOR, [session("a", "A", created_at="1969-12-31")],
-        InvalidArgument, "session 'a' has a created_at that is no time: '1969-12-31'"),
+        InvalidArgument, "session 'a' has a created_at that is not a time: '1969-12-31'"),
     "an id that is no text": (COORDINATOR, [session(b"a", "A")], InvalidArgument,  # type: ignore[arg-type]
         "a session's id is text, not b'a'"),
     "an empty id": (COORDINATOR, [session("", "A")], InvalidArgument,
@@ -444,7 +444,7 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
         InvalidValue, "the transcript of session 'a' version 1 is not JSON text: Expecting value: "
         "line 1 column 2 (char 1)."),
     "a transcript that is no list": (CHECKPOINTER, [saved("a", 1, {"role": "user"})],
-        InvalidArgument, "the transcript of session 'a' version 1 is no JSON list"),
+        InvalidArgument, "the transcript of session 'a' version 1 is not a JSON list"),
     "a transcript of bytes": (CHECKPOINTER, [("checkpoints", ("a", 1, NOON, b"[]", None, 0))],
         InvalidValue, "the transcript of session 'a' version 1 is not JSON text"),
     "a version below 1": (CHECKPOINTER, [saved("a", 0, [])], InvalidArgument,

@@ -73,7 +73,7 @@ def test_keys_keep_their_versions_writers_and_times(place: Any, make: Make) -> N
         assert (result.entries, result.checkpoints) == (2, 0)
         assert result.notes == (
             "the state of 'gone' is left out: there is no such session",
-            "the state of 's3' is left out: it is no root",
+            "the state of 's3' is left out: it is not a root",
         )
         state = store.find_session("s3").state
         assert state.snapshot() == holdfast.StateSnapshot(
@@ -157,25 +157,25 @@ def test_a_log_with_holes_is_left_out_if_a_document_has_all_of_it(place: Any, ma
     path = make(COORDINATOR + TABLES, *SESSIONS, *LOG[3:], materialized(END, 9))
     with holdfast.open(**place) as store:
         result = store.import_legacy(path)
-        assert result.notes == ("the log of the state of 's1' has holes; it is left out",)
+        assert result.notes == ("the log of the state of 's1' has gaps; it is left out",)
         state = store.find_session("s1").state
         assert (state.version(), state.snapshot().document) == (9, json.loads(END))
         assert [event.operation for event in state.events(after=8)] == ["init"]
 
 
 WRONG: dict[str, tuple[list[Any], str]] = {
-    "a log that begins late": ([*LOG[3:]], "has holes or a number twice"),
-    "a number twice": ([LOG[0], event(1, "delete", "n", {})], "has holes or a number twice"),
-    "an older document": ([*LOG[3:], materialized(END, 8)], "has holes or a number twice"),
-    "a document ahead": ([*LOG, materialized(END, 12)], "is not what its events make of it"),
-    "another document": ([*LOG, materialized('{"p": 3}', 9)], "is not what its events make of it"),
-    "a document of nothing": ([*LOG, materialized('{"p": 3}', 0)], "what its events make of it"),
+    "a log that begins late": ([*LOG[3:]], "has gaps or duplicate numbers"),
+    "a number twice": ([LOG[0], event(1, "delete", "n", {})], "has gaps or duplicate numbers"),
+    "an older document": ([*LOG[3:], materialized(END, 8)], "has gaps or duplicate numbers"),
+    "a document ahead": ([*LOG, materialized(END, 12)], "does not match its events"),
+    "another document": ([*LOG, materialized('{"p": 3}', 9)], "does not match its events"),
+    "a document of nothing": ([*LOG, materialized('{"p": 3}', 0)], "does not match its events"),
     "another key": ([*LOG, key("p", "3")], "the tables contradict each other"),
     "keys and a document": ([key("p", "1"), document('{"p": true}')], "contradict each other"),
     "an unknown event": ([event(1, "counter_add", "k", {"value": 1})], "'counter_add' is no event"),
     "an event without a key": ([event(1, "set", None, {"value": 1})], "key must be text"),
     "a log that is no JSON": ([event(1, "set", "k", "{")], "is not JSON"),
-    "a payload of a list": ([event(1, "set", "k", [1])], "no JSON object"),
+    "a payload of a list": ([event(1, "set", "k", [1])], "not a JSON object"),
     "a payload of more": ([event(1, "set", "k", {"value": 1, "x": 2})], "and nothing else"),
     "an increment of text": (
         [event(1, "set", "k", {"value": "a"}), event(2, "increment", "k", {"delta": 1})],
@@ -188,10 +188,10 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "a value of NaN": ([key("k", "NaN")], "state key 'k' of 's1' is nan"),
     "a time of the past": (
         [("session_state_kv", ("s1", "k", "1", 1, "yesterday", NOON, None))],
-        "state key 'k' of 's1' has a created_at that is no time: 'yesterday'"),
+        "state key 'k' of 's1' has a created_at that is not a time: 'yesterday'"),
     "a version of nothing": ([key("k", "1", 0)], "version must be 1 to"),
     "a version beyond": ([key("k", "1", 2**60)], "version must be 1 to"),
-    "a document of a list": ([document("[]")], "is no JSON object"),
+    "a document of a list": ([document("[]")], "is not a JSON object"),
     "a document of text": ([document("no")], "is not JSON"),
     "a value too large": ([key("k", json.dumps("x" * 2**21))], "1,048,576"),
 }  # fmt: skip

@@ -173,7 +173,7 @@ def test_a_fork_knows_it_also_when_the_origin_is_gone(
         store.session("trip").delete(force=True)
         store.export(file, ["fork"])
         store.export(tmp_path / "both", ["fork of fork"])
-        with pytest.raises(holdfast.InvalidArgument, match="counts beyond the sessions"):
+        with pytest.raises(holdfast.InvalidArgument, match="applies beyond its own sessions"):
             target.import_sessions(tmp_path / "both")
         target.import_sessions(tmp_path / "both", store_keys=True)
         calls.clear()

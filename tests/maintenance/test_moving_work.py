@@ -152,7 +152,7 @@ def test_no_tree_is_moved_if_one_was_written_to_meanwhile(
             move(place, file)
         assert str(raised.value) == (
             "2 trees were written to during the export: 's', 't'. Nothing was moved, and no file "
-            "was left: every tree goes on here. Stop what drives them and export again"
+            "was left: every tree continues here. Stop what drives them and export again"
         )
         assert {info.status for info in store.sessions()} == {"active"}
         assert store.work.get(ids["pending"]).status == "pending"

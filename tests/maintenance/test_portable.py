@@ -313,7 +313,7 @@ def test_a_cipher_covers_the_file(file: Path, tmp_path: Path) -> None:
                 second.import_sessions(plain)
             assert str(raised.value) == (
                 f"{plain} is not encrypted and this store has a cipher; import it with "
-                "allow_plaintext=True if you know where it comes from"
+                "allow_plaintext=True if you trust its source"
             )
             second.import_sessions(plain, allow_plaintext=True)
             assert contents(second) == contents(unlocked)
@@ -390,7 +390,7 @@ def test_a_file_cut_off_anywhere_is_refused(small: Any) -> None:
         with pytest.raises(CorruptRecord) as raised:
             target.import_sessions(file)
         assert str(raised.value) == (
-            f"{file} is damaged: it ends in the middle; export the sessions again"
+            f"{file} is damaged: it is truncated; export the sessions again"
         )
     assert everything(target) == before
 
@@ -415,7 +415,7 @@ def test_records_cannot_be_moved_repeated_or_left_out(small: Any) -> None:
         problem = f"frame {ordinal} does not match its digest"
         assert refuses(small, CorruptRecord) == f"{file} is damaged: {problem}"
     file.write_bytes(content + b"\0")
-    problem = "what it says of itself at its end is not so"
+    problem = "its end record does not match its content"
     assert refuses(small, CorruptRecord) == f"{file} is damaged: {problem}"
 
 
@@ -434,7 +434,7 @@ def test_a_newer_format_is_refused(small: Any) -> None:
     file, _, _ = small
     file.write_bytes(file.read_bytes().replace(b'"holdfast_export":1', b'"holdfast_export":2'))
     assert refuses(small, SchemaMismatch) == (
-        f"{file} has export format 2, this Holdfast reads 1; upgrade it"
+        f"{file} has export format 2, this Holdfast reads 1; upgrade Holdfast"
     )
     file.write_bytes(file.read_bytes().replace(b'"holdfast_export":2', b'"holdfast_export":0'))
     problem = "its first line is not what was written"
@@ -667,7 +667,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(
             ("", None, InvalidArgument, "path must name a new file, not ''"),
             (7, None, InvalidArgument, "path must name a new file, not 7"),
             (file, ["root", "nobody"], SessionNotFound, "there is no session 'nobody'"),
-            (file, [], InvalidArgument, "sessions is empty; leave it out to export all"),
+            (file, [], InvalidArgument, "sessions is empty; omit it to export all"),
             (file, "root", InvalidArgument, "sessions must be a list of sessions or of their ids"),
             (file, [3], InvalidArgument, "a session is named by its id, not by 3"),
             ("/proc/x.export", None, StoreUnavailable,

@@ -164,7 +164,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     async def why(item: Any) -> str:
         return str(await done(work.why(item.id)))
 
-    nobody = "none of the queue runs now: is a worker there that serves it?"
+    nobody = "none of the queue runs now: is a worker serving it?"
     assert await why(first) == f"It is ready, with nothing before it in queue 't'; {nobody}"
     [held] = await done(work.claim("ann", lease_seconds=60))
     ready = "It is ready, with nothing before it in queue 't'; 1 of the queue run now."
@@ -197,7 +197,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     [held] = await done(work.claim("bob"))
     await done(held.fail("no ink", retry=False))
     assert await why(third) == (
-        "It failed for good; work.redrive submits it again. Last error: no ink."
+        "It failed permanently; work.redrive submits it again. Last error: no ink."
     )
     await done(work.cancel(second.id))
     assert await why(second) == "It was cancelled 0.0 s ago."

@@ -247,7 +247,7 @@ async def test_a_worker_logs_one_line_per_failed_attempt_without_secrets(
     assert "ValueError: token" in first.getMessage()
     assert "1 of 1 retries" in first.getMessage()
     [second] = told[good.id]
-    assert "failed for good" in second.getMessage()
+    assert "failed permanently" in second.getMessage()
     for line in lines:
         text = logging.Formatter().format(line)
         if line.levelno >= logging.INFO:

@@ -89,7 +89,7 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCheck:
-    """Whether the audit trail is whole; `head` is what to note elsewhere."""
+    """Whether the audit trail is intact; `head` is to be recorded elsewhere."""
 
     records: int
     head: str
@@ -103,7 +103,7 @@ def record(
     reason: str | None = None,
     count: int = 1,
 ) -> Op[None]:
-    """Write down what this transaction does, and for whom."""
+    """Record what this transaction does, and on whose behalf."""
     head = yield from one(NEXT_NUMBER)
     assert head is not None
     told = {
@@ -139,21 +139,21 @@ class Audit(Handle[C]):
 
     @query
     def head(self) -> Op[str]:
-        """Return the number and digest of the last record, to be noted outside of the store."""
+        """Return the number and digest of the last record, to be recorded outside the store."""
         return (yield from _read_head())
 
     @large_query
     def verify(self, head: str | None = None) -> Op[AuditCheck]:
         """Look for records that were edited, removed, reordered or added by hand.
 
-        With a `head` that was noted earlier, also for a chain that was computed anew.
+        With a `head` that was recorded earlier, also for a chain that was recomputed.
         """
         noted = None if head is None else _parsed(head)
         return (yield from verify_chain(noted))
 
     @operation
     def refused(self, reason: str, *, count: int = 1, subject: str | None = None) -> Op[None]:
-        """Write down that calls were refused, many as one record: call it once a minute."""
+        """Record that calls were refused, many as one record: call it once a minute."""
         require_text("reason", reason)
         require_whole("count", count, 1)
         require_text_or_none("subject", subject)
@@ -161,7 +161,7 @@ class Audit(Handle[C]):
 
 
 def verify_chain(noted: tuple[int, str] | None = None) -> Op[AuditCheck]:
-    """Compute the chain anew and compare."""
+    """Recompute the chain and compare."""
     last, digest, records = 0, NO_DIGEST, 0
     problems: list[str] = []
     is_noted_found = noted is None or noted == (0, NO_DIGEST)
@@ -170,7 +170,7 @@ def verify_chain(noted: tuple[int, str] | None = None) -> Op[AuditCheck]:
             if row["number"] != last + 1:
                 problems.append(f"{_records(last + 1, row['number'] - 1)} missing")
             elif row["digest"] != _chained(digest, row):
-                problems.append(f"record {row['number']} does not follow on the one before")
+                problems.append(f"record {row['number']} does not continue the one before it")
             last, digest = row["number"], row["digest"]
             is_noted_found = is_noted_found or noted == (last, digest)
         records += len(page)
@@ -178,7 +178,7 @@ def verify_chain(noted: tuple[int, str] | None = None) -> Op[AuditCheck]:
     if head != f"{last}:{digest}":
         problems.append(f"the last record is {last}, and the head names {head.partition(':')[0]}")
     if noted is not None and not is_noted_found:
-        problems.append(f"record {noted[0]} is not the one whose digest was noted")
+        problems.append(f"record {noted[0]} does not have the digest that was recorded")
     return AuditCheck(records=records, head=head, problems=tuple(problems[:PROBLEMS_MAX]))
 
 

@@ -34,7 +34,7 @@ COUNT_TOKENS = f"SELECT count(*) AS alive FROM hf_tokens WHERE {ALIVE}"  # noqa:
 
 
 class AccessNoun(Noun):
-    """Tokens, which go with the tree that they are limited to, and the audit, which stays."""
+    """Tokens, which are removed with the tree of their limit, and the audit trail, which stays."""
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the tokens of a tree whose root is deleted."""
@@ -44,7 +44,7 @@ class AccessNoun(Noun):
         return 0
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove tokens that have been dead for a month."""
+        """Remove tokens that were revoked or expired a month ago."""
         count = 0
         if retention.session is None:
             while removed := (yield from perform(forget_tokens, runtime)):
@@ -58,7 +58,7 @@ class AccessNoun(Noun):
 
 @operation
 def forget_tokens(_: Runtime) -> Op[int]:
-    """Remove some tokens that have been dead for long, and return how many."""
+    """Remove some tokens that were revoked or expired long ago, and return how many."""
     bounds = {"age_ms": DEAD_KEPT_MS, "limit": REMOVED_PER_PASS}
     return len((yield from rows(FORGET_TOKENS, **bounds)))
 

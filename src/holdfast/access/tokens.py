@@ -74,21 +74,21 @@ class Token:
     permission: Permission
     root_id: str | None
     created_by: str | None
-    """The token that made it; None if it was made at the database."""
+    """The token that created it; None if it was created directly in the database."""
     created_at: int
     expires_at: int | None
     revoked_at: int | None
 
     @property
     def actor(self) -> Actor:
-        """Whom the audit trail names for what is done with it."""
+        """The name in the audit trail for what is done with it."""
         return Actor(self.name, self.id)
 
 
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken(Token):
-    """A token that was just made, with its secret: this is the only time that it is known."""
+    """A new token with its secret, which is available only now."""
 
     secret: str = field(repr=False)
 
@@ -107,16 +107,16 @@ class Tokens(Handle[C]):
         expires_in_seconds: float | None = None,
         by: Token | None = None,
     ) -> Op[NewToken]:
-        """Make a token and return it with its secret, which cannot be had again.
+        """Create a token and return it with its secret, which cannot be shown again.
 
-        With `session`, it is limited to that session's tree and ends with it. `by` is the token
-        that asks, by default the one that this store is used on behalf of; what it makes permits
-        no more and lasts no longer than itself, or Forbidden is raised.
+        With `session`, it is limited to that session's tree and ends with it. `by` is the
+        token on whose behalf it is created, by default that of this store; the new one must permit
+        no more and last no longer, or Forbidden is raised.
         """
         require_text("name", name)
         require_one_of("permission", permission, PERMISSIONS)
         if permission == "approve" and session is not None:
-            raise InvalidArgument("a token of one tree cannot approve; leave the session out")
+            raise InvalidArgument("a token limited to one tree cannot approve; omit the session")
         expires_in_ms = _expires_in_ms(expires_in_seconds)
         maker = self.runtime.actor if by is None else _actor_of(by)
         secret = PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARACTERS))
@@ -150,7 +150,7 @@ class Tokens(Handle[C]):
 
     @query
     def list(self, *, after: int = 0, limit: int = 100) -> Op[list[Token]]:
-        """Return tokens in the order in which they were made, dead ones for a month more."""
+        """Return tokens in the order of creation; revoked and expired ones for another month."""
         require_whole("after", after, 0)
         require_limit(limit, TOKENS_PER_PAGE_MAX)
         found = yield from rows(LIST_TOKENS, after=after, limit=limit)
@@ -158,7 +158,7 @@ class Tokens(Handle[C]):
 
     @operation
     def revoke(self, token: str) -> Op[Token]:
-        """Revoke a token at once, by its name or id; tokens that it made stay.
+        """Revoke a token at once, by its name or id; tokens that it created stay.
 
         One that was revoked before is returned as it is.
         """
@@ -212,7 +212,7 @@ def _require_within(maker_id: str, asked: Row) -> Op[None]:
     """Refuse a token that permits more, or lasts longer, than the one that asks for it."""
     maker = yield from one(LOCK_MAKER, id=maker_id)
     if maker is None:
-        raise Forbidden("the token that asks was revoked or has expired", token_id=maker_id)
+        raise Forbidden("the creating token was revoked or has expired", token_id=maker_id)
     problem = ""
     if PERMISSIONS.index(asked["permission"]) > PERMISSIONS.index(maker["permission"]):
         problem = f"permits only {maker['permission']}"
@@ -224,6 +224,6 @@ def _require_within(maker_id: str, asked: Row) -> Op[None]:
             problem = "expires earlier"
     if problem:
         raise Forbidden(
-            f"a token makes none that can do more: {shown(maker['name'])} {problem}",
+            f"a token cannot create one that permits more:  {shown(maker['name'])} {problem}",
             token_id=maker_id,
         )

@@ -18,7 +18,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ASKS: Final = uuid.UUID("5f0c1c5e-8f57-4a0e-9d0e-3f6f6f9c2a11")
 MESSAGE: Final[Mapping[str, Any]] = {
     "type": "object",
-    "properties": {"message": {"type": "string", "description": "What the agent shall do."}},
+    "properties": {"message": {"type": "string", "description": "What the agent should do."}},
     "required": ["message"],
 }
 
@@ -51,7 +51,7 @@ class Peer:
 
     @property
     def effect(self) -> str:
-        """The kind of its effect, for `permit`: nobody knows what a peer does."""
+        """The kind of its effect, for `permit`: a peer may do anything."""
         return "mutate"
 
     @property

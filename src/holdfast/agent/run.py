@@ -339,8 +339,8 @@ class AgentRun:
             if isinstance(paused, Parked):
                 waits = plural(len(asked), "peer")
                 raise SessionWaiting(
-                    f"session {self._session.id} waits for {waits}; an instance of its agent goes "
-                    "on when they have answered, or `run` does",
+                    f"session {self._session.id} waits for {waits}; an instance of its agent "
+                    "resumes when they have answered, or `run` does",
                     session_id=self._session.id,
                     pause_id=paused.pause_id,
                 )

@@ -63,7 +63,7 @@ STEP = {
 }
 PLAN_TOOL = ToolSpec(
     name="update_plan",
-    description="Replace the plan. Give every step; say what is done, with its evidence.",
+    description="Replace the plan. Give every step; mark what is done, with its evidence.",
     parameters={
         "type": "object",
         "properties": {"goal": TEXT, "steps": {"type": "array", "items": STEP}},
@@ -82,7 +82,7 @@ class CheckedCall:
 
     call: ToolCall
     repeats: int
-    """How many equal calls directly preceded it."""
+    """How many identical calls directly preceded it."""
     prepared: PreparedCall | None = None
     content: Any = None
     is_error: bool = False
@@ -128,7 +128,9 @@ class ToolCalls:
             if (peer := self._rules.peers.get(call.name)) is not None:
                 given = _parsed(call)
                 if not isinstance(given, dict):
-                    raise Refusal("invalid arguments, nobody was asked. They must be an object.")
+                    raise Refusal(
+                        "invalid arguments; the agent was not asked. They must be an object."
+                    )
                 yield from self._require_permission(call, peer)
                 return CheckedCall(call, repeats, content=given, peer=peer)
             tool, arguments = self._bound(call)
@@ -192,7 +194,7 @@ class ToolCalls:
         return Executed(call=call, result=result, evidence=evidence)
 
     def _equal_calls_in_ledger(self, call: ToolCall) -> Flow[int]:
-        """Return how many equal calls directly precede this one in the ledger of effects.
+        """Return how many identical calls directly precede this one in the ledger of effects.
 
         The ledger has them even if the transcript was compacted.
         """
@@ -266,7 +268,7 @@ class ToolCalls:
         if not asked and not can_pause:
             yield from perform(Session.record, self._session, APPROVAL, question)
         if self._rules.approve is None:
-            how = "`holdfast approvals` or store.approve decide it, and the session goes on"
+            how = "decide with `holdfast approvals` or store.approve, and the session resumes"
             if not can_pause:
                 how = (
                     f'record it as an approval_point with {{"block_id": "{call.id}", "decision": '
@@ -329,7 +331,7 @@ def _block_asked(record: dict[str, Any]) -> Any:
 
 
 def _equal_calls_before(messages: Sequence[Message], call: ToolCall) -> int:
-    """Return how many equal calls directly precede this one in the stored transcript.
+    """Return how many identical calls directly precede this one in the stored transcript.
 
     The transcript also has refused calls, which the ledger of effects does not have.
     """

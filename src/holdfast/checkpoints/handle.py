@@ -178,7 +178,7 @@ class CheckpointOps(SessionHandle[C]):
     def counts(self, *, at_most: int | None = None) -> Op[dict[str, int]]:
         """Return how many checkpoints the session has of each kind; it reads every one of them.
 
-        With `at_most` only the newest so many are counted, which costs the same in any session.
+        With `at_most`, only that many of the newest are counted, at a bounded cost.
         """
         limit = VERSIONS if at_most is None else require_whole("at_most", at_most, 1, VERSIONS)
         low = self.number * VERSIONS

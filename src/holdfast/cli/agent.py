@@ -34,7 +34,7 @@ from .command import (
 from .peers import call_data
 from .worker import serve
 
-app = Commands("Serve an agent, ask one, and come back for its answer.")
+app = Commands("Serve an agent, ask one, and get its answer.")
 # As an error of the store that says that something is not as it was expected to be.
 UNANSWERED = 4
 
@@ -42,13 +42,13 @@ Transport = Annotated[
     str | None,
     option(
         "URL",
-        "What carries requests: database, or nats://host:port of a NATS server.",
+        "The transport for requests: database, or nats://host:port of a NATS server.",
         show_default="database",
     ),
 ]
 Timeout = Annotated[
     float | None,
-    option("SECONDS", "How long to wait for the answer.", show_default="until it comes"),
+    option("SECONDS", "How long to wait for the answer.", show_default="no limit"),
 ]
 
 
@@ -63,19 +63,22 @@ def run(
     instances: Annotated[int, option("N", "How many sessions run at once.")] = 4,
     lease_seconds: Annotated[
         float,
-        option("SECONDS", "Lease length: how long until others go on for a dead one.", "--lease"),
+        option(
+            "SECONDS", "Lease length: how long until others take over from a dead one.", "--lease"
+        ),
     ] = 30,
     drain_seconds: Annotated[
-        float, option("SECONDS", "How long running ones may take to finish at SIGTERM.", "--drain")
+        float,
+        option("SECONDS", "How long running sessions have to finish after SIGTERM.", "--drain"),
     ] = 30,
     until_empty: Annotated[
-        bool, flag("--until-empty", "End when nothing is ready and nothing runs.")
+        bool, flag("--until-empty", "Exit when nothing is ready or running.")
     ] = False,
 ) -> Answer:
-    """Serve an agent until a signal comes; run it on as many machines as you like.
+    """Serve an agent until a signal arrives; run it on as many machines as you like.
 
-    SIGTERM or Ctrl-C takes no more requests and lets running ones finish; a second one gives them
-    back at once, to the other instances.
+    On SIGTERM or Ctrl-C it takes no more requests and lets running ones finish; a second signal
+    releases them at once, to the other instances.
     """
     service = load(agent)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -95,21 +98,19 @@ def run(
 def request(
     store: Store,
     agent: Annotated[str, argument("AGENT", "The agent's name.")],
-    input: Annotated[
-        str | None, argument("[INPUT]", "What it is asked for, as JSON; - reads stdin.")
-    ] = None,
+    input: Annotated[str | None, argument("[INPUT]", "The input, as JSON; - reads stdin.")] = None,
     request_id: Annotated[
         str | None,
-        option("ID", "The same id is the same request.", "--id", show_default="a new one"),
+        option("ID", "The same id is the same request.", "--id", show_default="generated"),
     ] = None,
-    user: Annotated[str | None, option("NAME", "For whom it is.")] = None,
+    user: Annotated[str | None, option("NAME", "The user it is for.")] = None,
     transport: Transport = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
     """Ask an agent, show its progress, and print its answer.
 
-    Ctrl-C stops waiting and leaves the request running; `holdfast agent wait` comes back to it.
+    Ctrl-C stops waiting and leaves the request running; `holdfast agent wait` waits for it again.
     """
     value = None if input is None else read_json(input, "INPUT")
     id = request_id or str(uuid.uuid4())
@@ -143,10 +144,10 @@ def _waited(
     try:
         call = ask(wait_seconds=timeout, on_progress=lambda note: _tell(note, as_json))
     except KeyboardInterrupt:
-        told = f"The request goes on. `{_come_back(id, transport)}` comes back for its answer."
+        told = f"The request continues; `{_come_back(id, transport)}` waits for its answer."
         return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)
     if call.answer is None:
-        told = f"There is no answer yet. `{_come_back(id, transport)}` comes back for it."
+        told = f"There is no answer yet; `{_come_back(id, transport)}` waits for it."
         return Answer(call_data(call), told, UNANSWERED)
     return Answer(call_data(call), lambda: _shown(call), 0 if call.state == "ok" else 1)
 
@@ -189,7 +190,7 @@ def opened(transport: str | None) -> Iterator[Any]:
         return
     if urlsplit(transport).scheme not in {"nats", "tls"}:
         raise InvalidArgument(
-            f"--transport is database or nats://host:port, not {shown(transport)}"
+            f"--transport must be database or nats://host:port, not {shown(transport)}"
         )
     try:
         from ..mesh.nats import Nats

@@ -61,7 +61,7 @@ def _group(name: str) -> Any:
 
 
 app = Commands(
-    "Durable state for AI agents: look after a store on SQLite or PostgreSQL.",
+    "Durable state for AI agents: manage a store on SQLite or PostgreSQL.",
     name="holdfast",
     cls=Root,
 )
@@ -91,7 +91,7 @@ def _holdfast(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show where an error comes from, as HOLDFAST_DEBUG=1 does."),
+        typer.Option("--debug", help="Show the traceback of an error, as HOLDFAST_DEBUG=1 does."),
     ] = False,
 ) -> None:
     show_help(context)
@@ -135,8 +135,8 @@ def described(error: Exception) -> dict[str, object]:
     elif wrong_use := getattr(error, "format_message", None):
         command = getattr(getattr(error, "ctx", None), "command_path", "holdfast")
         told = str(wrong_use()).rstrip(".")
-        told += " " if told.endswith("?") else "; "
-        message = f"{told}`{command} --help` shows what it takes"
+        told += " See" if told.endswith("?") else "; see"
+        message = f"{told} `{command} --help`"
     else:
-        message = f"{name}: {message}; this is a defect, HOLDFAST_DEBUG=1 shows where it lies"
+        message = f"{name}: {message}; this is a bug, and HOLDFAST_DEBUG=1 shows the traceback"
     return {"error": name, "message": message}

@@ -11,7 +11,7 @@ from ..store import Store
 from . import output
 from .command import OFFERED_MAX, Answer, Commands, Limit, argument, flag, numbered, option, page
 
-app = Commands("Look at what sessions wait for people to decide, and decide it.")
+app = Commands("Show what is waiting for a person's decision, and decide it.")
 
 Approval = Annotated[
     str,
@@ -26,14 +26,14 @@ Approval = Annotated[
         ),
     ),
 ]
-By = Annotated[str | None, option("NAME", "Who decides; it is recorded.")]
-Note = Annotated[str | None, option("TEXT", "Why; it is recorded too.")]
+By = Annotated[str | None, option("NAME", "Who decides (recorded).")]
+Note = Annotated[str | None, option("TEXT", "Why (recorded).")]
 
 
 @app.command("list", mode="read")
 def list_approvals(
     store: Store,
-    decided: Annotated[bool, flag("--all", "Also those that were decided.")] = False,
+    decided: Annotated[bool, flag("--all", "Include those that were decided.")] = False,
     after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
     limit: Limit = 100,
 ) -> Answer:
@@ -87,13 +87,13 @@ def show(store: Store, approval: Approval) -> Answer:
 
 @app.command(mode="write")
 def approve(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
-    """Approve; the session goes on by itself."""
+    """Approve; the session resumes by itself."""
     return _decide(store, approval, by, note, is_approved=True)
 
 
 @app.command(mode="write")
 def reject(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
-    """Reject; the session goes on by itself, and is told."""
+    """Reject; the session resumes by itself, with the decision."""
     return _decide(store, approval, by, note, is_approved=False)
 
 
@@ -101,12 +101,12 @@ def _decide(
     store: Store, approval: str, by: str | None, note: str | None, *, is_approved: bool
 ) -> Answer:
     if by is None:
-        raise InvalidArgument("say who decides: --by NAME")
+        raise InvalidArgument("--by NAME is required: who decides")
     found = _found(store, approval)
     decide = store.approve if is_approved else store.reject
     decide(found.id, by=by, note=note)
     decided = _found(store, found.id)
-    return Answer(_data(decided), f"{_decided(decided)}; session {found.session_id} goes on.")
+    return Answer(_data(decided), f"{_decided(decided)}; session {found.session_id} resumes.")
 
 
 def _found(store: Store, approval: str) -> Pause:

@@ -12,7 +12,7 @@ from . import output
 from .command import Answer, Commands, Limit, option, page
 from .tokens import token_names
 
-app = Commands("Look at the audit trail, and make sure that nobody changed it.")
+app = Commands("Show the audit trail, and verify that nobody changed it.")
 
 
 @app.command("list", mode="read")
@@ -21,7 +21,7 @@ def list_records(
     after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
     limit: Limit = 100,
 ) -> Answer:
-    """List what was decided, the oldest first."""
+    """List what was decided, oldest first."""
     found = store.audit.list(after=after, limit=limit)
     names = token_names(store)
     columns: output.Columns = {
@@ -35,7 +35,7 @@ def list_records(
     }
     return page(
         "records", found, output.data, columns, limit=limit,
-        drop=("count", "at"), shorten="subject", empty="Nothing was decided yet.",
+        drop=("count", "at"), shorten="subject", empty="Nothing has been decided yet.",
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def verify(
         str | None, option("HEAD", "What `audit head` printed earlier.", show_default=False)
     ] = None,
 ) -> Answer:
-    """Make sure that no record was edited, removed, reordered or added by hand."""
+    """Verify that no record was edited, removed, reordered or added by hand."""
     found = store.audit.verify(head)
     if not found.problems:
         chained = f"{plural(found.records, 'record')}, chained without a break."
@@ -57,6 +57,6 @@ def verify(
 
 @app.command(mode="read")
 def head(store: Store) -> Answer:
-    """Print the number and digest of the last record, to be kept outside of the store."""
+    """Print the number and digest of the last record, to be kept outside the store."""
     last = store.audit.head()
     return Answer({"head": last}, last)

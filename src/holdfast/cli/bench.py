@@ -43,15 +43,15 @@ def nothing(number: int) -> None:
 def bench(
     url: Url = None,
     namespace: Namespace = None,
-    seconds: Annotated[float, option("SECONDS", "How long each kind of call is measured.")] = 1.0,
+    seconds: Annotated[float, option("SECONDS", "How long to measure each kind of call.")] = 1.0,
     sessions: Annotated[int, option("N", "How many sessions append at once, in threads.")] = 16,
     durability: Annotated[
-        str, option("NAME", "full, or normal, of which a power loss may take the last calls.")
+        str, option("NAME", "full, or normal: a power loss may lose the last calls.")
     ] = "full",
 ) -> Answer:
     """Measure what calls cost on a store's disk or server.
 
-    It works in a temporary store beside yours, which is removed afterwards; yours is neither
+    It works in a temporary store next to yours, which is removed afterwards; yours is neither
     opened nor needed.
     """
     require_seconds("seconds", seconds, SECONDS_MAX)
@@ -69,7 +69,7 @@ def bench(
     }
 
     def shown() -> Iterator[Any]:
-        yield f"Beside {where}, durability {durability}:\n"
+        yield f"Next to {where}, durability {durability}:\n"
         yield output.table(found, shown_columns)
 
     operations = [each._asdict() for each in found]

@@ -30,7 +30,7 @@ from .command import (
     page,
 )
 
-app = Commands("Look at checkpoints, compare them, fork or rewind to one.")
+app = Commands("Show checkpoints, compare them, fork or rewind to one.")
 STYLES = {"+": "green", "-": "red", "~": "yellow", " ": "dim"}
 
 
@@ -39,12 +39,12 @@ def list_checkpoints(
     store: Store,
     session: SessionId,
     kind: Annotated[str | None, option("KIND", "Only those of this kind.", offers=KINDS)] = None,
-    before: Annotated[int | None, option("VERSION", "Continue below this version.")] = None,
-    after: Annotated[int, option("VERSION", "Continue above this version.")] = 0,
-    oldest_first: Annotated[bool, flag("--oldest-first", "Begin with the oldest.")] = False,
+    before: Annotated[int | None, option("VERSION", "Only versions below this one.")] = None,
+    after: Annotated[int, option("VERSION", "Only versions above this one.")] = 0,
+    oldest_first: Annotated[bool, flag("--oldest-first", "List the oldest first.")] = False,
     limit: Limit = 100,
 ) -> Answer:
-    """List a session's checkpoints, the newest first unless told otherwise."""
+    """List a session's checkpoints, newest first by default."""
     found = store.find_session(session).history(
         kind=cast("Kind | None", kind),
         before=before,
@@ -65,7 +65,7 @@ def show(
     store: Store,
     session: SessionId,
     version: Annotated[int | None, argument("[VERSION]", "Without one, the latest.")] = None,
-    last: Annotated[int | None, option("N", "Only the last items of each list.")] = None,
+    last: Annotated[int | None, option("N", "Show only the last N items of each list.")] = None,
 ) -> Answer:
     """Show one checkpoint with its channels."""
     found = store.find_session(session)
@@ -128,15 +128,13 @@ def rewind(
     session: SessionId,
     version: Version,
     tools: Tools = None,
-    reopen: Annotated[
-        bool, flag("--reopen", "Also if the session has ended: it is active again.")
-    ] = False,
+    reopen: Annotated[bool, flag("--reopen", "Reopen the session if it has ended.")] = False,
     yes: Yes = False,
 ) -> Answer:
     """Rewind a session to an older checkpoint. Later checkpoints are kept, off its path.
 
-    Effects since then are undone with the tools that are named; the others stand, and can be
-    undone later by a rewind to the same version with their tools.
+    Effects since then are undone with the named tools; the others are kept, and can be undone
+    later by a rewind to the same version with their tools.
     """
     known = named_tools(tools)
     found = store.find_session(session)
@@ -199,7 +197,7 @@ def pin(
     store: Store,
     session: SessionId,
     version: Version,
-    reason: Annotated[str, option("TEXT", "Why it is kept.")],
+    reason: Annotated[str, option("TEXT", "Why to keep it.")],
 ) -> Answer:
     """Keep a checkpoint from being pruned."""
     found = store.find_session(session)

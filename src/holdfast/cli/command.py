@@ -111,11 +111,13 @@ Url = Annotated[
 ]
 Namespace = Annotated[str | None, option("NAME", "PostgreSQL schema, or prefix of the file.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON, for scripts; errors too, on stderr.")]
-Yes = Annotated[bool, flag("--yes", "Do not ask first.", "-y")]
+Yes = Annotated[bool, flag("--yes", "Do not ask for confirmation.", "-y")]
 SessionId = Annotated[
     str,
     argument(
-        "SESSION", "The session's id, or at least 8 unique first characters of it.", session_ids
+        "SESSION",
+        "The session's id, or the first 8 or more characters of it, if unique.",
+        session_ids,
     ),
 ]
 OfSession = Annotated[
@@ -315,7 +317,7 @@ def _tools_of(name: str) -> list[Tool[..., Any]]:
         values = list(vars(found).values())
     tools = [value for value in values if isinstance(value, Tool)]
     if not tools:
-        raise InvalidArgument(f"--tools {name}: there is no tool; @holdfast.tool makes one")
+        raise InvalidArgument(f"--tools {name}: no tool found; @holdfast.tool makes one")
     return tools
 
 

@@ -38,14 +38,14 @@ REASONS = {
 OUTCOMES = {
     "not_landed": "it did not happen; an identical call runs it",
     "abandoned": "it was given up and may be run again",
-    "given_up": "it was given up for good: identical calls get this failure",
+    "given_up": "it was given up permanently: identical calls get this failure",
     "verified": "its verify hook found that it had happened",
-    "resolved": "a person said that it had happened",
+    "resolved": "a person confirmed that it had happened",
     "not_storable": "it happened, but its result could not be stored",
 }
 POLICIES = {"read": "reads", "write": "writes", "mutate": "not safe to repeat"}
 
-app = Commands("Look at what tools did, and settle effects whose outcome is unknown.")
+app = Commands("Show what tools did, and resolve effects whose outcome is unknown.")
 
 EffectId = Annotated[
     str,
@@ -134,14 +134,14 @@ def _table(effects: Sequence[Effect]) -> Any:
 
 @app.command(mode="read")
 def show(store: Store, effect: EffectId) -> Answer:
-    """Show what was asked for, what is known, and what you can do if it is in doubt."""
+    """Show what was requested, what is known, and what you can do if it is in doubt."""
     found = store.find_effect(effect)
     attempts = store.attempts(found.id)
     in_doubt = _is_in_doubt(found, store.now_ms())
 
     def shown() -> Iterator[Any]:
         yield output.fields(_question(found))
-        yield output.heading("Asked for")
+        yield output.heading("Requested")
         yield output.json_lines(found.arguments)
         yield output.heading("Known")
         yield output.fields(_known(found, in_doubt=in_doubt))
@@ -149,7 +149,7 @@ def show(store: Store, effect: EffectId) -> Answer:
             yield output.heading("Result")
             yield output.json_lines(found.result)
         if found.late is not None:
-            yield output.heading("Reported later, by an owner that had lost it; it changed nothing")
+            yield output.heading("Reported later, after its lease was lost; it changed nothing")
             yield output.json_lines(found.late)
         if len(attempts) > 1:
             yield output.heading("Attempts")
@@ -171,8 +171,8 @@ def _question(effect: Effect) -> dict[str, Any]:
         "session": effect.session_id,
         "item": effect.item_id,
         "call_id": effect.call_id,
-        "asked_at": iso(effect.issued_at),
-        "asked_by": effect.holder,
+        "requested_at": iso(effect.issued_at),
+        "requested_by": effect.holder,
         "idempotency_key": effect.idempotency_key,
         **({"replay_of": effect.replay_of} if effect.replay_of else {}),
         **({"undoes": effect.undoes} if effect.undoes else {}),
@@ -195,12 +195,12 @@ def _known(effect: Effect, *, in_doubt: bool) -> dict[str, Any]:
 
 
 def _choices(effect: Effect) -> str:
-    again = "It is done twice if it had happened after all"
+    again = "If it did happen after all, it happens twice"
     if effect.effect == "write":
-        again = "Repeating it leaves the same result"
+        again = "Repeating it has the same result"
     return (
-        f"\nThe outcome of {effect.tool} is unknown; identical calls raise Unresolved. Look at the "
-        f"receiver for the idempotency key {effect.idempotency_key}. Then choose:\n\n"
+        f"\nThe outcome of {effect.tool} is unknown; identical calls raise Unresolved. Ask the "
+        f"receiver about the idempotency key {effect.idempotency_key}. Then choose:\n\n"
         "It happened. Identical calls get the result, and it is never run again:\n"
         f"  holdfast effects resolve {effect.number} --landed --result JSON --by NAME\n\n"
         "It did not happen. The next identical call runs it, with the same idempotency key. "
@@ -218,18 +218,20 @@ def resolve(
     landed: Annotated[bool, flag("--landed", "It happened.")] = False,
     not_landed: Annotated[bool, flag("--not-landed", "It did not happen.")] = False,
     result: Annotated[
-        str | None, option("JSON", "What identical calls get; null if left out.")
+        str | None, option("JSON", "The result that identical calls get; null by default.")
     ] = None,
-    by: Annotated[str | None, option("NAME", "Who decides; it is recorded.")] = None,
-    note: Annotated[str | None, option("TEXT", "Why; it is recorded too.")] = None,
+    by: Annotated[str | None, option("NAME", "Who decides (recorded).")] = None,
+    note: Annotated[str | None, option("TEXT", "Why (recorded).")] = None,
 ) -> Answer:
-    """Say whether an effect in doubt happened. Look at its receiver first."""
+    """Record whether an effect in doubt happened. Check with its receiver first."""
     if landed == not_landed:
-        raise InvalidArgument("say what happened: either --landed or --not-landed")
+        raise InvalidArgument("pass either --landed or --not-landed")
     if by is None:
-        raise InvalidArgument("say who decides: --by NAME")
+        raise InvalidArgument("--by NAME is required: who decides")
     if result is not None and not landed:
-        raise InvalidArgument("what did not happen has no result; leave --result out")
+        raise InvalidArgument(
+            "--result needs --landed: an effect that did not happen has no result"
+        )
     verdict: Landed | NotLanded = NotLanded()
     if landed:
         verdict = Landed(None if result is None else read_json(result, "--result"))
@@ -238,9 +240,9 @@ def resolve(
 
 @app.command(mode="write")
 def verify(store: Store, effect: EffectId, tools: Tools = None) -> Answer:
-    """Ask the tool's own verify hook whether an effect in doubt happened, and record its answer.
+    """Call the tool's verify hook on an effect in doubt, and record what it finds.
 
-    The exit code is 4 if it cannot tell.
+    The exit code is 4 if it cannot determine the outcome.
     """
     known = named_tools(tools)
     return _settled(store.verify(store.find_effect(effect).id, known))

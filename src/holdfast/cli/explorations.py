@@ -13,7 +13,7 @@ from .command import OFFERED_MAX, Answer, Commands, Limit, argument, numbered, o
 if TYPE_CHECKING:
     from ..worlds.stored import StoredExploration
 
-app = Commands("Look at explorations in a store; `holdfast explore` goes on with them.")
+app = Commands("Show explorations in a store; `holdfast explore` continues them.")
 
 
 def _offered(store: Store) -> Iterator[tuple[int, str, str]]:
@@ -27,7 +27,7 @@ ExplorationId = Annotated[
     str,
     argument(
         "ID",
-        "The exploration's id, its number in the list, or at least 8 first characters of its id.",
+        "The exploration's id, its number in the list, or at least its first 8 characters.",
         numbered(_offered),
     ),
 ]
@@ -58,7 +58,7 @@ def list_all(
 
 @app.command(mode="read")
 def show(store: Store, exploration: ExplorationId) -> Answer:
-    """Show an exploration, its violations with shortest paths, and how to go on with it."""
+    """Show an exploration, its violations with shortest paths, and how to continue it."""
     from ..worlds.reports import violation_data
     from ..worlds.stored import read_exploration
 
@@ -108,5 +108,5 @@ def _shown(found: StoredExploration) -> Iterator[Any]:
     elif info.status == "completed":
         yield "\nEverything was tried."
     else:
-        yield f"\n`{command} --resume` goes on with it."
-    yield f"`{command} --clean` removes it, with what killed processes left."
+        yield f"\n`{command} --resume` continues it."
+    yield f"`{command} --clean` removes it, with what killed processes left behind."

@@ -26,15 +26,18 @@ FOUND = 1
 def explore(
     world: Annotated[
         str,
-        argument("MODULE:WORLD", "A function that makes the world, with what is in its module."),
+        argument(
+            "MODULE:WORLD",
+            "A function that makes the world; its module has the actions and invariants.",
+        ),
     ],
     strategy: Annotated[
         str, option("NAME", "bfs, dfs, random, coverage, weighted or novelty.")
     ] = "bfs",
-    seed: Annotated[int, option("N", "Of the random choices.")] = 0,
-    max_steps: Annotated[int, option("N", "Try at most so many actions.")] = 10_000,
-    max_states: Annotated[int | None, option("N", "See at most so many states.")] = None,
-    max_depth: Annotated[int | None, option("N", "Leave no state at this depth.")] = None,
+    seed: Annotated[int, option("N", "The seed of random choices.")] = 0,
+    max_steps: Annotated[int, option("N", "Try at most this many actions.")] = 10_000,
+    max_states: Annotated[int | None, option("N", "Visit at most this many states.")] = None,
+    max_depth: Annotated[int | None, option("N", "Do not explore beyond this depth.")] = None,
     max_seconds: Annotated[float | None, option("SECONDS", "Stop after this time.")] = None,
     stop: Annotated[bool, flag("--stop", "Stop at the first violation.")] = False,
     report: Annotated[
@@ -45,34 +48,36 @@ def explore(
         str | None, option("DIRECTORY", "Write a pytest file for each kind of violation.")
     ] = None,
     resume: Annotated[
-        bool, flag("--resume", "Go on with an exploration that was killed or stopped.")
+        bool, flag("--resume", "Continue an exploration that was killed or stopped.")
     ] = False,
     clean: Annotated[
-        bool, flag("--clean", "Remove an exploration and what its killed processes left.")
+        bool, flag("--clean", "Remove an exploration and what its killed processes left behind.")
     ] = False,
     id: Annotated[
         str | None,
         option("ID", "The exploration's id in the store.", show_default="MODULE:WORLD"),
     ] = None,
     commit_every: Annotated[
-        int, option("N", "Write to the store after so many steps, which a kill repeats.")
+        int, option("N", "Commit to the store after this many steps; a kill repeats at most these.")
     ] = 1,
-    workers: Annotated[int, option("N", "Explore with so many processes, a world in each.")] = 1,
+    workers: Annotated[
+        int, option("N", "Explore with this many processes, each with its own world.")
+    ] = 1,
     url: Url = None,
     namespace: Namespace = None,
 ) -> Answer:
     """Explore a world: every action in every state, with invariants checked after each.
 
     The actions and invariants are those in the module of the world. With --url, --id or --resume
-    every step is written to a store, and a killed exploration can be resumed. Exit code 1 says
-    that something was wrong.
+    every step is written to a store, and a killed exploration can be resumed. The exit code
+    is 1 if an invariant was violated.
     """
     from ..worlds import explore as run
     from ..worlds.reports import report_file, to_data, write_report
 
     files = [report_file(file) for file in report or ()]
     if tests is not None and not Path(tests).is_dir():
-        raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is none")
+        raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is not one")
     make_world, actions, invariants = _loaded(world)
     if clean:
         return _clean(make_world, id or world, url, namespace)

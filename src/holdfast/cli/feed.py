@@ -27,7 +27,7 @@ Session = Annotated[
 AllTrees = Annotated[bool, flag("--all", "The events of all trees.")]
 Since = Annotated[
     str | None,
-    option("POSITION", "Only what comes after this position; with --all, after this cursor."),
+    option("POSITION", "Only events after this position; with --all, after this cursor."),
 ]
 Kinds = Annotated[list[str] | None, option("KIND", "Only those of this kind; repeatable.")]
 EVENT_FIELDS = [field.name for field in dataclasses.fields(Event)]
@@ -48,7 +48,7 @@ def _events(
 ) -> Iterator[Event]:
     """Return the events that a command was asked for."""
     if all_trees != (session is None):
-        raise InvalidArgument("name a SESSION, or give --all for the events of all trees")
+        raise InvalidArgument("name a SESSION, or pass --all for the events of all trees")
     if session is None:
         return store.follow_all(after=since, wait=wait)
     root_id = store.find_session(session).root_id
@@ -75,7 +75,7 @@ def follow(
     since: Since = None,
     kind: Kinds = None,
 ) -> Answer:
-    """Print the events of a session's tree, or of all, as they come, one a line. Ctrl-C ends it."""
+    """Print the events of a session's tree, or of all, one per line. Ctrl-C ends it."""
     for line in _lines(_events(store, session, all_trees, since, wait=True), kind):
         print(line, flush=True)
     return Answer(None, "")
@@ -90,7 +90,7 @@ def export(
     since: Since = None,
     kind: Kinds = None,
 ) -> Answer:
-    """Write the events of a session's tree, or of all, to a file, one a line."""
+    """Write the events of a session's tree, or of all, to a file, one per line."""
     lines = _lines(_events(store, session, all_trees, since, wait=False), kind)
     if str(file) == "-":
         sys.stdout.writelines(f"{line}\n" for line in lines)

@@ -26,13 +26,13 @@ def mcp(
         str | None,
         option(
             "SESSION",
-            "The session that the client acts for; started if there is none.",
+            "The session that the client acts for; created if it does not exist.",
             offers=session_ids,
             show_default="$AGENT_SESSION_ID",
         ),
     ] = None,
     config: Annotated[
-        bool, flag("--config", "Print what to paste into a client's configuration.")
+        bool, flag("--config", "Print the configuration to paste into a client.")
     ] = False,
 ) -> Answer:
     """Serve shared state, effects and checkpoints to an MCP client over stdin and stdout.
@@ -63,7 +63,7 @@ def _configuration(url: str | None, namespace: str | None, session: str | None) 
     if place.startswith(("http://", "https://")):
         data = http_configuration(place.rstrip("/"), session)
     elif session is None:
-        raise InvalidArgument("name the session that the client acts for: --session ID")
+        raise InvalidArgument("--session ID is required: the session that the client acts for")
     else:
         # A password is left for the user to fill in.
         data = stdio_configuration(parse(url, namespace).shown, session)

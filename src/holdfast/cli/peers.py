@@ -25,10 +25,10 @@ from .command import (
 
 RECEIPTS = {
     "counted": "The answer was stored and counted.",
-    "duplicate": "The call had its answer already; nothing was changed.",
-    "late": "The call is over; the answer was kept beside it and changes nothing.",
+    "duplicate": "The call already had its answer; nothing was changed.",
+    "late": "The call is over; the answer was kept with it and changes nothing.",
 }
-app = Commands("Look at calls to other agents, answer them by hand, or cancel them.")
+app = Commands("Show calls to other agents, answer them by hand, or cancel them.")
 
 Ask = Annotated[
     str,
@@ -75,14 +75,14 @@ def list_calls(
 
 @app.command(mode="read")
 def show(store: Store, ask: Ask) -> Answer:
-    """Show a call: what was asked, how far the peer is, and its answer."""
+    """Show a call: its input, its progress and its answer."""
     call = store.find_ask(ask)
 
     def shown() -> Iterator[Any]:
         known = {
             "call": f"{call.id} (number {call.number})",
             "agent": call.agent,
-            "asked_by": call.session_id or "a caller that is no session",
+            "asked_by": call.session_id or "a caller that is not a session",
             "root": call.root_id,
             "state": call.state,
             "asked_at": output.when(call.created_at),
@@ -95,7 +95,7 @@ def show(store: Store, ask: Ask) -> Answer:
             if value is not None or title == "Asked for":
                 yield output.heading(title)
                 yield output.json_lines(value)
-        for title, answer in (("Answer", call.answer), ("Came too late", call.late)):
+        for title, answer in (("Answer", call.answer), ("Late answer", call.late)):
             if answer is not None:
                 yield output.heading(f"{title}: {answer.status}, {output.when(answer.answered_at)}")
                 yield output.json_lines(answer.result)
@@ -107,10 +107,10 @@ def show(store: Store, ask: Ask) -> Answer:
 def answer(
     store: Store,
     ask: Ask,
-    result: Annotated[str | None, option("JSON", "The answer; null if left out.")] = None,
+    result: Annotated[str | None, option("JSON", "The answer; null by default.")] = None,
     error: Annotated[str | None, option("TEXT", "Answer with this error instead.")] = None,
 ) -> Answer:
-    """Answer a call in the peer's place; a session that waited for it goes on."""
+    """Answer a call on behalf of the peer; a session that waited for it resumes."""
     if result is not None and error is not None:
         raise InvalidArgument("an answer is a --result or an --error, not both")
     call = store.find_ask(ask)
@@ -124,10 +124,10 @@ def answer(
 
 @app.command(mode="write")
 def cancel(store: Store, ask: Ask) -> Answer:
-    """Cancel a call with its peer; a session that waited for it goes on."""
+    """Cancel a call with its peer; a session that waited for it resumes."""
     call = store.find_ask(ask)
     is_cancelled = store.cancel_ask(call.id)
-    told = "was cancelled" if is_cancelled else "had its answer already; nothing was changed"
+    told = "was cancelled" if is_cancelled else "already had its answer; nothing was changed"
     return Answer({"id": call.id, "is_cancelled": is_cancelled}, f"Call {call.id} {told}.")
 
 

@@ -26,29 +26,29 @@ def serve(
     url: Url = None,
     namespace: Namespace = None,
     host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, option("PORT", "0 takes a free one.")] = PORT,
-    uds: Annotated[str | None, option("PATH", "Listen at a Unix socket instead.")] = None,
-    base_path: Annotated[str, option("/PATH", "What every address begins with.")] = "",
+    port: Annotated[int, option("PORT", "The port; 0 picks a free one.")] = PORT,
+    uds: Annotated[str | None, option("PATH", "Listen on a Unix socket instead.")] = None,
+    base_path: Annotated[str, option("/PATH", "The prefix of every URL.")] = "",
     certfile: Annotated[str | None, option("FILE", "Certificate for TLS.")] = None,
     keyfile: Annotated[str | None, option("FILE", "Its private key.")] = None,
     allow_host: Annotated[
-        list[str] | None, option("NAME", "A name that clients address the server by.")
+        list[str] | None, option("NAME", "A host name of the server; repeatable.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None, option("ORIGIN", "An origin whose pages may use the server.")
+        list[str] | None, option("ORIGIN", "An origin whose pages may use it; repeatable.")
     ] = None,
     insecure: Annotated[
         bool, flag("--insecure", "Allow other machines to connect without TLS.")
     ] = False,
     read_only: Annotated[bool, flag("--read-only", "Refuse every change.")] = False,
-    work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    work_days: Annotated[float, option("N", "Remove work items finished this long ago.")] = 30,
     tools: Tools = None,
-    as_json: Annotated[bool, flag("--json", "Tell the address as one line of JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the address as one line of JSON.")] = False,
 ) -> Answer:
-    """Serve a store over HTTP until a signal comes: REST, WebSockets and the dashboard.
+    """Serve a store over HTTP until a signal arrives: REST, WebSockets and the dashboard.
 
-    A token is needed for everything. The first start makes one and writes it to a file that only
-    you can read; `holdfast tokens` makes more.
+    Every request needs a token. The first start creates one and writes it to a file that only
+    you can read; `holdfast tokens` creates more.
     """
     require_server()
     from ..effects.tools import by_name
@@ -61,7 +61,7 @@ def serve(
         host=host, port=port, uds=uds, certfile=certfile, keyfile=keyfile, is_insecure=insecure
     )
     if base_path and not (base_path.startswith("/") and not base_path.endswith("/")):
-        raise InvalidArgument("--base-path begins with a slash and does not end with one")
+        raise InvalidArgument("--base-path must begin with a slash and not end with one")
     options = Options(
         hosts=frozenset(allow_host or ()),
         origins=frozenset(allow_origin or ()),

@@ -24,7 +24,7 @@ from .spend import cost
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-app = Commands("Look at sessions, and end, cancel or delete them.")
+app = Commands("Show sessions, and end, cancel or delete them.")
 LISTED_MAX = 100
 # So that a look at a long session takes no longer than one at a short session.
 COUNTED_MAX = 10_000
@@ -133,7 +133,7 @@ def _is_now(id: str, status: str) -> Answer:
 
 @app.command(mode="write")
 def cancel(store: Store, session: SessionId, yes: Yes = False) -> Answer:
-    """Cancel a session and everything below it. Whoever drives one of them can write no more."""
+    """Cancel a session and everything below it. Their drivers can no longer write."""
     found = store.find_session(session)
     confirm(f"Cancel session {found.id} and everything below it?", yes=yes)
     with output.progress("Cancelling") as progress:
@@ -144,7 +144,9 @@ def cancel(store: Store, session: SessionId, yes: Yes = False) -> Answer:
 def delete(
     store: Store,
     session: SessionId,
-    force: Annotated[bool, flag("--force", "Also if it is driven, or active below.")] = False,
+    force: Annotated[
+        bool, flag("--force", "Delete it even if it is driven or has active descendants.")
+    ] = False,
     yes: Yes = False,
 ) -> Answer:
     """Delete a session and everything below it."""

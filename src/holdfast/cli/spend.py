@@ -11,7 +11,7 @@ from ..store import Store
 from . import output
 from .command import Answer, Commands, Limit, OfSession, argument, option, page
 
-app = Commands("Look at what models cost, and correct what is uncertain.")
+app = Commands("Show what model calls cost, and correct what is uncertain.")
 
 
 @app.command("list", mode="read")
@@ -24,7 +24,7 @@ def list_spend(
     after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
     limit: Limit = 100,
 ) -> Answer:
-    """List model calls, the oldest first. An uncertain one counts with an estimate."""
+    """List model calls, oldest first. An uncertain one is counted at its estimate."""
     wanted = cast("SpendState | None", state)
     found = store.spends(session=session, state=wanted, after=after, limit=limit)
     columns: output.Columns = {
@@ -55,7 +55,7 @@ def sums(
         "tokens in": "input_tokens",
         "tokens out": "output_tokens",
         "usd": lambda each: money(each.usd),
-        "of it uncertain": lambda each: money(each.uncertain_usd),
+        "uncertain usd": lambda each: money(each.uncertain_usd),
         "unpriced": "unpriced",
     }
     dropped = ("unpriced", "tokens in", "tokens out")
@@ -72,17 +72,17 @@ def correct(
     usd: Annotated[str, option("AMOUNT", "What it cost.")],
     input_tokens: Annotated[int | None, option("N", "Tokens that it read.")] = None,
     output_tokens: Annotated[int | None, option("N", "Tokens that it wrote.")] = None,
-    by: Annotated[str | None, option("NAME", "Who says so.")] = None,
+    by: Annotated[str | None, option("NAME", "Who corrects it.")] = None,
     note: Annotated[str | None, option("TEXT", "How it is known.")] = None,
 ) -> Answer:
-    """Settle an uncertain model call, once, with what it really cost."""
+    """Record, once, what an uncertain model call really cost."""
     found = store.spends(after=number - 1, limit=1) if number > 0 else []
     if not found or found[0].number != number:
         raise NotFound(f"there is no model call number {number}; `holdfast spend list` shows them")
     tokens = {"input_tokens": input_tokens, "output_tokens": output_tokens}
     fixed = store.correct_spend(found[0].id, usd=usd, **tokens, by=by, note=note)
     before = money(found[0].usd)
-    counted = "without a price" if before is None else f"with ${before}"
+    counted = "without a price" if before is None else f"at ${before}"
     return Answer(
         _data(fixed), f"Model call {number} cost ${money(fixed.usd)}; it was counted {counted}."
     )

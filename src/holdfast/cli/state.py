@@ -26,7 +26,7 @@ from .command import (
     read_json,
 )
 
-app = Commands("Look at the shared state of a tree, change it, and look back in time.")
+app = Commands("Show the shared state of a tree, change it, and read its history.")
 
 # A negative number is a value and no option.
 NEGATIVE = {"ignore_unknown_options": True}
@@ -145,7 +145,7 @@ def merge(
     key: Key,
     patch: Annotated[str, argument("PATCH", "An object as JSON; null removes a member.")],
 ) -> Answer:
-    """Merge a patch into an object, as RFC 7396 says."""
+    """Merge a patch into an object (RFC 7396)."""
     return _written(store.find_session(session).state.merge(key, read_json(patch, "VALUE")))
 
 
@@ -185,7 +185,7 @@ def set_rule(
         str | None, option("NAME", "One of last, sum, min, max, append, add, merge.")
     ] = None,
 ) -> Answer:
-    """Give a key a schema that its values must fit, a reducer, or both."""
+    """Give a key a schema that its values must match, a reducer, or both."""
     state = store.find_session(session).state
     given = None if schema is None else read_json(schema, "VALUE")
     state.set_rule(key, schema=given, reducer=cast("Reducer | None", reducer))
@@ -207,7 +207,7 @@ def history(
     before: Annotated[int | None, option("SEQUENCE", "Continue below this sequence.")] = None,
     limit: Limit = 20,
 ) -> Answer:
-    """List what each change of a key left, the newest first."""
+    """List the value after each change of a key, newest first."""
     found = store.find_session(session).state.history(key, before=before, limit=limit)
     columns: output.Columns = {
         "sequence": "sequence",
@@ -228,7 +228,7 @@ def watch(
     session: SessionId,
     since: Annotated[int, option("SEQUENCE", "Only mutations after this sequence.")] = 0,
 ) -> Answer:
-    """Print mutations as they come, one JSON object a line. Ctrl-C ends it."""
+    """Print mutations as they are committed, one JSON object per line. Ctrl-C ends it."""
     for event in store.find_session(session).state.watch(after=since):
         print(output.json_line(output.data(event)), flush=True)
     return Answer(None, "")
@@ -269,7 +269,7 @@ def conflicts(
     before: Annotated[int | None, option("NUMBER", "Continue below this number.")] = None,
     limit: Limit = 20,
 ) -> Answer:
-    """List writes that were refused because another came first, the newest first."""
+    """List writes that were refused because another writer was first, newest first."""
     found = store.find_session(session).state.conflicts(before=before, limit=limit)
     columns: output.Columns = {
         "number": "number",
@@ -291,7 +291,7 @@ def conflicts(
 def restore(
     store: Store,
     session: SessionId,
-    sequence: Annotated[int, argument("SEQUENCE", "The moment to go back to.")],
+    sequence: Annotated[int, argument("SEQUENCE", "The sequence to restore.")],
     yes: Yes = False,
 ) -> Answer:
     """Give every key the value it had at a sequence, under new versions."""

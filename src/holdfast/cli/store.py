@@ -27,7 +27,7 @@ def migrate(
     namespace: Namespace = None,
     status: Annotated[bool, flag("--status", "Show the migrations and change nothing.")] = False,
 ) -> Answer:
-    """Create a store, or bring it to the newest format."""
+    """Create a store, or upgrade it to the newest format."""
     before = set[int]()
     if not status:
         with contextlib.suppress(NotFound):
@@ -83,10 +83,10 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """Examine a store. The exit code is 1 if there is a problem; nothing is changed.
+    """Check a store. The exit code is 1 if there is a problem; nothing is changed.
 
-    It reads every row once. A terminal shows beforehand how long that takes, about, and then how
-    far it is.
+    It reads every row once. A terminal shows an estimate of how long that takes, and then a
+    progress bar.
     """
     from rich.progress import Progress
 
@@ -95,7 +95,7 @@ def doctor(
     if is_shown:
         foreseen = stores.extent(url, namespace=namespace)
         about = "less than a second" if foreseen.seconds < 1 else f"about {foreseen.seconds:,.0f} s"
-        errors.print(f"Examining {size(foreseen.bytes)} takes {about} where nothing else runs.")
+        errors.print(f"Examining {size(foreseen.bytes)} takes {about} on an idle machine.")
     with Progress(console=errors, transient=True, disable=not is_shown) as shown_progress:
         task = shown_progress.add_task("Examining", total=None)
 
@@ -122,7 +122,7 @@ def doctor(
             problems, warnings = (plural(counts[level], level) for level in ("problem", "warning"))
             yield f"\n{problems}, {warnings}."
         else:
-            yield Text("\nEverything is well.", style="green")
+            yield Text("\nNo problems found.", style="green")
 
     counts = Counter[str](finding.level for finding in findings)
     return Answer(list(map(asdict, findings)), shown, exit_code=1 if counts["problem"] else 0)
@@ -132,7 +132,7 @@ def backup(
     store: Store,
     path: Annotated[Path, argument("PATH", "The new SQLite file; it must not exist yet.")],
 ) -> Answer:
-    """Copy a live store. The copy is a consistent snapshot and a store itself.
+    """Copy a live store. The copy is a consistent snapshot, and a store of its own.
 
     The snapshot is held until the end. On PostgreSQL dead rows cannot be removed meanwhile: back up
     at a quiet hour, or from a standby. On SQLite the write-ahead log grows with what is written.
@@ -152,28 +152,28 @@ def prune(
     store: Store,
     session: Annotated[str | None, option("SESSION", "Only those of this session.")] = None,
     keep: Annotated[int, option("N", "How many checkpoints of each session to keep.")] = 100,
-    work_days: Annotated[float, option("N", "Remove work that finished this long ago.")] = 30,
+    work_days: Annotated[float, option("N", "Remove work items finished this long ago.")] = 30,
     history_days: Annotated[
-        float, option("N", "Remove events and state history this old of trees that have ended.")
+        float, option("N", "Remove events and state history older than this from ended trees.")
     ] = 30,
     archive: Annotated[
-        Path | None, option("FILE", "Keep what is removed here, as JSON lines.")
+        Path | None, option("FILE", "Write what is removed to this file first, as JSON lines.")
     ] = None,
     vacuum: Annotated[
-        bool, flag("--vacuum", "Return free space to the system; on SQLite writers wait.")
+        bool, flag("--vacuum", "Return free space to the system; on SQLite, writers wait.")
     ] = False,
     yes: Yes = False,
 ) -> Answer:
-    """Remove old checkpoints, except those that are needed.
+    """Remove old checkpoints, except those still needed.
 
     The newest of each session, the resume point, pinned and attested versions, fork points and
-    approval points stay. A prune that is interrupted has lost nothing; run it again.
+    approval points stay. An interrupted prune loses nothing; run it again.
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     errors = output.console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    gone = "They are archived." if archive is not None else "They cannot be brought back."
+    gone = "They are archived." if archive is not None else "They cannot be restored."
     only = None if session is None else store.find_session(session).id
     whose = "each session" if only is None else f"session {only}"
     confirm(f"Remove all but {plural(keep, 'checkpoint')} of {whose}? {gone}", yes=yes)
@@ -201,17 +201,17 @@ def prune(
 
 def _pruned(pruned: Pruned, archive: Path | None) -> Iterator[str]:
     for id in pruned.damaged:
-        yield f"Session {id} was left alone: one of its records is damaged."
+        yield f"Session {id} was skipped: one of its records is damaged."
     removed = plural(pruned.checkpoints, "checkpoint")
     yield f"Removed {removed} of {plural(pruned.sessions, 'session')}."
     if archive is not None:
         yield f"Archived {pruned.archived:,} in {archive.resolve()}."
     if pruned.lines:
-        yield f"Removed {pruned.lines:,} lists and values that nothing used."
+        yield f"Removed {pruned.lines:,} unused lists and values."
     if pruned.items:
         yield f"Removed {plural(pruned.items, 'finished work item')}."
     if pruned.effects:
-        yield f"Removed {plural(pruned.effects, 'effect')} that no call can ask for again."
+        yield f"Removed {plural(pruned.effects, 'effect')} that no call can refer to any more."
     if pruned.events or pruned.state_changes:
         changes = plural(pruned.state_changes, "change")
         yield f"Removed {plural(pruned.events, 'event')} and {changes} of state of ended trees."

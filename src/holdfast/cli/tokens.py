@@ -10,13 +10,13 @@ from ..store import Store
 from . import output
 from .command import Answer, Commands, Limit, Yes, argument, confirm, option, page, session_ids
 
-app = Commands("Make, list and revoke the tokens with which a server of this store is used.")
+app = Commands("Create, list and revoke tokens for the server of this store.")
 
 
 @app.command(mode="write")
 def create(
     store: Store,
-    name: Annotated[str, argument("NAME", "What it is called, here and in the audit trail.")],
+    name: Annotated[str, argument("NAME", "Its name, here and in the audit trail.")],
     permission: Annotated[
         str, option("PERMISSION", "read, write, approve or admin.", offers=PERMISSIONS)
     ] = "read",
@@ -24,10 +24,10 @@ def create(
         str | None, option("SESSION", "Limit it to this session's tree.", offers=session_ids)
     ] = None,
     expires_in_seconds: Annotated[
-        float | None, option("SECONDS", "How long it can be used.", "--expires-in")
+        float | None, option("SECONDS", "How long it is valid.", "--expires-in")
     ] = None,
 ) -> Answer:
-    """Make a token. Its secret is printed once, and cannot be had again."""
+    """Create a token. Its secret is printed once, and cannot be shown again."""
     made = store.tokens.create(
         name,
         permission=cast("Permission", permission),
@@ -57,7 +57,7 @@ def list_tokens(
     after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
     limit: Limit = 100,
 ) -> Answer:
-    """List tokens, the oldest first; none of them with its secret."""
+    """List tokens, oldest first, without their secrets."""
     now_ms = store.now_ms()
     found = store.tokens.list(after=after, limit=limit)
     names = token_names(store)

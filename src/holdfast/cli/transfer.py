@@ -14,13 +14,14 @@ from .command import Answer, Namespace, Url, argument, flag
 
 File = Annotated[Path, argument("FILE", "The file to read.")]
 AllowPlaintext = Annotated[
-    bool, flag("--allow-plaintext", "Also if it is not encrypted and the store has a key.")
+    bool,
+    flag("--allow-plaintext", "Accept a file that is not encrypted although the store has a key."),
 ]
 StoreKeys = Annotated[
     bool,
     flag(
         "--store-keys",
-        "Also import keys that apply beyond its sessions; only from a source you trust.",
+        "Also import keys that apply to the whole store; only from a source you trust.",
     ),
 ]
 
@@ -28,9 +29,11 @@ StoreKeys = Annotated[
 def export_file(
     file: Annotated[Path, argument("FILE", "The new file; it must not exist yet.")],
     sessions: Annotated[
-        list[str] | None, argument("[SESSION]...", "Which sessions; without one, all.")
+        list[str] | None, argument("[SESSION]...", "The sessions to export; all by default.")
     ] = None,
-    move: Annotated[bool, flag("--move", "Then cancel them here, with their work.")] = False,
+    move: Annotated[
+        bool, flag("--move", "Then cancel them in this store, with their work.")
+    ] = False,
     url: Url = None,
     namespace: Namespace = None,
 ) -> Answer:
@@ -50,7 +53,7 @@ def export_file(
         )
         if move:
             trees = plural(len(exported.moved), "tree")
-            yield f"Cancelled {trees} here; the work goes on where you import the file."
+            yield f"Cancelled {trees} here; the work continues where you import the file."
 
     return Answer(exported.to_dict(), shown)
 
@@ -64,7 +67,7 @@ def import_file(
     allow_plaintext: AllowPlaintext = False,
     store_keys: StoreKeys = False,
 ) -> Answer:
-    """Read an exported file, or adopt an older database. All of it or nothing.
+    """Import an exported file or an older database, all of it or nothing.
 
     A session that exists is refused.
     """

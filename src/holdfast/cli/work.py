@@ -30,7 +30,7 @@ from .command import (
 
 REDRIVEN_PER_PAGE = 100
 
-app = Commands("Look at work items, submit and steer them, and run workers.")
+app = Commands("Show, submit and control work items, and run workers.")
 
 ItemId = Annotated[
     str,
@@ -68,11 +68,11 @@ def list_items(
     queue: Annotated[str | None, option("QUEUE", "Only those of this queue.")] = None,
     session: OfSession = None,
     holder: Annotated[str | None, option("NAME", "Only those that this worker runs.")] = None,
-    dead: Annotated[bool, flag("--dead", "Only failed ones that nobody has redriven.")] = False,
+    dead: Annotated[bool, flag("--dead", "Only failed items that have not been redriven.")] = False,
     before: Annotated[int | None, option("NUMBER", "Continue below this number.")] = None,
     limit: Limit = 100,
 ) -> Answer:
-    """List work items, the newest first."""
+    """List work items, newest first."""
     wanted: dict[str, Any] = {
         "status": cast("list[WorkStatus] | None", status or None),
         "type": type_,
@@ -81,7 +81,9 @@ def list_items(
         "holder": holder,
     }
     if dead and any(each is not None for each in wanted.values()):
-        raise InvalidArgument("--dead lists all dead items and takes no other condition")
+        raise InvalidArgument(
+            "--dead lists all dead items and cannot be combined with other filters"
+        )
     if dead:
         found = store.work.dead(before=before, limit=limit)
     else:
@@ -113,7 +115,7 @@ def show(store: Store, item: ItemId) -> Answer:
     def shown() -> Iterator[Any]:
         yield output.fields(data)
         if errors:
-            yield "\nThe last attempts that failed:\n"
+            yield "\nLast failed attempts:\n"
             columns = {"attempt": "attempt", "ended": "ended_at", "by": "holder"}
             columns |= {"reason": "reason", "error": "error"}
             yield output.table(errors, columns, drop=("reason", "by"))
@@ -123,7 +125,7 @@ def show(store: Store, item: ItemId) -> Answer:
 
 @app.command(mode="read")
 def why(store: Store, item: ItemId) -> Answer:
-    """Say in a sentence why a work item runs or does not."""
+    """Explain in a sentence why a work item runs or does not."""
     found = store.work.find(item)
     reason = store.work.why(found.id)
     return Answer({"id": found.id, "why": reason}, output.text_of(reason))
@@ -136,12 +138,14 @@ def submit(
     input_: Annotated[str, argument("[INPUT]", "Its input, as JSON; - reads stdin.")] = "null",
     session: Annotated[str | None, option("SESSION", "The session it belongs to.")] = None,
     queue: Annotated[str | None, option("QUEUE", "The queue it waits in.")] = None,
-    priority: Annotated[int, option("N", "The highest goes first.")] = 0,
-    max_retries: Annotated[int, option("N", "Executions after the first.")] = 3,
+    priority: Annotated[int, option("N", "Higher goes first.")] = 0,
+    max_retries: Annotated[int, option("N", "How often to retry after the first attempt.")] = 3,
     delay_seconds: Annotated[
         float | None, option("SECONDS", "Wait this long first.", "--delay")
     ] = None,
-    key: Annotated[str | None, option("KEY", "At most one unfinished item has this key.")] = None,
+    key: Annotated[
+        str | None, option("KEY", "At most one unfinished item may have this key.")
+    ] = None,
     on_crash: Annotated[str, option("RULE", "retry, fail or review.")] = "retry",
 ) -> Answer:
     """Submit a work item."""
@@ -161,7 +165,7 @@ def submit(
 
 @app.command(mode="write")
 def retry(store: Store, item: ItemId) -> Answer:
-    """Make a pending work item ready now that waits for its time or for review."""
+    """Make a work item ready now that waits for its time or for review."""
     ready = store.work.retry(store.work.find(item).id)
     return Answer(item_data(ready), f"Work item {ready.id} is ready.")
 
@@ -182,7 +186,7 @@ def cancel(store: Store, item: ItemId, yes: Yes = False) -> Answer:
 def release(
     store: Store,
     item: ItemId,
-    reason: Annotated[str, option("TEXT", "Why; it is kept with the attempt.")],
+    reason: Annotated[str, option("TEXT", "Why (kept with the attempt).")],
     yes: Yes = False,
 ) -> Answer:
     """Take a running work item away from its worker, whose writes are refused from then on."""
@@ -196,13 +200,13 @@ def release(
 @app.command(mode="write")
 def redrive(
     store: Store,
-    items: Annotated[list[str] | None, argument("[ITEM]...", "Dead items, as in show.")] = None,
-    all_dead: Annotated[bool, flag("--all", "All that are dead.")] = False,
+    items: Annotated[list[str] | None, argument("[ITEM]...", "Dead items: ids or numbers.")] = None,
+    all_dead: Annotated[bool, flag("--all", "All dead items.")] = False,
     yes: Yes = False,
 ) -> Answer:
-    """Submit dead work items again, each as a new one that names it."""
+    """Submit dead work items again, each as a new item that refers to it."""
     if all_dead == bool(items):
-        raise InvalidArgument("name the items to redrive, or say --all")
+        raise InvalidArgument("name the items to redrive, or pass --all")
     made, refused = [], []
     if all_dead:
         confirm("Redrive all dead work items?", yes=yes)
@@ -222,13 +226,13 @@ def redrive(
     left = [error.to_dict() for error in refused]
     return Answer(
         {"items": list(map(item_data, made)), "refused": left},
-        "\n".join(lines) or "No work item is dead.",
+        "\n".join(lines) or "There are no dead work items.",
     )
 
 
 @app.command(mode="write")
 def sweep(store: Store) -> Answer:
-    """Requeue or end items whose lease ran out, and promote what is due; for cron.
+    """Requeue or end items whose lease has expired, and make due items ready; for cron.
 
     Every worker does this by itself.
     """

@@ -42,26 +42,30 @@ def run(
     ] = None,
     lease_seconds: Annotated[
         float,
-        option("SECONDS", "Lease length: how long until a dead worker's items retry.", "--lease"),
+        option(
+            "SECONDS", "Lease length: how long until a dead worker's items are retried.", "--lease"
+        ),
     ] = 30,
     poll_seconds: Annotated[
-        float, option("SECONDS", "How often to look without a notification.", "--poll")
+        float, option("SECONDS", "How often to poll without a notification.", "--poll")
     ] = 1,
     sweep_seconds: Annotated[float, option("SECONDS", "How often to sweep.", "--sweep")] = 10,
-    prefetch: Annotated[int, option("N", "How many more to claim in advance.")] = 0,
+    prefetch: Annotated[int, option("N", "How many extra items to claim in advance.")] = 0,
     drain_seconds: Annotated[
-        float, option("SECONDS", "How long running items may take to finish at SIGTERM.", "--drain")
+        float, option("SECONDS", "How long running items have to finish after SIGTERM.", "--drain")
     ] = 30,
-    instance: Annotated[str | None, option("NAME", "A name that only this process has.")] = None,
+    instance: Annotated[
+        str | None, option("NAME", "A name that only one process uses at a time.")
+    ] = None,
     tools: Tools = None,
     until_empty: Annotated[
-        bool, flag("--until-empty", "End when nothing is ready and nothing runs.")
+        bool, flag("--until-empty", "Exit when nothing is ready or running.")
     ] = False,
 ) -> Answer:
-    """Run the handlers of a module until a signal comes.
+    """Run the handlers of a module until a signal arrives.
 
-    SIGTERM or Ctrl-C stops claiming and lets running items finish; a second one returns
-    everything at once. Neither counts as a retry. --tools verify what a dead process left.
+    On SIGTERM or Ctrl-C it stops claiming and lets running items finish; a second signal releases
+    everything at once. Neither uses up a retry. --tools verify effects that a dead process left.
     """
     found = load(handlers)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -128,7 +132,7 @@ def load(name: str) -> Mapping[str, Handler]:
             found = found()
         except Exception as error:
             raise InvalidArgument(
-                f"{shown(name)} was called to give the handlers, and failed: {cause(error)}"
+                f"{shown(name)} was called to get the handlers, and failed: {cause(error)}"
             ) from error
     if not isinstance(found, Mapping) or not found:
         raise InvalidArgument(

@@ -40,9 +40,9 @@ LIVE_STATUSES = ("pending", "in_progress")
 @app.command(mode="read")
 def top(
     store: Store,
-    every_seconds: Annotated[float, option("SECONDS", "How often to look.", "--every")] = 1,
+    every_seconds: Annotated[float, option("SECONDS", "How often to refresh.", "--every")] = 1,
     finished: Annotated[bool, flag("--finished", "Count finished items too.")] = False,
-    once: Annotated[bool, flag("--once", "Look once, and end.")] = False,
+    once: Annotated[bool, flag("--once", "Print once and exit.")] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """Show what is waiting and running, and the state of leases, live. Ctrl-C ends it."""
@@ -87,7 +87,7 @@ def _live(store: Store, every_seconds: float, *, finished: bool) -> NoReturn:
             except StoreError as error:
                 if error.exit_code != StoreError.exit_code:
                     raise
-                shown = Text(f"{error}\n\nLooking again …", style="red")
+                shown = Text(f"{error}\n\nRetrying …", style="red")
 
 
 def _picture(seen: dict[str, Any]) -> Group:

@@ -121,7 +121,7 @@ class SessionEffects(SessionHandle[C]):
     ) -> Flow[Result[Any]]:
         """Run a tool once: its intent is durable before it runs, its outcome afterwards.
 
-        An equal call gets the stored result, waits while another caller runs it, or, if the
+        An identical call gets the stored result, waits while another caller runs it, or, if the
         outcome is in doubt, is verified or raises Unresolved. `item=` links the call to a work
         item, unless the tool has a parameter of that name; use `call_with` then.
         """
@@ -243,7 +243,7 @@ class SessionEffects(SessionHandle[C]):
     def unresolved(self) -> Op[list[Effect]]:
         """Return the effects whose outcome is unknown, oldest first.
 
-        A fork includes those from before the fork, which block its equal calls too.
+        A fork includes those from before the fork, which block its identical calls too.
         """
         return (yield from self._listed(UNRESOLVED_EFFECTS))
 
@@ -425,7 +425,7 @@ class StoreEffects(Handle[C]):
     ) -> Op[Effect]:
         """Resolve an effect in doubt by hand; `by` records who decided.
 
-        After Landed, equal calls get the result. After NotLanded, the next equal call runs it.
+        After Landed, identical calls get the result. After NotLanded, the next one runs it.
         """
         if isinstance(verdict, type) and issubclass(verdict, Landed | NotLanded):
             verdict = verdict()

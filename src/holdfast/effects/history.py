@@ -1,6 +1,6 @@
 """Which rows of the ledger answer a call of a session, also after forks and rewinds.
 
-A call is answered by its own row first, then by that of an equal call. A fork also finds the
+A call is answered by its own row first, then by that of an identical call. A fork also finds the
 effects of its origins from before the fork. A rewound session finds those on its current path, and
 abandoned ones that must not be repeated.
 """
@@ -278,7 +278,7 @@ def _deciding(own: Sequence[Row], equal: Sequence[Row]) -> list[Row]:
 def _find_in_history(
     salts: Salts, history: History, request: EffectRequest, newest: Row | None
 ) -> Op[tuple[list[Row], list[Row]]]:
-    """Return a call's own rows, and those of equal calls, from a rewound or forked history."""
+    """Return a call's own rows, and those of identical calls, from a rewound or forked history."""
     known = salts.of(request) if request.policy in SESSION_POLICIES else ()
     own: list[Row] = []
     equal: list[Row] = []

@@ -63,7 +63,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 def plain_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
     """Return the arguments as normalized plain data, or raise InvalidValue.
 
-    5 for a float becomes 5.0, so that equal calls are equal. Defaults are not filled in.
+    5 for a float becomes 5.0, so that identical calls are equal. Defaults are not filled in.
     """
     checked, others = signature_of(function).check(arguments)
     return {**others, **msgspec.to_builtins(checked)}

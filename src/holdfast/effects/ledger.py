@@ -74,7 +74,7 @@ class Owned:
 @travels
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The effect is completed, failed for good, or parked in doubt."""
+    """The effect is completed, failed permanently, or parked in doubt."""
 
     effect: Effect
 

@@ -137,7 +137,7 @@ def check() -> Op[list[Finding]]:
     [row] = yield from rows(COUNT_EFFECTS)
     found = []
     if row["unknown"]:
-        message = f"{plural(row['unknown'], 'effect')} in doubt: equal calls raise Unresolved."
+        message = f"{plural(row['unknown'], 'effect')} in doubt: identical calls raise Unresolved."
         advice = "`holdfast effects list` shows them; resolve or verify each."
         found.append(Finding("effects", "warning", message, advice))
     if row["abandoned"]:

@@ -1,4 +1,4 @@
-"""Requests: the key and digest that identify equal calls, and the salts they are hashed with.
+"""Requests: the key and digest that identify identical calls, and the salts they are hashed with.
 
 A store has a salt of its own, and those of imported sessions. A key that is kept outside the store
 replaces all of them; the store keeps its mark. A call is issued only while the store has the salts
@@ -92,7 +92,7 @@ class EffectRequest:
 
     @property
     def scope(self) -> str:
-        """Where equal calls are recognized: in a redrive chain, a session, or the whole store."""
+        """Where identical calls are recognized: in a redrive chain, a session or the store."""
         if self.chain_id is not None:
             return f"{ITEM}{self.chain_id}"
         return GLOBAL if self.place is None else f"{SESSION}{self.place.session_id}"
@@ -331,7 +331,7 @@ def _opened_with_another_key(known: str, mark: str) -> InvalidArgument:
     elif not mark:
         has, wanted = "with a key", "with it, redaction=holdfast.Redactor(key=…)"
     return InvalidArgument(
-        f"the effects of this store were identified {has}, so equal calls would be run again; "
+        f"the effects of this store were identified {has}, so identical calls would be run again; "
         f"nothing was written. Open the store {wanted}; only a store without effects can adopt "
         "another key"
     )

@@ -70,7 +70,7 @@ _RULES = (
 
 
 def _at_client() -> None:
-    raise InvalidArgument("the functions of this tool are at the client")
+    raise InvalidArgument("the functions of this tool are in the client")
 
 
 _HOOK_AT_CLIENT: Any = _at_client
@@ -262,10 +262,10 @@ def tool(
     dedupe: Policy | Callable[[dict[str, Any]], Any] | None = None,
     **rules: Any,
 ) -> Any:
-    """Make a tool of a function.
+    """Turn a function into a tool.
 
     `read` has no effect, `write` is idempotent, and `mutate`, the default, is not safe to repeat.
-    `verify(args, idempotency_key)` tells whether a call in doubt landed. Without it, `on_unknown`
+    `verify(args, idempotency_key)` returns whether a call in doubt landed. Without it, `on_unknown`
     decides: "park" it for a person, "fail", or "retry" (the receiver must then honour the key).
     After `max_attempts` attempts whose owners died, the effect is parked instead of retried.
     `atomic` means that an exception proves that nothing happened. `dedupe` decides which calls

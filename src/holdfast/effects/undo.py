@@ -40,7 +40,7 @@ class Compensation:
     """Which effects were undone, newest first, and which were not.
 
     `irreversible` cannot be undone; `not_undone` could be, each with the reason why it was not;
-    `in_flight` are in doubt; `given_up` failed for good with an unknown outcome.
+    `in_flight` are in doubt; `given_up` failed permanently with an unknown outcome.
     """
 
     undone: tuple[Effect, ...] = ()

@@ -81,7 +81,7 @@ def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
     """Return the error of a call whose effect is in doubt."""
     why = f" ({error})" if error else ""
     return Unresolved(
-        f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks equal calls. "
+        f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks identical calls. "
         "Resolve it with store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
         f"`holdfast effects resolve {id}`",
         effect_id=id,

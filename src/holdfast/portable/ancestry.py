@@ -10,7 +10,7 @@ from ..kernel.operation import Row
 
 
 class Ancestry:
-    """Finds every session's parent and root. Raises InvalidArgument for a circle of parents."""
+    """Finds every session's parent and root. Raises InvalidArgument for a cycle of parents."""
 
     def __init__(self, sessions: Sequence[Row], began: Callable[[Row], int]) -> None:
         self.notes: list[str] = []
@@ -58,7 +58,7 @@ class Ancestry:
         if len(others) > 1:
             self.notes.append(
                 f"session {id!r} has the parent {name!r}, a name of {len(others)} sessions; "
-                f"{parent!r} is taken, the newest when it began"
+                f"{parent!r} was chosen, the newest when it began"
             )
         return parent
 
@@ -66,9 +66,11 @@ class Ancestry:
         id, root_id = row["session_id"], row.get("root_session_id")
         name = row["parent_session_name"]
         if root_id in self._sessions and root_id != id:
-            self.notes.append(f"session {id!r} is put under its root: its parent {name!r} is gone")
+            self.notes.append(
+                f"session {id!r} is placed under its root: its parent {name!r} is missing"
+            )
             return str(root_id)
-        self.notes.append(f"session {id!r} is its own root: its parent {name!r} is gone")
+        self.notes.append(f"session {id!r} becomes a root: its parent {name!r} is missing")
         return None
 
     def _climb(self, id: str) -> None:

@@ -34,7 +34,7 @@ class PortableOps(Handle[C]):
     def export(
         self, path: str | Path, sessions: Iterable[object] | None = None, *, move: bool = False
     ) -> Flow[Exported]:
-        """Write sessions to a new file; without names, all that there are now.
+        """Write sessions to a new file; without names, all that exist now.
 
         A session brings its whole tree, the trees it was forked from, and their effects, work items
         and spend. Named sessions are read from one snapshot; without names, each tree is, together
@@ -42,7 +42,7 @@ class PortableOps(Handle[C]):
         the file is encrypted. Nothing is left behind if it fails.
 
         `move` cancels the trees here, with their items, in one transaction; then the file gets its
-        name. SessionBusy names those that were written to meanwhile: all go on here.
+        name. SessionBusy names those that were written to meanwhile: all continue here.
         """
         self.runtime.driver.require_own("export")
         ids = None if sessions is None else _ids(sessions)
@@ -71,10 +71,10 @@ class PortableOps(Handle[C]):
         """Read an export into this store, all of it or nothing; ids and versions stay the same.
 
         Everything is checked before anything is written. A session that exists is refused. An
-        export without encryption is refused by a store with a cipher, unless it is allowed. Work
-        that was not finished waits for review. What counts beyond the file's own sessions (`once`
-        and global keys, keys of unfinished items, effects of sessions that are not in it) is
-        refused, unless `store_keys` says that the file can be trusted with it.
+        export without encryption is refused by a store with a cipher, unless it is allowed.
+        Unfinished work waits for review. What applies beyond the file's own sessions (`once` and
+        global keys, keys of unfinished items, effects of sessions that are not in it) is refused,
+        unless `store_keys` says that the file can be trusted with it.
         """
         self.runtime.driver.require_own("import")
         place = _existing(path)
@@ -89,7 +89,7 @@ class PortableOps(Handle[C]):
 
     @flow
     def import_legacy(self, path: str | Path) -> Flow[Imported]:
-        """Adopt the sessions of an older SQLite format, all of them or none; it is only read."""
+        """Import the sessions of an older SQLite format, all or none; that file is only read."""
         from .legacy import LegacyDatabase
 
         self.runtime.driver.require_own("import")
@@ -109,7 +109,7 @@ def _written_to(root_ids: list[str]) -> SessionBusy:
     was = "was" if len(root_ids) == 1 else "were"
     return SessionBusy(
         f"{plural(len(root_ids), 'tree')} {was} written to during the export: {names}. Nothing was "
-        "moved, and no file was left: every tree goes on here. Stop what drives them and export "
+        "moved, and no file was left: every tree continues here. Stop what drives them and export "
         "again",
         session_ids=root_ids,
     )
@@ -120,7 +120,7 @@ def _ids(sessions: Iterable[object]) -> list[str]:
         raise InvalidArgument("sessions must be a list of sessions or of their ids")
     ids = [getattr(session, "id", session) for session in sessions]
     if not ids:
-        raise InvalidArgument("sessions is empty; leave it out to export all")
+        raise InvalidArgument("sessions is empty; omit it to export all")
     for id in ids:
         if not isinstance(id, str):
             raise InvalidArgument(f"a session is named by its id, not by {shown(id)}")

@@ -59,7 +59,7 @@ class EndRecord(Record, frozen=True, tag="end"):
 
     def problem(self, seen: Seen) -> str | None:
         """Refuse it anywhere but at the end."""
-        return "it has an end before its end"
+        return "it has an end record before its end"
 
 
 class Format:
@@ -160,7 +160,7 @@ class Source(Protocol):
         ...
 
     def notes(self) -> tuple[str, ...]:
-        """Return what could not be taken over as it was, once all records were read."""
+        """Return what could not be imported unchanged, once all records were read."""
         ...
 
 
@@ -278,7 +278,7 @@ class ExportFile:
             if not allow_plaintext:
                 raise InvalidArgument(
                     f"{path} is not encrypted and this store has a cipher; import it with "
-                    "allow_plaintext=True if you know where it comes from"
+                    "allow_plaintext=True if you trust its source"
                 )
             self._codec = self._codec.without_cipher()
 
@@ -288,7 +288,7 @@ class ExportFile:
         return f"store {self._store_id}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return nothing: an export is taken over as it is."""
+        """Return nothing: an export is imported unchanged."""
         return ()
 
     def records(self) -> Iterator[Record]:
@@ -308,7 +308,7 @@ class ExportFile:
                 length = int.from_bytes(prefix)
                 left -= LENGTH_BYTES + length
                 if len(prefix) < LENGTH_BYTES or left < 0:
-                    raise self._damaged("it ends in the middle; export the sessions again")
+                    raise self._damaged("it is truncated; export the sessions again")
                 if length > self._record_bytes_max + FRAME_BYTES_MORE:
                     raise self._too_large(ordinal, length)
                 sealed = file.read(length)
@@ -326,7 +326,7 @@ class ExportFile:
     def _require_end(self, end: EndRecord, frames: int, sha256: str, more: int) -> None:
         """Refuse a file that is not what it says of itself, or was not the first time."""
         if end.frames != frames or end.sha256 != sha256 or more:
-            raise self._damaged("what it says of itself at its end is not so")
+            raise self._damaged("its end record does not match its content")
         if self._digest not in {"", sha256}:
             raise self._damaged("it was changed while it was read")
         self._digest = sha256
@@ -352,7 +352,7 @@ class ExportFile:
         if version > VERSION:
             raise SchemaMismatch(
                 f"{self._path} has export format {version}, this Holdfast reads {VERSION}; "
-                "upgrade it",
+                "upgrade Holdfast",
                 format=version,
                 newest=VERSION,
             )

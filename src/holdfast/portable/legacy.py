@@ -145,7 +145,7 @@ class LegacyDatabase:
         return f"{self._format} database {self._path}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return what could not be taken over as it was."""
+        """Return what could not be imported unchanged."""
         return tuple(self._notes)
 
     def records(self) -> Iterator[Record]:
@@ -159,7 +159,7 @@ class LegacyDatabase:
                 try:
                     yield self._records.validated(record)
                 except msgspec.ValidationError as error:
-                    problem = f"{self.label} has a row that cannot be adopted: it {error}"
+                    problem = f"{self.label} has a row that cannot be imported: it  {error}"
                     raise InvalidArgument(problem) from error
 
     def _recognised(
@@ -173,7 +173,7 @@ class LegacyDatabase:
             if all(columns <= found.get(table, set()) for table, columns in wanted.items()):
                 return name, read
         raise InvalidArgument(
-            f"{self._path} is not a database of an older format that can be adopted: its tables "
+            f"{self._path} is not a database of a supported older format:  its tables "
             f"are {', '.join(sorted(found)) or 'none'}"
         )
 
@@ -184,7 +184,7 @@ class LegacyDatabase:
         states = LegacyState(self._runtime, file, self._tables)
         roots = {root_id for _, _, root_id in ancestry.ordered()}
         for owner in sorted(states.owners() - roots):
-            why = "it is no root" if owner in ancestry.ids else "there is no such session"
+            why = "it is not a root" if owner in ancestry.ids else "there is no such session"
             self._notes.append(f"the state of {owner!r} is left out: {why}")
         for row, parent_id, root_id in ancestry.ordered():
             state: Iterator[Record] = iter(())
@@ -204,7 +204,7 @@ class LegacyDatabase:
     def _checkpointer(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         unlisted = list(file.rows(UNLISTED))
         for row in unlisted:
-            self._notes.append(f"{_where(row)} had checkpoints only; it is taken for active")
+            self._notes.append(f"{_where(row)} had only checkpoints; it is imported as active")
         for row in [*file.rows(SESSIONS), *unlisted]:
             id = row["session_id"]
             yield TreeRecord(require_text("id", id), 0, 0)
@@ -231,7 +231,7 @@ class LegacyDatabase:
         issued_at = moment(call, "started_at")
         ended_at = moment(call, "completed_at") or issued_at
         if call["status"] not in {"issued", "completed", "failed"}:
-            self._notes.append(f"{where} was {call['status']!r}; it is taken for one in doubt")
+            self._notes.append(f"{where} was {call['status']!r}; it is imported as in doubt")
         return self._ledger.call(
             session,
             parsed(call, "args_json", where),
@@ -283,7 +283,7 @@ class LegacyDatabase:
         if kind in ITERATIONS:
             data = data if type(data) is dict else {"snapshot": data}
             if type(data.get("iteration")) is not int or data["iteration"] < 0:
-                self._notes.append(f"{where} names no iteration; {max(iterations, 1)} is taken")
+                self._notes.append(f"{where} names no iteration; {max(iterations, 1)} is used")
                 data = {**data, "iteration": max(iterations, 1)}
             iteration = data["iteration"]
         builder.add(
@@ -374,7 +374,7 @@ class LegacyDatabase:
             require_text_or_none(label, place.get(label))
         status = STATUSES.get(str(row["status"]).lower())
         if status is None:
-            self._notes.append(f"{_where(row)} was {row['status']!r}; it is taken for active")
+            self._notes.append(f"{_where(row)} was {row['status']!r}; it is imported as active")
         session = SessionRecord(
             number=builder.number,
             id=row["session_id"],
@@ -397,7 +397,7 @@ def _channels(saved: Row) -> dict[str, Any]:
     require_version_of(where, saved["version"])
     transcript = parsed(saved, "transcript_json", f"the transcript of {where}")
     if type(transcript) is not list:
-        raise InvalidArgument(f"the transcript of {where} is no JSON list")
+        raise InvalidArgument(f"the transcript of {where} is not a JSON list")
     plan = None
     if saved["plan_json"] is not None:
         plan = parsed(saved, "plan_json", f"the plan of {where}")

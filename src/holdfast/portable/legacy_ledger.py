@@ -22,7 +22,7 @@ REASONS: dict[str, EffectReason | None] = {
 
 
 class LegacyLedger:
-    """Turns the rows of an older ledger into effects; it invents the salt they are known by."""
+    """Turns the rows of an older ledger into effects, under a new salt."""
 
     def __init__(self, statements: Statements, key: bytes | None) -> None:
         self._statements = statements
@@ -40,7 +40,7 @@ class LegacyLedger:
         return AncestryRecord(number, self.salt, None)
 
     def call(self, session: SessionRecord, arguments: Any, **fields: Any) -> EffectRecord:
-        """Return a tool call of a session: an equal call of that session finds it."""
+        """Return a tool call of a session: an identical call of that session finds it."""
         identity = self._identify(session, fields["tool"], "session", arguments, arguments)
         return self._record(identity, session, arguments, **fields)
 

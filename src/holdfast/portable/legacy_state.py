@@ -94,10 +94,10 @@ class LegacyState:
             return True
         if materialized is None or _last(materialized, id) < numbers[-1]:
             raise InvalidArgument(
-                f"the log of the state of {shown(id)} has holes or a number twice, and there is "
-                "no document that is as new"
+                f"the log of the state of {shown(id)} has gaps or duplicate numbers, and there "
+                "is no document that is as new"
             )
-        self.notes.append(f"the log of the state of {id!r} has holes; it is left out")
+        self.notes.append(f"the log of the state of {id!r} has gaps; it is left out")
         return False
 
     def _replayed(self, id: str, events: list[Row], materialized: Row | None) -> AdoptedState:
@@ -115,7 +115,7 @@ class LegacyState:
             if number == last:
                 is_met = same(made, state.document())
         if last > len(events) or not is_met:
-            raise InvalidArgument(f"the state of {shown(id)} is not what its events make of it")
+            raise InvalidArgument(f"the state of {shown(id)} does not match its events")
         return state
 
     def _with_keys(self, id: str, keys: list[Row]) -> AdoptedState:
@@ -171,14 +171,14 @@ def _replay(state: AdoptedState, row: Row, where: str) -> None:
 
 def _object(value: Any) -> dict[str, Any]:
     if type(value) is not dict:
-        raise InvalidArgument(f"its payload is no JSON object, but {shown(value)}")
+        raise InvalidArgument(f"its payload is not a JSON object, but {shown(value)}")
     return value
 
 
 def _document(row: Row, id: str) -> dict[str, Any]:
     document = parsed(row, "state_data", f"the state of {id!r}")
     if type(document) is not dict:
-        raise InvalidArgument(f"the state of {shown(id)} is no JSON object")
+        raise InvalidArgument(f"the state of {shown(id)} is not a JSON object")
     return {require_key(key): value for key, value in document.items()}
 
 

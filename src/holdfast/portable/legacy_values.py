@@ -37,4 +37,6 @@ def moment(row: Row, column: str, where: str = "") -> int:
         return require_whole(column, round(float(seconds) * 1000), 0, TIME_MS_MAX)
     except (TypeError, ValueError, OverflowError, InvalidArgument):
         where = where or f"session {row['session_id']!r}"
-        raise InvalidArgument(f"{where} has a {column} that is no time: {shown(value)}") from None
+        raise InvalidArgument(
+            f"{where} has a {column} that is not a time: {shown(value)}"
+        ) from None

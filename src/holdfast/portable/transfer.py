@@ -42,7 +42,7 @@ class Exporter:
 def check(
     nouns: Sequence[Noun], codec: Codec, source: Source, *, is_trusted: bool = False
 ) -> Iterator[Seen]:
-    """Look at everything that a source yields, and yield what was seen of each group of trees.
+    """Check everything that a source yields, and yield what was seen of each group of trees.
 
     CorruptRecord: it is not in order. LimitExceeded: it has a value that this store would not take.
     InvalidArgument: it has something that counts beyond its own sessions, and is not trusted.
@@ -74,8 +74,8 @@ def _check_end(nouns: Sequence[Noun], source: Source, seen: Seen, *, is_trusted:
         raise _disorder(source, problem)
     if seen.beyond and not is_trusted:
         raise InvalidArgument(
-            f"{source.label} has {seen.beyond}, which counts beyond the sessions that are in "
-            "it; nothing was imported. If you trust where it comes from, import it with "
+            f"{source.label} has {seen.beyond}, which applies beyond its own sessions; "
+            "nothing was imported. If you trust its source, import it with "
             "store_keys=True (--store-keys)"
         )
 

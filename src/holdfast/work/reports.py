@@ -258,14 +258,14 @@ def why(item: Item[Any], now: int) -> Op[str]:
                 f"holdfast effects show {item.waits_for_effect}."
             )
         case "review":
-            return f"It waits for a person: look at it, then work.retry or work.cancel it.{last}"
+            return f"It waits for a person: check it, then use work.retry or work.cancel.{last}"
         case "in_progress":
             return _running(item, now)
         case "completed":
             return f"It was completed {_ago(now, item.completed_at)} ago."
         case "failed":
             used = f" after {item.attempts} attempts" if item.attempts > 1 else ""
-            return f"It failed for good{used}; work.redrive submits it again.{last}"
+            return f"It failed permanently{used}; work.redrive submits it again.{last}"
     return f"It was cancelled {_ago(now, item.completed_at)} ago."
 
 
@@ -280,7 +280,7 @@ def _ready(item: Item[Any]) -> Op[str]:
     before = {0: "nothing", 1: "1 item"}.get(count, before)
     hint = f"{running}{'' if running < COUNTED_MAX else ' or more'} of the queue run now."
     if not running:
-        hint = "none of the queue runs now: is a worker there that serves it?"
+        hint = "none of the queue runs now: is a worker serving it?"
     return f"It is ready, with {before} before it in queue {item.queue!r}; {hint}"
 
 

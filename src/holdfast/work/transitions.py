@@ -132,7 +132,7 @@ class Transition:
     then: Sequence[Submission] = ()
     waits_for_effect: str | None = None
     is_kept: bool = False
-    """Whether its error is kept among the attempts, although it is no failure."""
+    """Whether its error is kept among the attempts, although it is not a failure."""
     is_followed: bool = True
     """Whether the noun that submitted the item is told of its end."""
 

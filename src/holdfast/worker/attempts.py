@@ -242,7 +242,7 @@ class HandlerRun:
             "retried": f"it is retried at {iso(item.available_at)}, "
             f"{item.retry_count} of {item.max_retries} retries used",
             "parked": f"it waits for effect {item.waits_for_effect} to be resolved",
-            "failed": "it failed for good",
+            "failed": "it failed permanently",
         }
         log.warning(
             "work item %s (%s), attempt %s: %s; %s",

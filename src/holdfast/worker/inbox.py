@@ -12,7 +12,7 @@ from ..work.claims import Claim
 
 
 class Envelope(Protocol):
-    """The message by which an item came: it is acknowledged when the attempt's end is durable."""
+    """The message that delivered an item; acknowledged when the end of the attempt is durable."""
 
     message: Any
 
@@ -20,12 +20,12 @@ class Envelope(Protocol):
         """Acknowledge the message, without waiting."""
 
     def extend(self) -> None:
-        """Put its acknowledgement off, whenever the item's lease is renewed."""
+        """Extend its acknowledgement deadline, whenever the item's lease is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """An item that was claimed in the commit that made it; `asked_at` is when that began."""
+    """An item that was claimed in the commit that created it; `asked_at` is when that began."""
 
     row: Row
     envelope: Envelope
@@ -43,10 +43,10 @@ class Intake:
 
 
 class Inbox(Protocol):
-    """Brings items to a worker while it runs."""
+    """Delivers items to a worker while it runs."""
 
     def start(self, intake: Intake) -> None:
-        """Begin to bring items."""
+        """Start to deliver items."""
 
     def stop(self) -> None:
-        """Bring no more; return once the last was handed over."""
+        """Deliver no more; return once the last one was handed over."""

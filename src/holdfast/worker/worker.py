@@ -109,12 +109,12 @@ class Worker(Generic[S]):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether `stop` was called."""
         return self._loop is not None and self._loop.stops > 0
 
     @property
     def is_stopped_at_once(self) -> bool:
-        """Whether it was told to stop a second time, before it had drained."""
+        """Whether `stop` was called a second time, before it had drained."""
         return self._loop is not None and self._loop.stops > 1
 
     @overload
@@ -131,7 +131,9 @@ class Worker(Generic[S]):
         if self._loop is not None:
             raise InvalidArgument("a worker runs only once; make another one")
         if until_empty and self._options.inbox is not None:
-            raise InvalidArgument("a worker with a transport cannot tell that nothing will come")
+            raise InvalidArgument(
+                "a worker with a transport cannot know that no more requests will arrive"
+            )
         if isinstance(self.store, Store):
             return self._run_sync(self.store, until_empty)
         return self._run_async(self.store, until_empty)

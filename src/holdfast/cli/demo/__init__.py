@@ -35,7 +35,7 @@ def demo(
     serve: Annotated[
         bool, flag("--serve", "Then show the dashboard, with a newsroom of agents at work.")
     ] = False,
-    port: Annotated[int, option("PORT", "Where to show it; 0 takes a free one.")] = PORT,
+    port: Annotated[int, option("PORT", "The dashboard's port; 0 picks a free one.")] = PORT,
     as_json: AsJson = False,
 ) -> Answer:
     """Kill an agent five times while it pays for a trip, and show that it pays once.

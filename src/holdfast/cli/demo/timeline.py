@@ -134,14 +134,14 @@ class Timeline:
 
     def suggest(self, path: str, commands: Sequence[tuple[str, str]]) -> None:
         """Say what can be looked at now."""
-        self._say(f"\nEverything is in {path}. Look at it:", "bold")
+        self._say(f"\nEverything is in {path}. Explore it:", "bold")
         for what, command in commands:
             self._say(f"\n  {what}:", "dim")
             self._out.print(f"  {command}", markup=False, soft_wrap=True)
 
     def invite(self) -> None:
         """Say that the dashboard comes."""
-        self._say("\nOpen the dashboard at the address below; Ctrl-C ends it.\n", "bold")
+        self._say("\nOpen the dashboard at the URL below; Ctrl-C ends it.\n", "bold")
 
     def _line(self, *columns: str) -> None:
         *texts, style = columns
