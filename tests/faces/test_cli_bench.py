@@ -72,7 +72,7 @@ def test_people_see_a_table(
     prefix: str,
 ) -> None:
     shown = lines(quick("bench", "--seconds", "0", "--sessions", "1", "--durability", "normal"))
-    assert shown[0].startswith("Beside ")
+    assert shown[0].startswith("Next to ")
     assert shown[0].endswith("durability normal:")
     assert shown[2].split() == ["operation", "median", "ms", "p95", "ms", "per", "second"]
     assert len(shown) == OPERATIONS + 3
