@@ -193,7 +193,7 @@ def test_an_effect_in_doubt_is_shown_with_what_each_choice_means(
         "call_7",
         "holdfast effects resolve 2 --landed",
         "holdfast effects resolve 2 --not-landed",
-        "It is done twice if it had happened after all",
+        "If it did happen after all, it happens twice",
     ):
         assert part in text
     assert "4111 1111" not in text
@@ -306,7 +306,7 @@ def test_the_verify_hook_of_a_tool_is_asked(
     [
         ("no_such_module:charge", "No module named"),
         ("shop:missing", "missing"),
-        ("shop:NONE", "there is no tool"),
+        ("shop:NONE", "no tool found"),
         ("shop:mail", "not among the given tools"),
         ("not a name", "--tools not a name"),
     ],

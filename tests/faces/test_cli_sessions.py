@@ -516,8 +516,7 @@ def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
         (["sessions", "xyz"], 2,
          "No such command 'xyz'; see `holdfast sessions --help`"),
         (["sessions", "lists"], 2,
-         "No such command 'lists'. Did you mean 'list'? `holdfast sessions --help` shows what it "
-         "takes"),
+         "No such command 'lists'. Did you mean 'list'? See `holdfast sessions --help`"),
         (["sessions", "show"], 2,
          "Missing argument 'SESSION'; see `holdfast sessions show --help`"),
         (["sessions", "list", "--limit", "x"], 2,

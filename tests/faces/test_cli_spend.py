@@ -52,7 +52,7 @@ def test_spend_is_summed_by_session_model_and_day(place: dict[str, Any], quick: 
 def test_an_uncertain_attempt_is_corrected_once(place: dict[str, Any], quick: Run) -> None:
     spent(place)
     said = lines(quick("spend", "correct", "2", "--usd", "0.01", "--by", "jo", "--note", "invoice"))
-    assert said == ["Model call 2 cost $0.01; it was counted with $0.25."]
+    assert said == ["Model call 2 cost $0.01; it was counted at $0.25."]
     fixed = data(quick("spend", "correct", "2", "--usd", "0.01", "--json"))
     assert (fixed["state"], fixed["details"]["corrected_by"]) == ("settled", "jo")
     assert quick("spend", "correct", "1", "--usd", "9").returncode == 4

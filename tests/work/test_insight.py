@@ -192,7 +192,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     clock.advance(10_000)
     assert "its lease ended 2.8 h ago: the next sweep takes it." in await why(second)
     await done(work.sweep())
-    assert "It waits for a person: look at it" in await why(second)
+    assert "It waits for a person: check it" in await why(second)
     third = await done(work.submit("t"))
     [held] = await done(work.claim("bob"))
     await done(held.fail("no ink", retry=False))

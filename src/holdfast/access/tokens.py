@@ -224,6 +224,6 @@ def _require_within(maker_id: str, asked: Row) -> Op[None]:
             problem = "expires earlier"
     if problem:
         raise Forbidden(
-            f"a token cannot create one that permits more:  {shown(maker['name'])} {problem}",
+            f"a token cannot create one that permits more: {shown(maker['name'])} {problem}",
             token_id=maker_id,
         )

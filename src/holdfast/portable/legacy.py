@@ -159,7 +159,7 @@ class LegacyDatabase:
                 try:
                     yield self._records.validated(record)
                 except msgspec.ValidationError as error:
-                    problem = f"{self.label} has a row that cannot be imported: it  {error}"
+                    problem = f"{self.label} has a row that cannot be imported: it {error}"
                     raise InvalidArgument(problem) from error
 
     def _recognised(
@@ -173,7 +173,7 @@ class LegacyDatabase:
             if all(columns <= found.get(table, set()) for table, columns in wanted.items()):
                 return name, read
         raise InvalidArgument(
-            f"{self._path} is not a database of a supported older format:  its tables "
+            f"{self._path} is not a database of a supported older format: its tables "
             f"are {', '.join(sorted(found)) or 'none'}"
         )
 
