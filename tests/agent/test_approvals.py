@@ -43,6 +43,7 @@ async def test_what_was_done_before_the_question_is_kept_and_the_session_waits(
     error = await raises(ApprovalNeeded, lambda: run(agent(session, world), "mail them"))
     [pause] = await done(store.pauses(reason="approval", state="waiting"))
     assert (pause.id, pause.question["tool"]) == (error.pause_id, "mail")
+    assert list(pause.question) == ["tool", "arguments", "reason", "block_id"]
     info = await done(session.info())
     assert (info.status, info.is_driven, world.count("look")) == ("waiting", False, 1)
     # Run again before the decision, it says so again, and asks nobody twice.

@@ -146,6 +146,20 @@ def test_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         holdfast.open("http://localhost:1")
 
 
+def test_a_token_may_be_given_as_its_file_has_it(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.connect(served["url"], token=f"{served['token']}\n") as store:
+        assert store.sessions() == []
+    monkeypatch.setenv("HOLDFAST_TOKEN", f"{served['token']}\n")
+    with holdfast.connect(served["url"]) as store:
+        assert store.sessions() == []
+    with pytest.raises(InvalidArgument, match="needs a token"):
+        holdfast.connect(served["url"], token="\n")
+    with pytest.raises(InvalidArgument, match="token must be the text"):
+        holdfast.connect(served["url"], token="hf_a\nhf_b")
+
+
 def test_a_write_whose_answer_is_lost_is_made_once(served: dict[str, Any]) -> None:
     with through(served) as (wire, store):
         session = store.session("s")

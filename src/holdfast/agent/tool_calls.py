@@ -258,11 +258,12 @@ class ToolCalls:
         asked, decided = yield from self._approvals(call, info)
         if decided is not None:
             return decided
+        # Listings show the beginning: first what a person decides on.
         question = {
-            "block_id": call.id,
             "tool": call.name,
             "arguments": call.arguments,
             "reason": reason,
+            "block_id": call.id,
         }
         can_pause = info.agent is not None and self._rules.approve is None
         if not asked and not can_pause:

@@ -274,6 +274,8 @@ def _remote(url: str, namespace: str | None, token: str | None) -> RemoteTarget:
             "on a network that you trust"
         )
     token = token or os.environ.get("HOLDFAST_TOKEN")
+    # The file of a token ends with a line break.
+    token = token.strip() if isinstance(token, str) else token
     if not token:
         raise InvalidArgument(
             "a server needs a token: set HOLDFAST_TOKEN, or pass token= in Python"
