@@ -21,12 +21,12 @@ from rich.console import Console
 import holdfast
 
 from . import servers
+from .beside import PER_TRANSACTION
 from .costs import CPU, SERVER_CPU, server_time
 from .measure import RATE, Contestant, Figures, Report, Target, compare, environment
 
 MESSAGE = {"role": "user", "content": "x" * 100}
 PER_SECOND = 3_000
-PER_TRANSACTION = 100
 
 
 @dataclass(frozen=True, slots=True)
