@@ -35,7 +35,7 @@ SESSIONS_PER_PASS = 50
 SESSIONS_CLOSED_PER_PASS = 1_000
 SESSIONS_PER_PAGE = 10_000
 ROWS_PER_PASS = 1_000
-EVENTS_PER_PASS = 5_000
+EVENTS_PER_PASS = 2_000
 
 OPEN = frozenset({"active", "waiting"})
 Progress = Callable[[int, int], None]
