@@ -15,10 +15,10 @@ from holdfast.server.routes import MODULES
 PAGE = Path(__file__).parents[2] / "docs" / "server-api.md"
 HEAD = """# REST reference
 
-What the [server](server.md) offers; `GET /openapi.json` has it for machines, with the types of
-every body. This page is made from the same table.
+What the [server](server.md) offers; `GET /openapi.json` has the same for programs, with the types
+of every body. This page is generated from the same table.
 
-A tick after the method means that an `Idempotency-Key` is taken. Beside the codes that are named,
+A check mark after the method means that an `Idempotency-Key` is accepted. Besides the listed codes,
 every request may be answered with {every}.
 """
 
@@ -54,7 +54,7 @@ def _endpoint(endpoint: Endpoint, everywhere: tuple[str, ...]) -> str:
     answers = [str(status) for status in endpoint.answers]
     codes = [code for code in problems_of(endpoint) if code not in everywhere]
     told = ", ".join([*answers, *(f"{PROBLEMS[code].status} `{code}`" for code in codes)])
-    lines.append(f"Answers: {told}.\n")
+    lines.append(f"Responses: {told}.\n")
     for media, (_, example) in endpoint.bodies.items():
         if example is not None:
             if endpoint.other_bodies:

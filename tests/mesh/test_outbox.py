@@ -352,7 +352,7 @@ def test_old_messages_are_pruned_and_unsent_ones_are_reported(
     store.cancel_ask(sent.id)
     clock.advance(120)
     [finding] = store.run(lambda tx: check())
-    assert "nobody sends" in finding.message
+    assert "no process sends them" in finding.message
     clock.advance(8 * 24 * 3600)
     assert store.prune().others["messages"] == 1
     assert outbox(store) == [("request", kept.id, 1)]

@@ -34,46 +34,48 @@ PROBLEMS: dict[str, Problem] = {
         members=("key", "current_version", "current_value", "updated_by"),
     ),
     "precondition_required": Problem(428, "A precondition is required"),
-    "precondition_invalid": Problem(400, "The precondition cannot be used"),
+    "precondition_invalid": Problem(400, "The precondition is invalid"),
     "key_not_found": Problem(404, "There is no such key", members=("key",)),
     "session_not_found": Problem(404, "There is no such session"),
     "checkpoint_not_found": Problem(404, "There is no such version"),
-    "not_found": Problem(404, "There is nothing here"),
-    "method_not_allowed": Problem(405, "This address does not take the method"),
+    "not_found": Problem(404, "There is no such resource"),
+    "method_not_allowed": Problem(405, "This route does not accept the method"),
     "patch_conflict": Problem(409, "The patch does not fit what is there"),
     "session_closed": Problem(409, "The session has ended", members=("session_id",)),
     "session_busy": Problem(
         409, "Another process drives the session", retryable=True, members=("session_id", "holder")
     ),
     "lease_lost": Problem(409, "The lease is lost"),
-    "request_mismatch": Problem(409, "This key belongs to another request"),
-    "in_progress": Problem(409, "Another caller is at work", True, ("effect_id", "wait_seconds")),
+    "request_mismatch": Problem(409, "This key was used for another request"),
+    "in_progress": Problem(
+        409, "Another caller is running it", True, ("effect_id", "wait_seconds")
+    ),
     "unresolved": Problem(409, "The outcome of an effect is unknown", members=("effect_id",)),
     "refused": Problem(409, "The store does not allow this"),
     "type_mismatch": Problem(422, "The stored value has another type", members=("key",)),
-    "invalid_request": Problem(422, "The request cannot be used", members=("pointer",)),
-    "malformed": Problem(400, "The request cannot be read"),
-    "unsupported_media_type": Problem(415, "The body has another type than is taken here"),
+    "invalid_request": Problem(422, "The request is invalid", members=("pointer",)),
+    "malformed": Problem(400, "The request is malformed"),
+    "unsupported_media_type": Problem(415, "The media type of the body is not accepted here"),
     "too_large": Problem(413, "Something is larger than its limit", members=("limit", "actual")),
     "headers_too_large": Problem(431, "The headers are larger than their limit"),
     "history_compacted": Problem(
         410, "History this old was removed", members=("oldest_sequence", "oldest_position")
     ),
     "sequence_in_future": Problem(
-        400, "The state has not come this far", members=("head_sequence",)
+        400, "The state has not reached this sequence", members=("head_sequence",)
     ),
-    "idempotency_key_reused": Problem(422, "The idempotency key belongs to another request"),
+    "idempotency_key_reused": Problem(422, "The idempotency key was used for another request"),
     "unauthorized": Problem(401, "A valid token is needed"),
     "forbidden": Problem(403, "The token does not allow this"),
     "foreign_origin": Problem(403, "Pages of this origin may not use the server"),
-    "foreign_host": Problem(421, "The server is not known by this name"),
-    "read_only": Problem(403, "The server only reads"),
+    "foreign_host": Problem(421, "This is not a known host name of the server"),
+    "read_only": Problem(403, "The server is read-only"),
     "rate_limited": Problem(429, "Too many requests", retryable=True),
     "commit_unknown": Problem(
         503, "Whether the change was made is unknown", retryable=True, members=("id",)
     ),
     "unavailable": Problem(503, "The store cannot serve the request now", retryable=True),
-    "store_full": Problem(507, "The store has no room left"),
+    "store_full": Problem(507, "The store has no space left"),
     "internal": Problem(500, "The server failed"),
 }
 

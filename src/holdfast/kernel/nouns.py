@@ -35,7 +35,7 @@ class Retention:
     key_ms: int
     effect_ms: int
     history_ms: int | None = None
-    """How long to keep state history and events of ended trees; None for ever."""
+    """How long to keep state history and events of ended trees; None: no limit."""
     archive: Archive | None = None
     progress: Callable[[int], None] | None = None
     """Called with the number of checkpoints removed so far."""

@@ -259,7 +259,7 @@ def _remote(url: str, namespace: str | None, token: str | None) -> RemoteTarget:
     if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
         raise InvalidArgument(
             f"{shown(redact(url))} is not the address of a server; write http://host:port, and "
-            "give the token apart"
+            "pass the token separately"
         )
     uds = unquote(parts.netloc) if parts.scheme == "http+unix" else None
     if uds is not None and not os.path.isabs(uds):
@@ -270,8 +270,8 @@ def _remote(url: str, namespace: str | None, token: str | None) -> RemoteTarget:
     is_near = parts.hostname in {"localhost", "127.0.0.1", "::1"}
     if parts.scheme == "http" and not is_near and not os.environ.get(INSECURE):
         raise InvalidArgument(
-            f"{shown(redact(url))} would send the token in clear; use https, or set {INSECURE}=1 "
-            "on a network that you trust"
+            f"{shown(redact(url))} would send the token in the clear; use https, or set "
+            f"{INSECURE}=1 on a network that you trust"
         )
     token = token or os.environ.get("HOLDFAST_TOKEN")
     # The file of a token ends with a line break.

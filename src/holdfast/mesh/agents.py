@@ -17,9 +17,9 @@ MakeAgent: TypeAlias = Callable[[Any], Agent]
 def agent_service(name: str, make: MakeAgent) -> Service:
     """Return a service whose requests are messages to an agent, and whose answers are its texts.
 
-    `make` gets the session and returns the agent, anew for every request and every resumption. The
-    message is the input, or its `message`; other inputs are told as JSON. While the agent waits
-    for peers or for a person, nothing is held, and any instance goes on.
+    `make` gets the session and returns a new agent for every request and every resumption. The
+    message is the input, or its `message`; other inputs are passed as JSON. While the agent waits
+    for peers or for a person, nothing is held, and any instance resumes it.
     """
 
     def on_request(request: PeerRequest[Any]) -> str | None:

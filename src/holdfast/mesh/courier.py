@@ -50,7 +50,7 @@ log = logging.getLogger("holdfast.mesh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identified:
-    """What a credentials hook is asked for: a message to be sent, or a session that goes on."""
+    """What a credentials hook is given: a message to be sent, or a session that resumes."""
 
     kind: str
     """`request`, `answer`, `progress`, `cancel`, or `resume`."""
@@ -88,14 +88,14 @@ def require_credentials(credentials: Credentials | None) -> Credentials | None:
 
 
 def minted(credentials: Credentials | None, identified: Identified) -> dict[str, str]:
-    """Return the headers that a hook gives, checked."""
+    """Return the headers that a hook returns, checked."""
     if credentials is None:
         return {}
     headers = credentials(identified)
     if not isinstance(headers, Mapping) or not all(
         isinstance(part, str) for pair in headers.items() for part in pair
     ):
-        raise InvalidArgument("a credentials hook returns a mapping of names to texts")
+        raise InvalidArgument("a credentials hook must return a mapping of names to text")
     return dict(headers)
 
 

@@ -76,7 +76,7 @@ class Memory:
                 self._changed.wait(max(0.0, min(due_at, ends_at) - now))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _set(self, delivery: MemoryDelivery, ready_in_seconds: float | None) -> None:
         """Say when a message is delivered again; None for never."""

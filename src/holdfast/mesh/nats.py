@@ -50,7 +50,7 @@ decode = msgspec.msgpack.Decoder(Message).decode
 class Nats:
     """Carries messages over a NATS server with JetStream.
 
-    All stores that use the same `prefix` at a server reach each other. Messages that nobody
+    All stores that use the same `prefix` on a server reach each other. Messages that nobody
     receives are kept for `message_days`. Other `options` are those of `nats.connect`.
     """
 
@@ -195,7 +195,7 @@ class _Lines:
             try:
                 deliveries.append(NatsDelivery(decode(each.data), each, self.loop))
             except msgspec.DecodeError:
-                log.error("a message on %s is none of Holdfast's; it is dropped", subject)
+                log.error("a message on %s is not one of Holdfast's; it is dropped", subject)
                 await each.term()
         return deliveries
 
@@ -230,7 +230,7 @@ class _Lines:
                 connecting = nats.connect(**options)
                 self._connection = await asyncio.wait_for(connecting, REPLY_SECONDS)
             if not self._connection.is_connected:
-                raise TransportError("NATS cannot be reached; the connection is being made again")
+                raise TransportError("NATS cannot be reached; reconnecting")
             if self._jetstream is None:
                 jetstream = self._connection.jetstream(timeout=REPLY_SECONDS)
                 try:
@@ -270,7 +270,7 @@ class NatsDelivery:
         self._tell(self._received.nak(delay_seconds or None))
 
     def extend(self) -> None:
-        """Start its time to be acknowledged anew."""
+        """Restart its acknowledgement deadline."""
         self._tell(self._received.in_progress())
 
     def _tell(self, steps: Coroutine[Any, Any, None]) -> None:
@@ -286,7 +286,7 @@ async def _quietly(steps: Coroutine[Any, Any, None]) -> None:
     try:
         await steps
     except Exception as error:
-        log.info("a message was not acknowledged, and will come again: %s", error)
+        log.info("a message was not acknowledged, and will be redelivered: %s", error)
 
 
 async def _log_error(error: Exception) -> None:

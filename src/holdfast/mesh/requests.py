@@ -24,7 +24,7 @@ WAIT_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 class Mesh(Handle[C]):
-    """Asks agents on behalf of callers that are no session, such as a web server.
+    """Asks agents on behalf of callers that are not sessions, such as a web server.
 
     With a `transport`, it sends requests and receives answers in the background from the first
     request until it is closed; the `credentials` hook makes the headers of each message.
@@ -88,9 +88,10 @@ class Mesh(Handle[C]):
     ) -> Flow[PeerCall]:
         """Ask an agent, and wait for its answer, which stays readable for a week.
 
-        The same `request_id` is the same request: who reconnects gets its answer, and nothing runs
-        twice. `on_progress` is called with every note of the agent and of its peers. If the answer
-        has not come after `wait_seconds`, the call is returned as it is, with the state `open`.
+        The same `request_id` is the same request: a caller that reconnects gets its answer, and
+        nothing runs twice. `on_progress` is called with every note of the agent and of its peers.
+        If the answer has not come after `wait_seconds`, the call is returned as it is, with the
+        state `open`.
         """
         require_wait(wait_seconds)
         given: dict[str, Any] = {"request_id": request_id, "user": user}
@@ -112,10 +113,10 @@ class Mesh(Handle[C]):
         wait_seconds: float | None = None,
         on_progress: Callable[[Any], object] | None = None,
     ) -> Flow[PeerCall]:
-        """Wait for the answer to a request that was made before, by whichever process.
+        """Wait for the answer to a request that any process made before.
 
-        Raises AskNotFound if there is no such request, or its answer was removed. Notes of progress
-        that came before are told too.
+        Raises AskNotFound if there is no such request, or its answer was removed. Earlier notes of
+        progress are reported too.
         """
         require_wait(wait_seconds)
         call = yield from perform(StorePeers.peer_call, self._store, request_id)

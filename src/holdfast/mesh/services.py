@@ -31,9 +31,9 @@ class Service:
 
     `on_request` gets a request with its session, `on_resume` a session that goes on after a pause;
     both may be `async`. What they return is the answer. To wait they `return session.pause(…)`: if
-    the answers are in, `on_resume` is called at once. An exception uses up a retry of their work
-    item, and the last one is an `error` answer. With `stateless=False` a pause waits in memory for
-    its answers, up to an hour, before it lets go.
+    the answers have arrived, `on_resume` is called at once. An exception uses up a retry of their
+    work item, and the last one is an `error` answer. With `stateless=False` a pause waits in
+    memory for its answers, up to an hour, before it releases the session.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Service:
 
     def _cannot_resume(self, resumption: Resumption[Any]) -> None:
         raise WorkFailed(
-            f"agent {self.name} has no on_resume, so session {resumption.session.id} cannot go on"
+            f"agent {self.name} has no on_resume, so session {resumption.session.id} cannot resume"
         )
 
 
@@ -181,7 +181,7 @@ class HeldSession(Session[C]):
         need: int | Literal["all", "any"] = "all",
         rest: Literal["cancel", "keep"] = "cancel",
     ) -> Flow[Parked | Answered]:
-        """Wait for answers in memory; only after an hour let go, as any other session."""
+        """Wait for answers in memory; after an hour release the session, like any other."""
         given: dict[str, Any] = {"need": need, "rest": rest, "grace_seconds": GRACE_SECONDS_MAX}
         return (yield from SessionPeers.answers(self, context, **given))
 

@@ -20,7 +20,7 @@ ADDRESS_CHARACTERS_MAX = 300
 
 
 class TransportError(HoldfastError):
-    """The transport cannot be reached or has not accepted a message, which is sent again later."""
+    """The transport cannot be reached or has not accepted a message, which is resent later."""
 
     http_status = 503
 
@@ -36,8 +36,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the same for every copy, `store_id` is the sender's store, `ask_id` the call that it
     belongs to, `number` its number in the sender's outbox. `user` is whose work a request is. The
-    `body` of a request is its input. `headers` are credentials: they are made when the message is
-    sent, and nobody stores them.
+    `body` of a request is its input. `headers` are credentials: they are created when the message
+    is sent, and never stored.
     """
 
     kind: Literal["request", "answer", "progress", "cancel", "receipt"]
@@ -56,10 +56,10 @@ class Delivery(Protocol):
     message: Message
 
     def ack(self) -> None:
-        """Acknowledge it, without waiting: it is delivered no more."""
+        """Acknowledge it, without waiting, so that it is not redelivered."""
 
     def nack(self, delay_seconds: float = 0.0) -> None:
-        """Have it delivered again, to whichever receiver, after a delay."""
+        """Have it redelivered, to any receiver, after a delay."""
 
     def extend(self) -> None:
         """Keep it for this receiver for as long again."""
@@ -74,14 +74,14 @@ class Transport(Protocol):
     """How long after it was sent a message without confirmation is sent again."""
 
     def send(self, address: str, message: Message) -> None:
-        """Return once the message is as safe as the transport keeps it, or raise TransportError."""
+        """Return once the transport has stored the message, or raise TransportError."""
 
     def receive(self, address: str, limit: int, wait_seconds: float) -> Sequence[Delivery]:
         """Wait for messages to an address that all its receivers share; they are not in order."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; what was received and not acknowledged is delivered again."""
+        """Close connections; messages received and not acknowledged are redelivered."""
 
 
 def require_transport(transport: object) -> Transport | None:

@@ -222,7 +222,7 @@ def decide(
         if _is_decided(runtime, pause, is_approved):
             return
         raise Conflict(
-            f"pause {pause_id} is {pause['state']}; it does not wait for a decision any more",
+            f"pause {pause_id} is {pause['state']}; it no longer waits for a decision",
             id=pause_id,
             state=pause["state"],
         )

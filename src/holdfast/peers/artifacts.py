@@ -45,7 +45,7 @@ def check_artifact(artifact: Artifact) -> None:
     require_text("media_type", artifact.media_type)
     require_whole("version", artifact.version, 1, VERSION_MAX)
     if (artifact.data is None) == (artifact.uri is None):
-        raise InvalidArgument("an artifact has data or a uri, one of them")
+        raise InvalidArgument("an artifact has either data or a uri")
     if artifact.uri is not None:
         require_text("uri", artifact.uri, URI_CHARACTERS_MAX)
 
@@ -94,13 +94,13 @@ def add_artifact(
 
 
 def artifacts_of(codec: Codec, session_number: int) -> Op[list[Artifact]]:
-    """Return the artifacts that a session made, in the order in which it made them."""
+    """Return the artifacts of a session, in the order in which they were added."""
     found = yield from rows(LIST_ARTIFACTS, session_number=session_number)
     return [_artifact(codec, row) for row in found]
 
 
 def outgoing(codec: Codec, session_number: int) -> Op[list[Artifact]]:
-    """Return what goes out with a session's answer: its own artifacts, then those of its peers."""
+    """Return what is sent with a session's answer: its own artifacts, then those of its peers."""
     own = yield from artifacts_of(codec, session_number)
     found = yield from rows(ASKS_OF_SESSION, session_number=session_number)
     answers = [answer_of(codec, row) for row in found]

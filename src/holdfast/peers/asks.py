@@ -120,14 +120,14 @@ def delivery_id(ask_id: str) -> str:
 
 
 def require_timeout(timeout_seconds: object) -> int | None:
-    """Return a timeout in milliseconds; None if there is none, which must be said."""
+    """Return a timeout in milliseconds; None for "never", which must be explicit."""
     if timeout_seconds == "never":
         return None
     return require_seconds("timeout_seconds", timeout_seconds, ASK_SECONDS_MAX)
 
 
 def require_active(session: Row, id: str) -> None:
-    """Raise SessionWaiting if a session waits: it can ask and pause only when it goes on."""
+    """Raise SessionWaiting if a session waits: it can ask and pause only after it resumes."""
     if session["status"] == "waiting":
         raise SessionWaiting(
             f"session {id} waits; it can ask or pause again once it has been resumed",
@@ -190,7 +190,7 @@ def add_ask(
 
 
 def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
-    """Make the session that serves a call, and the work item that delivers the request to it."""
+    """Create the session that serves a call, and the work item that delivers the request to it."""
     codec, id = runtime.codec, ask["id"]
     given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
     metadata = None
@@ -236,7 +236,7 @@ def _again(
 
 
 def set_progress(runtime: Runtime, id: str, note: Any) -> Op[bool]:
-    """Record a peer's progress and start its timeout anew; False if the call is over."""
+    """Record a peer's progress and restart its timeout; False if the call is over."""
     codec = runtime.codec
     require_text("ask_id", id)
     redacted = runtime.redactor.redact(note)

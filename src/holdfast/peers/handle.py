@@ -107,7 +107,7 @@ class SessionPeers(SessionHandle[C]):
     ) -> Op[PeerCall]:
         """Ask another agent; the call is durable before anything is sent.
 
-        The deadline counts from the commit; 0 expires at once, "never" does not expire. The peer's
+        The deadline counts from the commit; 0 expires at once, "never" never. The peer's
         work is a child session with the call's id. An ask that is repeated with its `id` is the
         same call, and its answer belongs to the next pause again; inside a work item the id is
         derived from the item and the request.
@@ -180,7 +180,7 @@ class SessionPeers(SessionHandle[C]):
         need: int | Literal["all", "any"] = "all",
         rest: Literal["cancel", "keep"] = "cancel",
     ) -> Op[Parked | Answered]:
-        """Wait for answers without holding anything, or return them if they are in.
+        """Wait for answers without holding anything, or return them if they have arrived.
 
         `need` is how many must be `ok`: "any" is one, "all" waits for an answer of any status to
         every ask. Once it is met, or can no longer be met, the `rest` is cancelled, or kept for the
@@ -197,16 +197,16 @@ class SessionPeers(SessionHandle[C]):
 
     @operation
     def resumption(self) -> Op[Resumption[C] | None]:
-        """Go on after the last pause, in place of its work item, and return what came.
+        """Resume after the last pause, without its work item, and return its context and answers.
 
-        For whoever drives the session by hand, or was told at once that it is `Answered`. None
-        while the session waits, and if it has not paused or has gone on since.
+        For whoever drives the session by hand, or got `Answered` at once. None while the session
+        waits, and if it has not paused or has resumed since.
         """
         return (yield from take_over(self))
 
     @operation
     def sleep(self, until: datetime | int, *, context: Any = None) -> Op[Parked]:
-        """Pause until a time: a datetime with a time zone, or milliseconds."""
+        """Pause until a point in time: a datetime with a time zone, or milliseconds."""
         wakes_at = milliseconds_of("until", until)
         body = self.runtime.codec.encode(context, name="context")
         parked = yield from begin_pause(self, Wish(reason="time", context=body, wakes_at=wakes_at))
@@ -287,7 +287,7 @@ class StorePeers(Handle[C]):
         user: str | None = None,
         timeout_seconds: Timeout = "never",
     ) -> Op[PeerCall]:
-        """Ask an agent for a caller that is no session; the agent's session is a new root.
+        """Ask an agent for a caller that is not a session; the agent's session is a new root.
 
         The same `request_id` is the same request. `holdfast.mesh.Mesh` also waits for the answer.
         """
@@ -318,7 +318,7 @@ class StorePeers(Handle[C]):
         status: Literal["ok", "error", "cancelled"] = "ok",
         artifacts: Sequence[Artifact] = (),
     ) -> Op[Receipt]:
-        """Answer a call, and make the asking session ready if that was the last it needs.
+        """Answer a call, and make the asking session ready if it was the last one needed.
 
         Returns "counted", "duplicate" if the call had its answer, or "late" after a timeout or a
         cancellation: a late answer is kept and changes nothing. Raises AskNotFound. What the peer's
@@ -328,7 +328,7 @@ class StorePeers(Handle[C]):
 
     @operation
     def progress(self, ask_id: str, note: Any) -> Op[bool]:
-        """Tell of a peer's progress, and start its timeout anew; False if the call is over."""
+        """Report a peer's progress, and restart its timeout; False if the call is over."""
         return (yield from set_progress(self.runtime, ask_id, note))
 
     @operation
@@ -420,12 +420,12 @@ class StorePeers(Handle[C]):
 
     @operation
     def approve(self, pause_id: str, *, by: str, note: str | None = None) -> Op[None]:
-        """Approve what a session waits for, which then goes on; who and why are recorded."""
+        """Approve what a session waits for, which then resumes; who and why are recorded."""
         yield from decide(self.runtime, pause_id, is_approved=True, by=by, note=note)
 
     @operation
     def reject(self, pause_id: str, *, by: str, note: str | None = None) -> Op[None]:
-        """Reject what a session waits for, which then goes on; who and why are recorded."""
+        """Reject what a session waits for, which then resumes; who and why are recorded."""
         yield from decide(self.runtime, pause_id, is_approved=False, by=by, note=note)
 
 

@@ -237,11 +237,13 @@ def check() -> Op[list[Finding]]:
     """Look for calls whose deadline passed a while ago, and for messages due since then."""
     [row] = yield from rows(COUNT_OPEN, late_ms=OVERDUE_MS)
     if row["overdue"]:
-        message = f"{plural(row['overdue'], 'peer call')} past the deadline: nobody sweeps."
+        message = f"{plural(row['overdue'], 'peer call')} past the deadline: no worker sweeps."
         advice = "Start a worker of the asking agent; it times them out."
         return [Finding("peers", "warning", message, advice)]
     if row["unsent"]:
-        message = f"{plural(row['unsent'], 'message')} to peers due for a minute: nobody sends."
+        message = (
+            f"{plural(row['unsent'], 'message')} to peers due for a minute: no process sends them."
+        )
         advice = "Start an instance of the asking agent, or a mesh, with its transport."
         return [Finding("peers", "warning", message, advice)]
     calls, pauses = plural(row["asks"], "open peer call"), plural(row["pauses"], "waiting pause")

@@ -159,7 +159,7 @@ def begin_pause(session: SessionHandle[Any], wish: Wish) -> Op[Parked | Answered
     states = [ask["state"] for ask in asks]
     counts = {"open_asks": states.count("open"), "ok_asks": states.count("ok")}
     if wish.need is not None and wish.need > len(asks):
-        raise InvalidArgument(f"need is {wish.need}, but only {len(asks)} were asked")
+        raise InvalidArgument(f"need is {wish.need}, but there are only {len(asks)} asks")
     yield from close_open(runtime, session)
     is_over = wish.reason == "peers" and is_met(wish.need, **counts)
     pause_id = yield from fresh_id()
@@ -324,7 +324,7 @@ def collected(codec: Codec, pause: Row) -> Op[tuple[tuple[Answer, ...], tuple[Ar
 
 
 def resume(session: SessionHandle[Any], pause_id: str) -> Op[Resumption[Any]]:
-    """Return how a session goes on that was just leased by the item of a pause."""
+    """Return the resumption of a session that was just leased by the item of a pause."""
     row = yield from one(READ_PAUSE, id=pause_id)
     if row is None or row["session_number"] != session.number:
         raise InvalidArgument(f"there is no pause {shown(pause_id)} of session {session.id}")
@@ -348,7 +348,7 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
 
 
 def resumption_of(session: SessionHandle[Any], pause: Row) -> Op[Resumption[Any]]:
-    """Return how a session goes on after a pause."""
+    """Return the resumption of a session after a pause."""
     runtime, pause_id = session.runtime, pause["id"]
     is_consumed = pause["state"] in {"closed", "cancelled"}
     if pause["state"] == "resumed":

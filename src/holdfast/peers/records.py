@@ -108,7 +108,7 @@ class Pause:
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """The session waits now: this handle has let go of it, and its work item is completed."""
+    """The session waits now: this handle has released it, and its work item is completed."""
 
     pause_id: str
     session_id: str
@@ -118,7 +118,7 @@ class Parked:
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """Nothing had to be waited for: the answers, in the order of dispatch."""
+    """There was no need to wait: the answers, in the order of dispatch."""
 
     pause_id: str
     answers: tuple[Answer, ...]
@@ -128,7 +128,7 @@ class Answered:
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRequest(Generic[C]):
-    """A request to an agent: what is asked, and the session that serves it, driven by its item."""
+    """A request to an agent: its input, and the session that serves it, driven by its item."""
 
     session: Any
     ask_id: str

@@ -99,7 +99,7 @@ class Api:
             access.require_permission(token, endpoint)
         is_websocket = scope["type"] == "websocket"
         if is_websocket and not endpoint.is_followed:
-            raise Refusal("not_found", "this address cannot be followed")
+            raise Refusal("not_found", "this route cannot be followed")
         given: dict[str, Any] = {"is_websocket": is_websocket, "peer": _peer(scope)}
         return Call(context, endpoint, token, headers, instance, names, **given)
 
@@ -116,7 +116,7 @@ class Api:
         call.query = bodies.parse_query(scope["query_string"], endpoint.query)
         takes_key = IDEMPOTENCY_KEY in endpoint.takes
         if not takes_key and call.headers.get(IDEMPOTENCY_KEY) is not None:
-            raise Refusal("invalid_request", "this address takes no Idempotency-Key")
+            raise Refusal("invalid_request", "this route does not accept an Idempotency-Key")
         if endpoint.body is not None:
             wanted = bodies.body_type(endpoint, call.headers)
             most = self.context.options.limits.body_bytes

@@ -47,7 +47,7 @@ def _too_large(actual: int, limit: int) -> Refusal:
 def body_type(endpoint: Endpoint, headers: Headers) -> Any:
     """Return the type of a request's body; one of another type than the route takes is refused."""
     if headers.get("content-encoding") not in {None, "identity"}:
-        raise Refusal("unsupported_media_type", "compressed bodies are not taken")
+        raise Refusal("unsupported_media_type", "compressed bodies are not accepted")
     given = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     # Who sends no type at all is taken at the word of the address; a form always sends one.
     if not given and endpoint.method != "PATCH":
@@ -94,6 +94,8 @@ def parse_query(raw: bytes, wanted: Any) -> Any:
     if wanted is None:
         if given:
             names = ", ".join(given)
-            raise Refusal("invalid_request", f"this address takes no parameters: {names}")
+            raise Refusal(
+                "invalid_request", f"this route does not accept these parameters: {names}"
+            )
         return None
     return converted(given, wanted, strict=False, whole="the query")

@@ -145,7 +145,7 @@ class Router:
             raise Refusal("not_found", "there is no such address")
         raise Refusal(
             "method_not_allowed",
-            f"this address takes {', '.join(allowed)}",
+            f"this route accepts {', '.join(allowed)}",
             headers={"allow": ", ".join(allowed)},
         )
 

@@ -37,7 +37,7 @@ class Usage:
         left = min(rate * BURST_SECONDS, left + (now - before) * rate)
         if left < 1:
             self._rooms[token.id] = (left, now)
-            raise Refusal("rate_limited", f"the token may ask {rate} times a second")
+            raise Refusal("rate_limited", f"the token is limited to {rate} requests per second")
         self._rooms[token.id] = (left - 1, now)
 
     @contextlib.contextmanager

@@ -23,18 +23,18 @@ PATH = {
 }
 HEADERS = {
     "if-match": (
-        "The version that is expected, as `ETag` gave it; `*` expects nothing.",
+        "The expected version, from an `ETag`; `*` writes unconditionally.",
         r'^\*$|^"?\d{1,15}"?$|^"(g|global_version_)\d{1,15}"$',
     ),
     "if-none-match": (
-        "`*` writes only what does not exist; a tag reads only what has changed.",
+        "`*` creates only; on reads, an ETag returns 304 if nothing has changed.",
         None,
     ),
-    "x-if-match": ("`skip` expects nothing.", "^skip$"),
+    "x-if-match": ("`skip` writes unconditionally.", "^skip$"),
     "x-merge-strategy": ("How the values of keys are merged.", "^(deep|shallow)$"),
-    "last-event-id": ("The place of the last event that was seen; it wins over the query.", None),
+    "last-event-id": ("The position of the last event seen; it overrides the query.", None),
     "idempotency-key": (
-        "A random text: a request that is sent again with it is answered, not repeated.",
+        "Any unique text; a request that is sent again with it takes effect once.",
         r"^[!#-\[\]-~]{1,255}$",
     ),
 }
@@ -144,7 +144,7 @@ DESCRIPTIONS = {
     200: "Done.",
     201: "Created.",
     202: "Accepted.",
-    204: "Done; there is nothing to say.",
+    204: "Done; no content.",
     304: "Nothing has changed.",
 }
 

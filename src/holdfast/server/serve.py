@@ -52,8 +52,8 @@ class Address:
         is_open = self.uds is None and not is_loopback(self.host)
         if is_open and self.certfile is None and not self.is_insecure:
             raise InvalidArgument(
-                f"{self.host} can be reached from other machines, and tokens would travel in the "
-                "clear: give --certfile and --keyfile, or --insecure behind a proxy that has TLS"
+                f"{self.host} can be reached from other machines, and tokens would be sent in the "
+                "clear: pass --certfile and --keyfile, or --insecure behind a proxy with TLS"
             )
 
     @property

@@ -128,7 +128,7 @@ def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
     elif is_kept:
         lines.append(f"The token is in {token.path}.")
     else:
-        lines.append("Use a token that you have made, or make one: `holdfast tokens create NAME`.")
+        lines.append("Use an existing token, or create one: `holdfast tokens create NAME`.")
     bearer = f"$(cat {token.path})" if is_kept else "TOKEN"
     where = f"--unix-socket {serving.address.uds} http://localhost" if serving.address.uds else ""
     where = where or serving.url

@@ -1,4 +1,4 @@
-"""Versions of a session: save, list, read, compare and go back."""
+"""Versions of a session: save, list, read, compare and rewind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The version to go on from."""
+    """The version to continue from."""
 
     version: Number
 
@@ -106,7 +106,7 @@ class DiffShape(msgspec.Struct):
 
 @routes.add("GET", CHECKPOINTS, "read", query=CheckpointsQuery, answers={200: CheckpointsShape})
 async def list_checkpoints(call: Call) -> Answer:
-    """List versions without their channels, the newest first."""
+    """List versions without their channels, newest first."""
     limit = pages.limit_of(call)
     found = await call.session.history(
         kind=call.query.kind, before=pages.place_of(call), limit=limit
@@ -127,7 +127,7 @@ async def list_checkpoints(call: Call) -> Answer:
     example={"append": {"channel": "messages", "items": [{"role": "user", "text": "hello"}]}},
 )
 async def save_checkpoint(call: Call) -> Answer:
-    """Save the next version: channels that are named are set, the others carry over."""
+    """Save the next version: the named channels are set, the others carry over."""
     body: SaveBody = call.body
     if body.append is not None and body.channels:
         raise Refusal("invalid_request", "give channels or append, not both", pointer="/append")
@@ -194,7 +194,7 @@ async def diff_checkpoints(call: Call) -> Answer:
     example={"version": 3},
 )
 async def rewind_session(call: Call) -> Answer:
-    """Go on from an older version; effects that still stand are listed."""
+    """Continue from an older version; effects that were not undone are listed."""
     rewound: Rewound = await call.acting.rewind(call.body.version)
 
     def told(effects: tuple[Effect, ...]) -> list[Any]:

@@ -68,7 +68,7 @@ async def get_state(call: Call) -> Answer:
     example={"initial_state": {"tasks_completed": 0, "findings": []}},
 )
 async def initialize_state(call: Call) -> Answer:
-    """Give a state without keys its first document."""
+    """Set the first document of a state without keys."""
     document, created_at = call.body.initial_state, await _created_at(call)
     return await write(
         call,

@@ -1,4 +1,4 @@
-"""The ledger of effects: look at it, and decide what is in doubt."""
+"""The ledger of effects: list effects, and resolve those in doubt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EffectsQuery(pages.PageQuery):
 
 
 class ResolveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What became of an effect in doubt."""
+    """The outcome of an effect in doubt."""
 
     verdict: Literal["landed", "not_landed"]
     result: Json = None
@@ -83,7 +83,7 @@ async def get_effect(call: Call) -> Answer:
     example={"verdict": "landed", "result": {"id": "ch_1"}, "note": "seen in the dashboard"},
 )
 async def resolve_effect(call: Call) -> Answer:
-    """Decide what became of an effect in doubt; the token's name is noted."""
+    """Resolve an effect in doubt; the token's name is recorded."""
     await reached_effect(call)
     body: ResolveBody = call.body
     verdict = Landed(body.result) if body.verdict == "landed" else NotLanded()

@@ -121,7 +121,7 @@ EventBody = (
     example={"type": "set", "key": "tasks_completed", "value": 5},
 )
 async def append_event(call: Call) -> Answer:
-    """Append one mutation; it applies to whatever came before it."""
+    """Append one mutation; it applies to the current state."""
     event = call.body
     if event.actor not in {None, call.session.id}:
         raise Refusal("forbidden", f"{call.session.id!r} cannot write for {event.actor!r}")

@@ -158,7 +158,7 @@ async def tree_feed(call: Call) -> Answer | Following:
     is_store_wide=True,
 )
 async def all_feeds(call: Call) -> Answer | Following:
-    """Read the events of all trees, or follow them; each tree's are in order."""
+    """Read the events of all trees, or follow them; those of one tree are in order."""
     cursor = call.headers.get(LAST_EVENT) or call.query.cursor
     kinds = _kinds(call.query.kinds, None)
     if call.wants_events:

@@ -93,7 +93,7 @@ class Append(msgspec.Struct, tag="append", tag_field="operation", forbid_unknown
 
 
 class Merge(msgspec.Struct, tag="merge", tag_field="operation", forbid_unknown_fields=True):
-    """Merge into an object as RFC 7396 says."""
+    """Merge into an object (RFC 7396)."""
 
     patch: dict[str, Json]
 
@@ -197,8 +197,8 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     problems=("history_compacted", "sequence_in_future"),
 )
 async def list_keys(call: Call) -> Answer:
-    """List the keys, sorted, without their values unless `include=value` asks for them. All pages
-    of a list are of the moment of its first one.
+    """List the keys, sorted; with `include=value` also their values. All pages of a list show the
+    state at the moment of the first one.
     """
     limit, values = pages.limit_of(call), call.query.include == "value"
     at, after = pages.moment_of(call)
@@ -261,7 +261,7 @@ async def get_key(call: Call) -> Answer:
     example={"value": 4},
 )
 async def put_key(call: Call) -> Answer:
-    """Set one key; a precondition says which version it replaces, or that any will do."""
+    """Set one key; the precondition names the version to replace, or `*` for any."""
     version = required(condition_of(call.headers))
     key, value = call.path["key"], call.body.value
     return await write(
@@ -286,7 +286,7 @@ async def put_key(call: Call) -> Answer:
     example={"mode": "parallel", "draft": None},
 )  # fmt: skip
 async def patch_key(call: Call) -> Answer:
-    """Merge into the object of one key as RFC 7396 says, or apply a JSON Patch (RFC 6902) to its
+    """Merge into the object of one key (RFC 7396), or apply a JSON Patch (RFC 6902) to its
     value.
     """
     version = required(condition_of(call.headers))
@@ -320,7 +320,7 @@ async def patch_key(call: Call) -> Answer:
     problems=("version_conflict", "key_not_found", *WRITES),
 )
 async def delete_key(call: Call) -> Answer:
-    """Delete one key; its versions go on counting if it is created again."""
+    """Delete one key; its versions continue if it is created again."""
     version = optional(condition_of(call.headers))
     key = call.path["key"]
     if version == 0:
@@ -350,7 +350,7 @@ async def delete_key(call: Call) -> Answer:
     example={"operation": "increment", "delta": 1},
 )
 async def operate(call: Call) -> Answer:
-    """Change one key on the server, so that nobody's change is lost: no version is needed."""
+    """Change one key atomically on the server; no version is needed."""
     shape = partial(operated_shape, is_increment=isinstance(call.body, Increment))
     return await _operate(call, call.body, optional(condition_of(call.headers)), shape)
 
@@ -390,7 +390,7 @@ async def batch(call: Call) -> Answer:
     answers={200: HistoryShape},
 )
 async def key_history(call: Call) -> Answer:
-    """Read what each change of a key left, the newest first."""
+    """Read the value after each change of a key, newest first."""
     limit, before = pages.limit_of(call), pages.place_of(call)
     after = call.query.after_sequence
     found = await call.session.state.history(

@@ -60,7 +60,7 @@ class DecideBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArtifactBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A named output that goes with an answer: its data, or where it lies."""
+    """A named output that goes with an answer: its data, or its URI."""
 
     name: Name
     media_type: Name = "application/json"
@@ -77,13 +77,13 @@ class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ProgressBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How far a peer is."""
+    """A peer's progress."""
 
     note: Json
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What an agent is asked for."""
+    """A request to an agent."""
 
     input: Json = None
     request_id: Name | None = None
@@ -116,7 +116,7 @@ class ReceiptShape(msgspec.Struct):
 
 
 class ChangedShape(msgspec.Struct):
-    """Whether anything was changed; not, if the call had its answer."""
+    """Whether anything was changed: false if the call already had its answer."""
 
     id: str
     changed: bool
@@ -150,7 +150,7 @@ async def get_pause(call: Call) -> Answer:
     problems=("not_found", "refused"), example={"note": "within budget"}, is_store_wide=True,
 )  # fmt: skip
 async def approve_pause(call: Call) -> Answer:
-    """Approve what a session waits for, which then goes on; the token's name is recorded."""
+    """Approve what a session waits for, which then resumes; the token's name is recorded."""
     pause = await reached_pause(call)
     await call.acting_store.approve(pause.id, by=call.token.name, note=call.body.note)
     return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
@@ -161,7 +161,7 @@ async def approve_pause(call: Call) -> Answer:
     problems=("not_found", "refused"), example={"note": "too dear"}, is_store_wide=True,
 )  # fmt: skip
 async def reject_pause(call: Call) -> Answer:
-    """Reject what a session waits for, which then goes on; the token's name is recorded."""
+    """Reject what a session waits for, which then resumes; the token's name is recorded."""
     pause = await reached_pause(call)
     await call.acting_store.reject(pause.id, by=call.token.name, note=call.body.note)
     return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
@@ -195,7 +195,7 @@ async def get_ask(call: Call) -> Answer:
     example={"result": {"cents": 900}, "artifacts": [{"name": "offer", "data": [1, 2]}]},
 )  # fmt: skip
 async def answer_ask(call: Call) -> Answer:
-    """Answer a call in the peer's place; an answer that is sent again changes nothing."""
+    """Answer a call on behalf of the peer; an answer that is sent again changes nothing."""
     id, body = (await _reached_ask(call)).id, call.body
     artifacts = [Artifact(**msgspec.structs.asdict(each)) for each in body.artifacts]
     given: dict[str, Any] = {"status": body.status, "artifacts": artifacts}
@@ -207,7 +207,7 @@ async def answer_ask(call: Call) -> Answer:
     problems=("not_found",), example={"note": "half of it"},
 )  # fmt: skip
 async def progress_ask(call: Call) -> Answer:
-    """Tell how far a peer is, and start its timeout anew."""
+    """Report a peer's progress, and restart its timeout."""
     id = (await _reached_ask(call)).id
     return Answer(200, ChangedShape(id, await call.store.progress(id, call.body.note)))
 
@@ -216,7 +216,7 @@ async def progress_ask(call: Call) -> Answer:
     "POST", f"{ASK_PATH}/cancel", "write", answers={200: ChangedShape}, problems=("not_found",)
 )  # fmt: skip
 async def cancel_ask(call: Call) -> Answer:
-    """Cancel a call and its peer; a session that waited for it goes on."""
+    """Cancel a call and its peer; a session that waited for it resumes."""
     id = (await _reached_ask(call)).id
     return Answer(200, ChangedShape(id, await call.store.cancel_ask(id)))
 
@@ -227,7 +227,7 @@ async def cancel_ask(call: Call) -> Answer:
     example={"input": {"trip": "Oslo"}, "request_id": "r-1", "user": "ann"}, is_store_wide=True,
 )  # fmt: skip
 async def request_agent(call: Call) -> Answer:
-    """Ask an agent; 202 if its answer has not come yet. The same `request_id` is the same request,
+    """Ask an agent; 202 if there is no answer yet. The same `request_id` is the same request,
     so a caller that reconnects gets its answer, and nothing runs twice.
     """
     given = msgspec.structs.asdict(call.body)

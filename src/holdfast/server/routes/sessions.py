@@ -36,7 +36,7 @@ class SessionsQuery(pages.PageQuery):
 
 
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A session to start, or to go on with."""
+    """A session to start or resume."""
 
     id: Name | None = None
     name: Name | None = None
@@ -48,7 +48,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionChange(msgspec.Struct, forbid_unknown_fields=True):
-    """What is new about a session; what is left out stays."""
+    """Changes to a session; omitted fields stay."""
 
     name: Name | None = None
     agent: Name | None = None
@@ -87,7 +87,7 @@ SessionsShape = struct(
 
 
 class IdsShape(msgspec.Struct):
-    """The sessions that were concerned."""
+    """The affected sessions."""
 
     session_ids: list[str]
 
@@ -118,7 +118,7 @@ async def list_sessions(call: Call) -> Answer:
     example={"name": "research", "agent": "planner"},
 )
 async def start_session(call: Call) -> Answer:
-    """Start a session, or go on with one that exists."""
+    """Start a session, or resume one that exists."""
     given = msgspec.structs.asdict(call.body)
     root_id = call.token.root_id
     if root_id is not None:

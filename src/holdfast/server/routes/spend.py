@@ -37,7 +37,7 @@ SpendShape = struct(
 @routes.add("GET", "/spend", "read", query=SpendQuery, answers={200: SpendShape},
             problems=("session_not_found",))  # fmt: skip
 async def get_spend(call: Call) -> Answer:
-    """Sum what was spent by session, model or day."""
+    """Total spend by session, model or day."""
     session = await require_named_session(call, call.query.session)
     limit = pages.limit_of(call)
     found = await call.store.spending(call.query.by, session=session, limit=limit)

@@ -1,4 +1,4 @@
-"""The server itself: whether it lives, what it allows, what it offers."""
+"""The server itself: health, limits, metrics and the description of its interface."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class LimitsShape(msgspec.Struct):
 
 @routes.add("GET", "/healthz", None, answers={200: HealthShape})
 async def healthz(call: Call) -> Answer:
-    """Tell that the process lives."""
+    """Report that the process is alive."""
     return Answer(200, HealthShape("ok"))
 
 
 @routes.add("GET", "/readyz", None, answers={200: HealthShape}, problems=("unavailable",))
 async def readyz(call: Call) -> Answer:
-    """Tell whether the store can be read and the server takes requests."""
+    """Report whether the store can be read and the server accepts requests."""
     if call.context.is_stopping:
         raise Refusal("unavailable", "the server is stopping")
     try:
@@ -49,14 +49,14 @@ async def readyz(call: Call) -> Answer:
 
 @routes.add("GET", "/limits", "read", answers={200: LimitsShape})
 async def limits(call: Call) -> Answer:
-    """Tell the limits."""
+    """Return the limits."""
     server: dict[str, Any] = asdict(call.context.options.limits)
     return Answer(200, LimitsShape(server, asdict(call.store.runtime.codec.limits)))
 
 
 @routes.add("GET", "/metrics", "read", answers={200: None}, is_store_wide=True)
 async def metrics(call: Call) -> Answer:
-    """Tell what the server has counted, for Prometheus."""
+    """Return the server's metrics, in Prometheus format."""
     text = call.context.metrics.text().encode()
     return Answer(200, text, content_type=METRICS_TYPE)
 

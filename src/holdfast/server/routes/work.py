@@ -57,7 +57,7 @@ class SubmitBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Who wants how many items."""
+    """How many items to claim, and for whom."""
 
     holder: Name
     limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
@@ -78,7 +78,7 @@ class HeartbeatBody(HeldBody):
 
 
 class CompleteBody(HeldBody):
-    """What an item came to."""
+    """The output of an item."""
 
     output: Json = None
 
@@ -107,14 +107,14 @@ ClaimedShape = struct(
 
 
 class BeatShape(msgspec.Struct):
-    """How long the lease lives, and whether the holder is asked to stop."""
+    """When the lease expires, and whether the holder should stop."""
 
     lease_expires_at: str | None
     cancel_requested: bool
 
 
 class StatusShape(msgspec.Struct):
-    """Where the item stands now."""
+    """The item's current status."""
 
     id: str
     status: WorkStatus
@@ -123,7 +123,7 @@ class StatusShape(msgspec.Struct):
 @routes.add("GET", "/work-items", "read", query=ItemsQuery, answers={200: ItemsShape},
             problems=("session_not_found",))  # fmt: skip
 async def list_items(call: Call) -> Answer:
-    """List work items, the newest first."""
+    """List work items, newest first."""
     query, limit = call.query, pages.limit_of(call)
     if query.session is not None:
         await call.context.sessions.find(query.session, call.token)
@@ -180,7 +180,7 @@ async def submit_item(call: Call) -> Answer:
     is_store_wide=True,
 )
 async def claim_items(call: Call) -> Answer:
-    """Lease items that are ready, those of the highest priority first."""
+    """Lease ready items, highest priority first."""
     given = msgspec.structs.asdict(call.body)
 
     def shape(items: list[WorkItem[Any]]) -> Answer:
@@ -235,7 +235,7 @@ async def complete_item(call: Call) -> Answer:
     answers={200: StatusShape}, problems=HELD, example={"fence": 7, "error": "HTTP 503"},
 )  # fmt: skip
 async def fail_item(call: Call) -> Answer:
-    """End an attempt with an error; it is tried again while there are retries left."""
+    """End an attempt with an error; it is retried while there are retries left."""
     body: FailBody = call.body
     given = {"retry": body.retry, "delay_seconds": body.delay_seconds}
     return await _held(
@@ -248,7 +248,7 @@ async def fail_item(call: Call) -> Answer:
     answers={200: StatusShape}, problems=HELD, example={"fence": 7},
 )  # fmt: skip
 async def release_item(call: Call) -> Answer:
-    """Give an item back; no retry is spent."""
+    """Return an item to its queue; no retry is used up."""
     return await _held(call, lambda item: item.release(), lambda _: _status(call, "pending"))
 
 
@@ -265,7 +265,7 @@ async def cancel_item(call: Call) -> Answer:
     "POST", f"{ITEM_PATH}/retry", "write", answers={200: ITEM.type}, problems=("not_found",)
 )  # fmt: skip
 async def retry_item(call: Call) -> Answer:
-    """Make a pending item ready that waits for its time or for review."""
+    """Make an item ready that waits for its time or for review."""
     reached_item(call, await call.store.work.get(call.path["id"]))
     return Answer(200, ITEM(await call.store.work.retry(call.path["id"])))
 
