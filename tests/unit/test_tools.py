@@ -78,14 +78,15 @@ def test_an_argument_under_another_name_is_named_with_those_there_are() -> None:
     def stop() -> None: ...
     def open_to_all(cents: int, **others: int) -> None: ...
 
-    for function, given, told in (
+    cases: list[tuple[Callable[..., None], dict[str, int], str]] = [
         (pay, {"cent": 5}, "pay: missing a required argument: 'cents'; "
          "it takes cents, card, not 'cent'"),
         (pay, {}, "pay: missing a required argument: 'cents'"),
         (stop, {"now": 1}, "stop: got an unexpected keyword argument 'now'; "
          "it takes no arguments, not 'now'"),
         (open_to_all, {"cent": 5}, "open_to_all: missing a required argument: 'cents'"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for function, given, told in cases:
         with pytest.raises(InvalidArgument) as caught:
             holdfast.tool(function).bind(given)
         assert str(caught.value) == told
