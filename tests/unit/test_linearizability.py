@@ -12,7 +12,12 @@ import pytest
 
 import holdfast
 from holdfast.testing.history import History, Recorded, read
-from holdfast.testing.linearizability import check, unexplained
+from holdfast.testing.linearizability import (
+    CLAIMED_CONFIGURATIONS_MAX,
+    _Call,
+    check,
+    unexplained,
+)
 from holdfast.testing.recorded_state import RecordedState
 from tests.state.calls import make_calls
 
@@ -309,3 +314,76 @@ def test_a_violation_says_which_call_and_what_was_there() -> None:
         'no order explains get({"key": "n"}) → {"value": 2, "version": 2} [g3]; '
         "before it there was n = 1 at version 1"
     ]
+
+
+IN_FLIGHT = 6
+
+
+def long_history(count: int) -> list[Recorded]:
+    """A sound history: six calls are always under way, and of twenty no answer came."""
+    held: dict[str, tuple[Any, int]] = {}
+    sequence, calls = 0, []
+    for number in range(count):
+        register, counter = f"register-{number % 4}", f"counter-{number % 2}"
+        operations: list[dict[str, Any]] = [
+            {"op": "set", "key": register, "value": number, "if_version": None},
+            {"op": "increment", "key": counter, "delta": 1 + number % 3},
+        ]
+        name, wanted = [
+            ("set", operations[:1]), ("increment", operations[1:]), ("batch", operations),
+        ][number % 3]  # fmt: skip
+        arguments = {"operations": wanted} if name == "batch" else {**wanted[0]}
+        arguments.pop("op", None)
+        call = Recorded(f"c{number}", name, arguments, 10 * number)
+        calls.append(call)
+        is_lost = number % (count // 20) == 7 % (count // 20)
+        is_made = number % (count // 10) == 7 % (count // 10)
+        if is_lost and not is_made:
+            continue
+        told = []
+        for each in wanted:
+            value, version = held.get(each["key"], (0, 0))
+            value = each["value"] if each["op"] == "set" else value + each["delta"]
+            held[each["key"]] = value, version + 1
+            sequence += 1
+            entry = {"key": each["key"], "value": value, "version": version + 1}
+            told.append({**entry, "sequence": sequence})
+        if not is_lost:
+            call.outcome, call.result = "ok", told
+            call.answered_at_ns = 10 * (number + IN_FLIGHT) + 1
+    return calls
+
+
+@pytest.mark.parametrize("count", [500, 2_000])
+def test_a_long_history_costs_by_its_length_alone(monkeypatch: Any, count: int) -> None:
+    calls = long_history(count)
+    assert sum(call.outcome != "ok" for call in calls) == 20
+    tried = 0
+    apply = _Call.apply
+
+    def counted(self: _Call, state: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        # Fails here rather than never: without a guide the search would try every order.
+        assert tried < 2 * CLAIMED_CONFIGURATIONS_MAX * count
+        return apply(self, state)
+
+    monkeypatch.setattr(_Call, "apply", counted)
+    assert check(calls) == []
+
+
+def test_the_order_that_sequences_claim_is_no_excuse_for_a_wrong_answer() -> None:
+    calls = long_history(120)
+    [wrong] = [each for each in calls if each.id == "c60"]
+    wrong.result[0]["value"] += 1
+    assert unexplained(calls) != []
+
+
+def test_sequences_that_claim_a_wrong_order_do_not_hide_a_right_one() -> None:
+    calls = long_history(60)
+    first, second = (each for each in calls if each.id in {"c33", "c36"})
+    first.result[0]["sequence"], second.result[0]["sequence"] = (
+        second.result[0]["sequence"],
+        first.result[0]["sequence"],
+    )
+    assert unexplained(calls) == []

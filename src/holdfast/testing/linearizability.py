@@ -7,8 +7,12 @@ they were. A call without an answer may have happened at any later moment, or ne
 The search goes through the history in time and keeps every configuration that can explain it so
 far: what the keys hold, and which of the calls under way have had their moment. When a call is
 answered, only configurations in which it has had its moment survive (Wing and Gong's search with
-Lowe's just-in-time linearization). Keys that no batch joins are judged apart. Sequences are no
-part of it; they claim an order of their own, which `check` compares with the same history.
+Lowe's just-in-time linearization). Keys that no batch joins are judged apart.
+
+That many orders need not be tried: each write is told its sequence, and the sequences claim one
+order. If the calls would have been answered as they were in that order, the history is explained,
+in time that grows with its length alone. Where they would not, the whole search decides, which
+does not look at sequences; `check` compares these with the history by themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from typing import Any, TypeAlias
 from .history import Recorded, out_of_order
 
 CONFIGURATIONS_MAX = 100_000
+# Along the claimed order, configurations differ only in which of the calls without an answer were
+# made. Dropping some can only lose an explanation that the whole search then finds.
+CLAIMED_CONFIGURATIONS_MAX = 16
 STATES_SHOWN_MAX = 3
 
 Slot: TypeAlias = "tuple[str | None, int]"
@@ -48,6 +55,9 @@ def check(calls: Iterable[Recorded]) -> list[str]:
 
 def unexplained(calls: Sequence[Recorded]) -> list[str]:
     """Return the first answer of each group of keys that no order of the calls explains."""
+    keys = sorted({each["key"] for call in calls for each in operations_of(call)})
+    if not _ClaimedSearch(keys, calls).violations():
+        return []
     violations = []
     for keys, group in _components(calls):
         violations += _Search(keys, group).violations()
@@ -146,13 +156,14 @@ class _Search:
                     survivors |= self._expanded(state, done, number, near)
             if not survivors:
                 return [self._violation(number, configurations)]
-            if len(survivors) > CONFIGURATIONS_MAX:
-                raise TooManyOrders(
-                    f"{len(survivors):,} configurations after {self._shown(number)}"
-                )
-            configurations = survivors
+            configurations = self._kept(survivors, number)
             pending.discard(number)
         return []
+
+    def _kept(self, survivors: set[Configuration], number: int) -> set[Configuration]:
+        if len(survivors) > CONFIGURATIONS_MAX:
+            raise TooManyOrders(f"{len(survivors):,} configurations after {self._shown(number)}")
+        return survivors
 
     def _near(self, number: int, pending: set[int]) -> list[int]:
         """Return the calls under way that may matter to one: they share keys, or batches do."""
@@ -241,6 +252,70 @@ class _Search:
     def _shown(self, number: int) -> str:
         call = self._calls[number].recorded
         return f"{call.name}({json.dumps(call.arguments)}) → {json.dumps(call.result)} [{call.id}]"
+
+
+class _ClaimedSearch(_Search):
+    """The search along the order that sequences claim; that it finds none proves nothing.
+
+    Every mutation raises the version of one key by one, so the sequence of a state is the sum of
+    its versions. What comes next is the write that was told the next sequence; if none was, it can
+    only be a call without an answer.
+    """
+
+    def __init__(self, keys: Sequence[str], calls: Sequence[Recorded]) -> None:
+        super().__init__(keys, calls)
+        self._claims: dict[int, int] = {}
+        """The number of the call that was told a sequence."""
+        for number, call in enumerate(calls):
+            if call.outcome == "ok" and isinstance(call.result, list):
+                for entry in call.result:
+                    self._claims.setdefault(entry["sequence"], number)
+
+    def _near(self, number: int, pending: set[int]) -> list[int]:
+        return sorted(pending)
+
+    def _expanded(
+        self, state: State, done: frozenset[int], number: int, near: Sequence[int]
+    ) -> set[Configuration]:
+        found: set[Configuration] = set()
+        seen: set[Configuration] = set()
+        stack = [(state, done)]
+        looks = [each for each in near if self._calls[each].changes_nothing]
+        while stack:
+            state, done = self._looked(*stack.pop(), looks)
+            if number in done:
+                found.add((state, done - {number}))
+                continue
+            if (state, done) in seen:
+                continue
+            seen.add((state, done))
+            for each in self._next(1 + sum(version for _, version in state), near, done):
+                if (after := self._calls[each].apply(state)) is not None:
+                    stack.append((after, done | {each}))
+        return found
+
+    def _next(self, sequence: int, near: Sequence[int], done: frozenset[int]) -> list[int]:
+        """Return the calls under way that may have been given a sequence."""
+        if sequence in self._claims:
+            claimed = self._claims[sequence]
+            return [claimed] if claimed in near and claimed not in done else []
+        alike: dict[str, int] = {}
+        for each in near:
+            call = self._calls[each]
+            if each not in done and not call.is_known and self._is_free(sequence, call):
+                alike[call.likeness] = each
+        return list(alike.values())
+
+    def _is_free(self, sequence: int, call: _Call) -> bool:
+        taken = range(sequence, sequence + len(call.operations))
+        return not any(each in self._claims for each in taken)
+
+    def _kept(self, survivors: set[Configuration], number: int) -> set[Configuration]:
+        if len(survivors) <= CLAIMED_CONFIGURATIONS_MAX:
+            return survivors
+        # The calls without an answer that were asked last are the likeliest to have been made.
+        likeliest = sorted(survivors, key=lambda each: sorted(each[1], reverse=True), reverse=True)
+        return set(likeliest[:CLAIMED_CONFIGURATIONS_MAX])
 
 
 def _call(recorded: Recorded, numbers: Mapping[str, int]) -> _Call:
