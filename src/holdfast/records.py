@@ -141,6 +141,46 @@ Activity = Literal[
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
 KINDS: tuple[Kind, ...] = get_args(Kind)
+EVENT_KINDS = (
+    "session_created",
+    "session_resumed",
+    "session_status_changed",
+    "session_forked",
+    "session_rewound",
+    "session_deleted",
+    "session_imported",
+    "checkpoint_saved",
+    "checkpoint_pinned",
+    "checkpoint_unpinned",
+    "checkpoint_attested",
+    "checkpoints_pruned",
+    "effect_issued",
+    "effect_completed",
+    "effect_failed",
+    "effect_unknown",
+    "effect_resolved",
+    "effect_replayed",
+    "effects_pruned",
+    "state_changed",
+    "state_rule_set",
+    "state_rule_deleted",
+    "spend_recorded",
+    "work_submitted",
+    "work_completed",
+    "work_failed",
+    "work_cancelled",
+    "work_cancel_requested",
+    "work_requeued",
+    "work_parked",
+    "work_pruned",
+    "peer_asked",
+    "peer_progressed",
+    "peer_answered",
+    "peer_answered_late",
+    "pause_ready",
+    "artifact_added",
+    "peers_pruned",
+)
 
 
 @travels

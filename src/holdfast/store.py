@@ -68,7 +68,7 @@ from .replies import RepliesNoun
 from .session import Session
 from .sessions import SessionsNoun
 from .spend import SpendNoun, StoreSpend
-from .state import StateNoun, StoreConflicts
+from .state import State, StateNoun, StoreConflicts
 from .store_sessions import StoreSessions
 from .wire import travels
 from .work import WorkNoun
@@ -212,6 +212,10 @@ class Transaction(StoreHandle[Tx]):
         """Return a session's handle for this transaction, with the session's fence."""
         place = (session.id, session.number, session.root_id, session.name)
         return Session(self.runtime, *place, fence=session.fence, guard=session.guard)
+
+    def state(self, session: Session[Any]) -> State[Tx]:
+        """Return the shared state of a session's tree for this transaction."""
+        return self.within(session).state
 
 
 class _Compose:

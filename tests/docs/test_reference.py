@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.records import KINDS, STATUSES
+from holdfast.records import EVENT_KINDS, KINDS, STATUSES
 from tests.faces.commands import commands
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,14 @@ def test_every_kind_status_and_event_is_in_the_reference() -> None:
     events = set(re.findall(r'(?:emit|event)\(\s*(?:[^"\'()]|\([^()]*\))*"([a-z_]+)"', SOURCES))
     assert "checkpoint_saved" in events
     ours = {event for event in events if not event.startswith(("counter_", "item_"))}
-    wanted = [*KINDS, *STATUSES, *sorted(ours)]
+    columns = {"id", "root_id", "session_id", "state"}
+    assert sorted(ours - set(EVENT_KINDS) - columns) == []
+    wanted = [*KINDS, *STATUSES, *EVENT_KINDS]
     assert [word for word in wanted if not is_named(word)] == []
+    told = re.search(r"\| event \| data \|\n\|---\|---\|\n((?:\|.*\n)+)", REFERENCE)
+    assert told is not None
+    kinds = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in told[1].splitlines()))
+    assert sorted(kinds) == sorted(EVENT_KINDS)
 
 
 def test_every_command_is_in_the_reference() -> None:

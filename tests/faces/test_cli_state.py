@@ -160,6 +160,17 @@ def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_p
     assert quick("feed", "export", "-", "report-one", "--since", "x").returncode == 2
 
 
+@pytest.mark.parametrize("command", [("follow",), ("export", "-")])
+def test_a_kind_that_does_not_exist_is_refused_with_those_that_do(
+    command: tuple[str, ...], filled: dict[str, Any], quick: Run
+) -> None:
+    options = ("--kind", "state_changed", "--kind", "state_change")
+    told = quick("feed", *command, "report-one", *options)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith("Error: --kind must be one of session_created, ")
+    assert told.stderr.endswith(", peers_pruned, not 'state_change'\n")
+
+
 @pytest.mark.parametrize("command", [("feed", "follow"), ("state", "watch")])
 def test_what_comes_is_printed_until_ctrl_c(
     command: tuple[str, str], filled: dict[str, Any]

@@ -331,3 +331,18 @@ def test_what_runs_now_keeps_its_holder_and_its_heartbeat(
     assert item.id.startswith(id)
     assert (kind, holder) == ("send-the-invoice", "worker-1 on the first machine")
     assert re.fullmatch(r"\d+ (s|min) ago|now", heartbeat)
+
+
+def test_a_long_key_leaves_room_for_the_values_that_a_diff_compares(
+    filled: dict[str, Any], look: Look
+) -> None:
+    with holdfast.open(**filled) as store:
+        session = store.session("report")
+        session.state.set("k" * 200, "before " * 40)
+        session.state.set("k" * 200, "after " * 40)
+        session.state.set("short", 1)
+    old, new, short = look("state", "diff", "report", "1", "3")
+    assert {len(old), len(new)} == {80}
+    assert (old[:46], old[-1]) == (f'- {"k" * 39}…: "b', "…")
+    assert (new[:46], new[-1]) == (f'+ {"k" * 39}…: "a', "…")
+    assert short == "+ short: 1"

@@ -35,6 +35,9 @@ STEPS: dict[str, Step] = {
     "update": lambda session, store: session.state.update("n", lambda value: value + 1),
     "append a turn": lambda session, store: session.append("log", [1]),
     "fork": lambda session, store: session.fork(1, id=f"{session.id}-fork", state="copy"),
+    "delete": lambda session, store: session.state.delete("n"),
+    "clear": lambda session, store: session.state.replace({}),
+    "initialize": lambda session, store: session.state.initialize({"n": 1}),
 }
 
 

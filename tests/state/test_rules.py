@@ -519,8 +519,8 @@ def test_state_and_checkpoints_change_in_one_transaction(store: holdfast.Store) 
     assert (latest["log"], session.state.get("n"), session.state.version()) == (["before"], 1, 3)
 
     def fails(tx: holdfast.Transaction) -> Any:
-        yield from tx.within(session).state.set("n", 9)
-        yield from tx.within(session).state.set("n", 10, if_version=1)
+        yield from tx.state(session).set("n", 9)
+        yield from tx.state(session).set("n", 10, if_version=1)
 
     with pytest.raises(holdfast.VersionConflict):
         store.run(fails)

@@ -239,6 +239,8 @@ def handles_in_a_transaction(tx: holdfast.Transaction) -> Op[None]:
     assert_type((yield from tx.work.claim("w")), list[holdfast.WorkItem[Tx]])
     assert_type(tx.work.within(item), holdfast.WorkItem[Tx])
     assert_type(tx.within(session), holdfast.Session[Tx])
+    assert_type(tx.state(session), holdfast.State[Tx])
+    assert_type((yield from tx.state(session).increment("done")), holdfast.Entry)
     # What runs user code or waits between transactions cannot be part of one.
     session.rewind(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     session.drive()  # type: ignore[misc]  # pyright: ignore[reportCallIssue]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..arguments import require_whole
+from ..arguments import require_one_of, require_whole
 from ..errors import InvalidArgument
 from ..kernel.files import new_file
-from ..records import Event, FollowedEvent
+from ..records import EVENT_KINDS, Event, FollowedEvent
 from ..store import Store
 from . import output
 from .command import Answer, Commands, argument, flag, option, session_ids
@@ -34,7 +34,11 @@ EVENT_FIELDS = [field.name for field in dataclasses.fields(Event)]
 
 
 def _lines(events: Iterable[Event], kinds: list[str] | None) -> Iterator[str]:
-    wanted = set(kinds or ())
+    wanted = {require_one_of("kind", each, EVENT_KINDS) for each in kinds or ()}
+    return _shown(events, wanted)
+
+
+def _shown(events: Iterable[Event], wanted: set[str]) -> Iterator[str]:
     for event in events:
         if not wanted or event.kind in wanted:
             fields = {name: getattr(event, name) for name in EVENT_FIELDS}

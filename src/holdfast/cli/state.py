@@ -247,6 +247,7 @@ def diff(
     def shown() -> Iterator[Any]:
         from rich.text import Text
 
+        width = output.console().width
         if not found.changes:
             yield f"The state is the same at {before} and {after}."
         for each in found.changes:
@@ -256,8 +257,12 @@ def diff(
             )
             for sign, style, version, value in sides:
                 if version:
-                    line = f"{sign} {output.text_of(each.key)}: {brief(value)}"
-                    yield Text(line, style=style)
+                    # A key may fill three lines of a terminal; the value is what is compared.
+                    key = Text(output.text_of(each.key))
+                    key.truncate(width // 2, overflow="ellipsis")
+                    line = Text.assemble(f"{sign} ", key, f": {brief(value)}", style=style)
+                    line.truncate(width, overflow="ellipsis")
+                    yield line
 
     return Answer(output.data(found), shown)
 
