@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -44,12 +44,19 @@ class Page(Generic[K, E]):
     is_end: bool
     """Whether the end of the feed was reached."""
     read_at: float = field(default_factory=time.monotonic)
+    places: Mapping[K, int] = field(default_factory=dict)
+    """For the place after each event but the last, if it is known, how many come before it."""
+
+    def rest(self, after: K) -> Page[K, E]:
+        """Return what follows a place inside the page."""
+        return Page(self.events[self.places[after] :], self.after, self.is_end, self.read_at)
 
 
 def page_of(events: Sequence[E], place: Callable[[E], int], after: int) -> Page[int, E]:
     """Return the page of a read of at most EVENTS_PER_READ events after a number."""
     last = place(events[-1]) if events else after
-    return Page(events, last, is_end=len(events) < EVENTS_PER_READ)
+    places = {place(event): count for count, event in enumerate(events[:-1], 1)}
+    return Page(events, last, is_end=len(events) < EVENTS_PER_READ, places=places)
 
 
 class Tail(Generic[K, E]):
@@ -61,38 +68,38 @@ class Tail(Generic[K, E]):
         self._end: K | None = None
         self._ring = -1
         self._end_read_at = 0.0
-        self._reading_since = 0.0
+        self._reading_since: dict[K, float] = {}
         self._is_awaited = False
 
-    def page(self, after: K) -> Page[K, E] | None:
-        """Return the page after a place, if it is remembered."""
+    def page(self, after: K, since: float) -> Page[K, E] | None:
+        """Return the page after a place, or the rest of one, if it was read since a moment."""
         with self._lock:
             page = self._pages.get(after)
-            is_old = page is not None and time.monotonic() - page.read_at > PAGE_SECONDS_MAX
-            return None if is_old else page
+            if page is None:
+                # Reads at different moments end at different places.
+                around = (each for each in reversed(self._pages.values()) if after in each.places)
+                page = next((each.rest(after) for each in around), None)
+            oldest = max(since, time.monotonic() - PAGE_SECONDS_MAX)
+            return None if page is None or page.read_at < oldest else page
 
-    def is_read(self, after: K, ring: int, poll_seconds: float) -> bool:
+    def is_read(self, after: K, ring: int, oldest: float) -> bool:
         """Whether a place is known to be the end, read after a ring and not too long ago."""
         with self._lock:
-            is_fresh = time.monotonic() - self._end_read_at < poll_seconds
-            return after == self._end and self._ring >= ring and is_fresh
+            return after == self._end and self._ring >= ring and self._end_read_at >= oldest
 
     def may_read(self, after: K) -> bool:
-        """Whether to read now: at the end one follower reads for all, elsewhere each for itself."""
+        """Whether to read now: at each place one follower reads for all."""
         now = time.monotonic()
         with self._lock:
-            if after != self._end:
-                return True
-            is_free = now - self._reading_since > READ_SECONDS_MAX
+            is_free = now - self._reading_since.get(after, 0.0) > READ_SECONDS_MAX
             if is_free:
-                self._reading_since = now
+                self._reading_since[after] = now
             return is_free
 
     def put(self, after: K, page: Page[K, E], ring: int) -> None:
         """Remember the page after a place, read when the feed had this ring count."""
         with self._lock:
-            if after == self._end:
-                self._reading_since = 0.0
+            self._reading_since.pop(after, None)
             if page.events:
                 self._pages[after] = page
                 if len(self._pages) > PAGES_REMEMBERED:
@@ -112,10 +119,10 @@ class Tail(Generic[K, E]):
         with self._lock:
             self._is_awaited = False
 
-    def give_up(self) -> None:
-        """Let another follower read, after a read that failed."""
+    def give_up(self, after: K) -> None:
+        """Let another follower read after a place, where a read has failed."""
         with self._lock:
-            self._reading_since = 0.0
+            self._reading_since.pop(after, None)
 
 
 class Tails(PerStore):
@@ -146,25 +153,27 @@ def follow(
     """Yield what `read` finds after a place in a feed, for ever or, without `wait`, to its end."""
     tail: Tail[K, E] = Tails.of(runtime).tail(feed)
     signals, is_read = runtime.signals, f"{LOCAL_TOPIC}read {feed}"
-    # The first read is always from the database: it validates the place and finds the end.
-    is_alone = True
+    # What was read before does not count at first: the place must be valid now.
+    since = time.monotonic()
     while True:
         ring, read_ring = signals.count(topic), signals.count(is_read)
         seconds = signals.poll_seconds(topic, poll_seconds)
-        page = None if is_alone else tail.page(after)
-        if is_alone or (page is None and not tail.is_read(after, ring, seconds)):
-            if not is_alone and not tail.may_read(after):
+        page = tail.page(after, since) if wait else None
+        oldest = max(since, time.monotonic() - seconds)
+        if not wait or (page is None and not tail.is_read(after, ring, oldest)):
+            if wait and not tail.may_read(after):
                 yield Wait(READ_SECONDS_MAX / 20, is_read, read_ring)
                 continue
-            is_alone = not wait
             try:
                 page = yield from read(after)
             except BaseException:
-                tail.give_up()
+                tail.give_up(after)
                 signals.ring_here(is_read)
                 raise
             tail.put(after, page, ring)
-            signals.ring_here(is_read)
+            if page.events:
+                signals.ring_here(is_read)
+        since = 0.0
         if page is not None:
             for event in page.events:
                 yield Give(event)
@@ -186,8 +195,10 @@ def _wait(
     """Wait for a change: one follower for all, the others until it has read."""
     is_first = tail.may_wait()
     topic, seen = changed if is_first else is_read
+    # The first one polls for all; the others look only in case that it has been lost.
+    longer = 0.0 if is_first else READ_SECONDS_MAX
     try:
-        yield Wait(seconds, topic, seen)
+        yield Wait(seconds + longer, topic, seen)
     except BaseException:
         if is_first:
             tail.has_waited()

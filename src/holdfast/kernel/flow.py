@@ -339,9 +339,22 @@ def run_stream(driver: SyncDriver, steps: Stream[R]) -> Iterator[R]:
 
 async def run_stream_async(driver: AsyncDriver, steps: Stream[R]) -> AsyncIterator[R]:
     """Run a stream in the event loop, one value at a time."""
+    advance: Callable[[Any], Step | Give[R]] = steps.send
+    answer: Any = None
     with contextlib.closing(steps):
-        while (given := await run_flow_async(driver, _next_given(steps))) is not None:
-            yield given.value
+        while True:
+            try:
+                step = advance(answer)
+            except StopIteration:
+                return
+            advance, answer = steps.send, None
+            if isinstance(step, Give):
+                yield step.value
+                continue
+            try:
+                answer = await _step_async(driver, step)
+            except BaseException as error:
+                advance, answer = steps.throw, error
 
 
 def _next_given(steps: Stream[R]) -> Flow[Give[R] | None]:

@@ -106,11 +106,19 @@ WHERE h.root_id = :root_id AND h.key = :key AND h.sequence < :before AND h.seque
     AND h.sequence >= coalesce({LAST.format(key=":key")}, 0)
 ORDER BY h.sequence DESC LIMIT :limit
 """  # noqa: S608
+# One statement, with the head in every row: followers ask for it after each commit.
 READ_STATE_EVENTS = f"""
-SELECT {EVENT_COLUMNS} FROM hf_state_events h
-WHERE h.root_id = :root_id AND h.sequence > :after
-    AND (h.key = '' OR h.operation NOT IN {DOCUMENT_OPERATIONS})
-ORDER BY h.sequence LIMIT :limit
+SELECT head.newest, head.keys, head.floor, h.*
+FROM (
+    SELECT {TREE_SEQUENCE.format(root_id=":root_id")} AS newest, s.keys, s.floor
+    FROM (SELECT 1) AS one LEFT JOIN hf_state s ON s.root_id = :root_id
+) AS head LEFT JOIN (
+    SELECT {EVENT_COLUMNS} FROM hf_state_events h
+    WHERE h.root_id = :root_id AND h.sequence > :after
+        AND (h.key = '' OR h.operation NOT IN {DOCUMENT_OPERATIONS})
+    ORDER BY h.sequence LIMIT :limit
+) AS h ON true
+ORDER BY h.sequence
 """  # noqa: S608
 READ_CHANGED_KEYS = f"""
 SELECT {EVENT_COLUMNS} FROM hf_state_events h
@@ -363,8 +371,12 @@ def history(
 
 def events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[StateEvent]]:
     """Return mutations after a sequence, oldest first."""
-    yield from require_readable(root_id, after)
     found = yield from rows(READ_STATE_EVENTS, root_id=root_id, after=after, limit=limit)
+    head = found[0]
+    if not head["keys"]:
+        yield from require_root(root_id)
+    _require_between(root_id, head["floor"] or 0, after, head["newest"] or 0)
+    found = [row for row in found if row["sequence"] is not None]
     documents = [row["sequence"] for row in found if not row["key"]]
     parts: dict[int, list[Row]] = {sequence: [] for sequence in documents}
     if documents:
