@@ -285,6 +285,51 @@ def test_a_cursor_of_a_later_state_of_the_same_file_is_refused(
         until_now(copy, last)
 
 
+def test_a_cursor_of_a_file_is_refused_by_a_copy_that_has_gone_on_differently(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.session("root").state.increment("n")
+        store.backup(tmp_path / "copy.db")
+        *_, shared = cursors(store)
+        store.find_session("root").state.increment("n")
+        *_, own = cursors(store)
+        end = store.last_cursor()
+    copy = stack.enter_context(holdfast.open(f"sqlite:///{tmp_path}/copy.db"))
+    # The same tree, position and kind as in the original, and one more.
+    copy.find_session("root").state.increment("n")
+    copy.find_session("root").state.increment("n")
+    for cursor in (own, end):
+        with pytest.raises(holdfast.InvalidArgument, match="another copy of this store"):
+            until_now(copy, cursor)
+    # What both have in common is one place.
+    assert by_tree(until_now(copy, shared)) == {"root": [3, 4]}
+
+
+def test_a_cursor_whose_next_events_were_pruned_is_refused(place: dict[str, Any]) -> None:
+    clock = VirtualClock()
+    with holdfast.open(**place, clock=clock) as store:
+        store.session("stays")
+        store.session("goes").state.increment("n")
+        store.session("goes").end()
+        store.session("ends").end()
+        store.find_session("stays").state.increment("n")
+        events = until_now(store)
+        seen = {(event.root_id, event.position): event.cursor for event in events}
+        clock.advance(40 * 24 * 3_600)
+        assert store.prune().events > 0
+        gone = [each for each in events if each.root_id != "stays"]
+        # Whoever had them all misses nothing.
+        assert until_now(store, events[-1].cursor) == []
+        assert by_tree(until_now(store)) == {"stays": [1, 2]}
+        store.find_session("stays").state.increment("n")
+        assert by_tree(until_now(store, events[-1].cursor)) == {"stays": [3]}
+        for cursor in (events[0].cursor, seen["goes", 1]):
+            with pytest.raises(holdfast.Compacted, match="start without a cursor") as caught:
+                until_now(store, cursor)
+            assert any(each.root_id in str(caught.value) for each in gone)
+
+
 def test_a_cursor_of_a_restored_schema_is_refused(
     postgres_dsn: str, namespace: str, stack: ExitStack
 ) -> None:

@@ -175,9 +175,13 @@ def test_who_follows_all_trees_gets_what_is_left_once(
     clock.advance(31 * DAY)
     assert store.prune().events > len(seen)
     assert list(store.follow_all(wait=False)) == []
+    last = store.last_cursor()
     again = store.session("first", reopen=True)
     again.state.set("k", 1)
-    for after in (None, seen[0].cursor, seen[-1].cursor):
+    for each in (seen[0], seen[-1]):
+        with pytest.raises(holdfast.Compacted):
+            list(store.follow_all(after=each.cursor, wait=False))
+    for after in (None, last):
         found = list(store.follow_all(after=after, wait=False))
         assert {each.root_id for each in found} == {"first"}
         positions = [each.position for each in found]

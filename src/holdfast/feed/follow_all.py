@@ -46,7 +46,7 @@ class AllTreesReader(Handle):
         if after is None:
             return origin, HorizonPlace() if is_postgres else RowPlace()
         place = _place(after, origin, _HORIZON_CURSOR if is_postgres else _ROW_CURSOR)
-        yield from place.require_reached()
+        yield from place.require_readable()
         return origin, place
 
     @query

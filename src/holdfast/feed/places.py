@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
-from ..errors import InvalidArgument
+from ..errors import Compacted, InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..wire import travels
 
@@ -25,7 +26,12 @@ READ_ROWS = """
 SELECT number, root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE number > :number ORDER BY number LIMIT :limit
 """
+IDENTITY = "number, root_id, position, session_id, kind, created_at"
 READ_LAST_NUMBER = "SELECT seq AS number FROM sqlite_sequence WHERE name = 'hf_events'"
+READ_ROW = f"SELECT {IDENTITY} FROM hf_events WHERE number = :number"  # noqa: S608
+FIND_MISSED_ROWS = """
+SELECT root_id FROM hf_trees WHERE pruned_number > :number AND pruned_number > 0 LIMIT 1
+"""
 
 # The statements below are for PostgreSQL.
 READ_SERVER = """
@@ -66,6 +72,17 @@ JOIN hf_events AS e ON e.root_id = changed.root_id AND e.position <= changed.las
 WHERE (e.root_id, e.position) > (CAST(:last_root_id AS text), CAST(:last_position AS bigint))
 ORDER BY e.root_id, e.position LIMIT :limit
 """
+# Trees with pruned events at or above the horizon that were not delivered before they were pruned.
+FIND_MISSED = """
+SELECT t.root_id FROM hf_trees AS t
+LEFT JOIN json_each_text(CAST(:given AS text)::json) AS given (root_id, position)
+    ON given.root_id = t.root_id
+WHERE t.pruned_transaction > 0 AND t.pruned_transaction >= :horizon
+    AND t.floor > coalesce(given.position::bigint, 0)
+    AND NOT (t.pruned_transaction < :below
+        AND (t.root_id, t.floor) <= (CAST(:last_root_id AS text), CAST(:last_position AS bigint)))
+LIMIT 1
+"""
 TRANSACTION_MAX = 2**64 - 1
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -85,23 +102,42 @@ class Found:
 @travels
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """A place on SQLite: the number of the last delivered event."""
+    """A place on SQLite: the number of the last delivered event, and a digest of that event.
+
+    A copy of the file that was written to gives the same numbers to other events.
+    """
 
     number: Number = 0
+    event: str = ""
 
-    def require_reached(self) -> Op[None]:
-        """Refuse a place that the store has not reached."""
-        row = yield from one(READ_LAST_NUMBER)
-        if self.number > (0 if row is None else row["number"]):
+    def require_readable(self) -> Op[None]:
+        """Refuse a place that the store has not reached, or whose next events were pruned."""
+        if self.number == 0:
+            return
+        last, found, missed = yield from batch(
+            Query(READ_LAST_NUMBER, {}),
+            Query(READ_ROW, {"number": self.number}),
+            Query(FIND_MISSED_ROWS, {"number": self.number}),
+        )
+        if self.number > max((row["number"] for row in last), default=0):
             raise InvalidArgument(
                 "after is a cursor ahead of this store, which is an older copy; start without a "
                 "cursor"
             )
+        if any(_digest(row) != self.event for row in found):
+            raise InvalidArgument(
+                "after is a cursor of another copy of this store, which has gone on differently; "
+                "start without a cursor"
+            )
+        _require_kept(missed)
 
     def end(self) -> Op[RowPlace]:
         """Return the place behind everything that is committed."""
-        row = yield from one(READ_LAST_NUMBER)
-        return self if row is None else RowPlace(row["number"])
+        last = yield from one(READ_LAST_NUMBER)
+        if last is None:
+            return self
+        row = yield from one(READ_ROW, number=last["number"])
+        return RowPlace(last["number"]) if row is None else self.behind([row])
 
     def read(self, limit: int) -> Op[Found]:
         """Return the events after this place."""
@@ -110,7 +146,22 @@ class RowPlace:
 
     def behind(self, given: Sequence[Row]) -> RowPlace:
         """Return the place after some of the events that were read here."""
-        return RowPlace(given[-1]["number"]) if given else self
+        return RowPlace(given[-1]["number"], _digest(given[-1])) if given else self
+
+
+def _digest(row: Row) -> str:
+    """Return what tells an event from others of its number; its data may have been emptied."""
+    names = ("root_id", "position", "session_id", "kind", "created_at")
+    return xxh3_64_hexdigest("\0".join(str(row[name]) for name in names).encode())
+
+
+def _require_kept(missed: Sequence[Row]) -> None:
+    if missed:
+        raise Compacted(
+            f"events after this cursor have been pruned, also of {missed[0]['root_id']}; start "
+            "without a cursor for those that are kept",
+            oldest=None,
+        )
 
 
 @travels
@@ -127,9 +178,18 @@ class HorizonPlace:
     last: tuple[str, Number] = ("", 0)
     """The tree and position delivered last in that window."""
 
-    def require_reached(self) -> Op[None]:
-        """Do nothing: a lagging replica will reach this place."""
-        yield from ()
+    def require_readable(self) -> Op[None]:
+        """Refuse a place whose next events were pruned; a lagging replica will reach any place."""
+        asked = {"horizon": self.horizon, "below": self.below or 0, **self._delivered()}
+        _require_kept((yield from rows(FIND_MISSED, **asked)))
+
+    def _delivered(self) -> dict[str, object]:
+        """Return parameters: what was delivered at or above the horizon."""
+        return {
+            "given": json.dumps({root_id: position for root_id, position, _ in self.given}),
+            "last_root_id": self.last[0],
+            "last_position": self.last[1],
+        }
 
     def end(self) -> Op[HorizonPlace]:
         """Return a place behind everything that ended transactions have committed."""
@@ -149,9 +209,7 @@ class HorizonPlace:
             READ_WINDOW,
             **asked,
             below=str(TRANSACTION_MAX if below is None else below),
-            given=json.dumps({root_id: position for root_id, position, _ in self.given}),
-            last_root_id=self.last[0],
-            last_position=self.last[1],
+            **self._delivered(),
         )
         start = replace(self, below=below)
         after = start.behind(found)

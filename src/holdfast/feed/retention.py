@@ -27,12 +27,24 @@ WHERE t.root_id > :after AND NOT {{is_open}} AND EXISTS (
 ORDER BY t.root_id LIMIT :limit
 """  # noqa: S608
 NEXT_EVENTS = f"""
-SELECT {{columns}}, {OLD} AS is_old FROM hf_events e
+SELECT {{columns}}, {{place}} AS place, {OLD} AS is_old FROM hf_events e
 WHERE e.root_id = :root_id AND NOT {{is_open}}
     AND e.position > (SELECT t.floor FROM hf_trees t WHERE t.root_id = :root_id)
 ORDER BY e.position LIMIT :limit
 """  # noqa: S608
-RAISE_FEED_FLOOR = "UPDATE hf_trees SET floor = :floor WHERE root_id = :root_id"
+# What says where an event stands among those of all trees.
+PLACES = {"sqlite": "e.number", "postgres": "e.transaction_id::text::bigint"}
+RAISE_FEED_FLOOR = {
+    "sqlite": """
+        UPDATE hf_trees SET floor = :floor, pruned_number = max(pruned_number, :pruned)
+        WHERE root_id = :root_id
+    """,
+    "postgres": """
+        UPDATE hf_trees
+        SET floor = :floor, pruned_transaction = greatest(pruned_transaction, :pruned)
+        WHERE root_id = :root_id
+    """,
+}
 FORGET_FEED = "DELETE FROM hf_events WHERE root_id = :root_id AND position <= :floor"
 
 
@@ -78,8 +90,11 @@ class FeedRetention:
     def __init__(self, runtime: Runtime, history_ms: int, is_open: str) -> None:
         self.runtime = runtime
         self._history = {"history_ms": history_ms}
+        self._dialect = runtime.driver.dialect
         self._list = LIST_OLD_FEEDS.format(is_open=is_open.format(root_id="t.root_id"))
-        self._next = NEXT_EVENTS.replace("{is_open}", is_open.format(root_id=":root_id"))
+        self._next = NEXT_EVENTS.replace("{is_open}", is_open.format(root_id=":root_id")).replace(
+            "{place}", PLACES[self._dialect]
+        )
 
     @large_query
     def page(self, after: str) -> Op[list[str]]:
@@ -102,7 +117,8 @@ class FeedRetention:
         gone = [row for row in old if last is None or row["position"] <= last]
         if gone:
             root = {"root_id": root_id, "floor": gone[-1]["position"]}
-            yield from rows(RAISE_FEED_FLOOR, **root)
+            pruned = max(row["place"] for row in gone)
+            yield from rows(RAISE_FEED_FLOOR[self._dialect], **root, pruned=pruned)
             yield from through_door(f"feed of {root_id}", Query(FORGET_FEED, root))
         return len(gone)
 

@@ -1,6 +1,8 @@
 -- hf_trees   one row per session tree, named by its root. It is the lock of the tree: every write
 --            to a session locks this row first, several in id order, so that composed operations
---            cannot deadlock. It also has the tree's counters. Events up to the floor were pruned.
+--            cannot deadlock. It also has the tree's counters. Events up to the floor were pruned;
+--            the last of them in the order of hf_events had the pruned_number (on PostgreSQL, the
+--            highest of their transactions is the pruned_transaction).
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
 --            For readers of all trees SQLite numbers them in commit order; PostgreSQL, which cannot,
@@ -18,6 +20,10 @@ CREATE TABLE hf_trees (
 );
 
 --[sqlite]
+ALTER TABLE hf_trees ADD COLUMN pruned_number INTEGER NOT NULL DEFAULT 0;
+
+CREATE INDEX ix_trees_pruned ON hf_trees (pruned_number) WHERE pruned_number > 0;
+
 CREATE TABLE hf_events (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     root_id TEXT NOT NULL,
@@ -30,6 +36,10 @@ CREATE TABLE hf_events (
 );
 
 --[postgres]
+ALTER TABLE hf_trees ADD COLUMN pruned_transaction INTEGER NOT NULL DEFAULT 0;
+
+CREATE INDEX ix_trees_pruned ON hf_trees (pruned_transaction) WHERE pruned_transaction > 0;
+
 CREATE TABLE hf_events (
     root_id TEXT NOT NULL,
     position INTEGER NOT NULL,
