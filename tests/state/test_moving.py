@@ -118,6 +118,47 @@ def test_a_tree_that_was_deleted_and_imported_again_repeats_no_version(
         assert store.find_session("root").state.set("k", 1).version == 9
 
 
+def test_values_and_schemas_of_a_file_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.export"
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        state = store.session("root").state
+        state.set_rule("n", schema={"type": "number", "maximum": 9})
+        state.set_rule("gone", schema={"type": "number"})
+        state.set_rule("m", reducer="sum")
+        state.set("n", 3)
+        state.set("m", "text")
+        state.set("gone", 1)
+        state.delete("gone")
+        store.export(file)
+    records = frames(file)
+    with holdfast.open("sqlite://") as store:
+        store.import_sessions(file)
+        assert store.find_session("root").state.get("n") == 3
+    rules = [n for n, each in enumerate(records) if type(each).__name__ == "StateRuleRecord"]
+    [rule] = [n for n in rules if records[n].key == "n"]
+    codec = holdfast.codec.Codec(holdfast.Limits())
+    forged = {
+        "'n' would not match its schema: 3 is not of type 'string'": {"type": "string"},
+        "the schema of 'n' cannot be used at": {"type": "nonsense"},
+        "references are not fetched": {"$ref": "https://example.org/schema"},
+    }
+    for number, (problem, schema) in enumerate(forged.items()):
+        changed = [*records]
+        changed[rule] = msgspec.structs.replace(records[rule], json_schema=codec.encode(schema))
+        write(tmp_path / f"{number}", changed)
+        with holdfast.open("sqlite://") as store:
+            with pytest.raises(holdfast.CorruptRecord, match=problem):
+                store.import_sessions(tmp_path / f"{number}")
+            assert store.sessions() == []
+    late = [*records[:rule], *records[rule + 1 :], records[rule]]
+    write(tmp_path / "late", late)
+    with (
+        holdfast.open("sqlite://") as store,
+        pytest.raises(holdfast.CorruptRecord, match="comes after the entries"),
+    ):
+        store.import_sessions(tmp_path / "late")
+
+
 def test_a_forged_sequence_floor_or_value_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "sessions.export"
     with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:

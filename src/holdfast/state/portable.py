@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
+from ..codec import Codec
+from ..errors import InvalidArgument
 from ..feed.events import TREE_SEQUENCE
 from ..feed.portable import sequence_of
 from ..kernel.inserts import Insert
@@ -28,6 +31,7 @@ from ..kernel.portable import (
     Value,
 )
 from .rules import Reducer, rule_context
+from .schemas import Validators, require_schema
 from .values import REDUCED, VERSION_MAX, DocumentOperation, Operation, require_key
 from .write import entry_context, event_context
 
@@ -61,6 +65,45 @@ class StateRecord(Record, frozen=True, tag="state"):
         """Add it, above the versions of a deleted root of this id."""
         into.of(_States).keys[self.root_id] = self.keys
         into.insert(ADD_STATE, self.row(into.codec))
+        yield from ()
+
+
+class StateRuleRecord(Record, frozen=True, tag="state_rule"):
+    """The rule of a key."""
+
+    sealed = Sealed(
+        lambda row, name: rule_context(row["root_id"], row["key"]),
+        json_schema=Value(dict, "a schema that is no object"),
+    )
+
+    root_id: Name
+    key: Name
+    reducer: Reducer | None
+    updated_by: Name
+    updated_at: Time
+    json_schema: bytes | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"rule of state key {self.key!r}"
+
+    def problem(self, seen: Seen) -> str | None:
+        """Check that it is not empty, comes once after its tree, and has a usable schema."""
+        require_key(self.key)
+        states = seen.of(_States)
+        if self.root_id not in seen.trees or (self.root_id, self.key) in states.schemas:
+            return f"the {self.label} comes twice, or without its tree"
+        if self.root_id in states.live:
+            return f"the {self.label} comes after the entries of its tree"
+        states.schemas[self.root_id, self.key] = self.json_schema
+        if self.json_schema is not None:
+            return _refusal(require_schema, self.key, seen.codec.decode(self.json_schema))
+        return f"the {self.label} is empty" if self.reducer is None else None
+
+    def add(self, into: Import) -> Op[None]:
+        """Add the rule."""
+        into.insert(ADD_RULE, self.row(into.codec))
         yield from ()
 
 
@@ -171,7 +214,7 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         return f"state key {self.key!r}"
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that it matches the last event of its key."""
+        """Check that it matches the last event of its key, and the key's schema."""
         states = seen.of(_States)
         last = states.last.pop((self.root_id, self.key), None)
         names = ("sequence", "version", "base")
@@ -181,7 +224,11 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         if is_other or last.is_deleted != (self.value is None):
             return f"state key {self.key!r} has a different value in its history"
         states.live[self.root_id] = states.live.get(self.root_id, 0) + (self.value is not None)
-        return None
+        schema = states.schemas.get((self.root_id, self.key))
+        if schema is None or self.value is None:
+            return None
+        fits = states.validators(seen.codec).require_fit
+        return _refusal(fits, schema, self.key, seen.codec.decode(self.value))
 
     def add(self, into: Import) -> Op[None]:
         """Add the entry."""
@@ -189,40 +236,13 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         yield from ()
 
 
-class StateRuleRecord(Record, frozen=True, tag="state_rule"):
-    """The rule of a key."""
-
-    sealed = Sealed(
-        lambda row, name: rule_context(row["root_id"], row["key"]),
-        json_schema=Value(dict, "a schema that is no object"),
-    )
-
-    root_id: Name
-    key: Name
-    reducer: Reducer | None
-    updated_by: Name
-    updated_at: Time
-    json_schema: bytes | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"rule of state key {self.key!r}"
-
-    def problem(self, seen: Seen) -> str | None:
-        """Check that it is not empty, comes once, and that its tree precedes it."""
-        require_key(self.key)
-        rules = seen.of(_States).rules
-        if self.root_id not in seen.trees or (self.root_id, self.key) in rules:
-            return f"the {self.label} comes twice, or without its tree"
-        rules.add((self.root_id, self.key))
-        is_empty = self.reducer is None and self.json_schema is None
-        return f"the {self.label} is empty" if is_empty else None
-
-    def add(self, into: Import) -> Op[None]:
-        """Add the rule."""
-        into.insert(ADD_RULE, self.row(into.codec))
-        yield from ()
+def _refusal(check: Callable[..., object], *arguments: Any) -> str | None:
+    """Return why a check refuses what it is given, or None."""
+    try:
+        check(*arguments)
+    except InvalidArgument as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +264,15 @@ class _States:
     last: dict[tuple[str, str], _Last] = field(default_factory=dict)
     documents: dict[str, int] = field(default_factory=dict)
     requests: set[tuple[str, str]] = field(default_factory=set)
-    rules: set[tuple[str, str]] = field(default_factory=set)
+    schemas: dict[tuple[str, str], bytes | None] = field(default_factory=dict)
+    """The schema of each key that has a rule."""
+    _validators: Validators | None = None
+
+    def validators(self, codec: Codec) -> Validators:
+        """Return the validators of the schemas of this group."""
+        if self._validators is None:
+            self._validators = Validators(codec)
+        return self._validators
 
     def is_next(self, root_id: str, sequence: int) -> bool:
         """Whether an event is in order; above the floor none may be missing."""
@@ -260,9 +288,9 @@ def _of_tree(kind: type[Record], table: str, **after: int | str) -> tuple[type[R
 # Which rows of a tree are exported, in which order.
 EXPORTED = (
     _of_tree(StateRecord, "hf_state", root_id=""),
+    _of_tree(StateRuleRecord, "hf_state_rules", key=""),
     _of_tree(StateEventRecord, "hf_state_events", sequence=0, key=""),
     _of_tree(StateEntryRecord, "hf_state_entries", key=""),
-    _of_tree(StateRuleRecord, "hf_state_rules", key=""),
 )
 ADD_STATE = Insert(
     "hf_state",
@@ -291,10 +319,10 @@ WHERE root_id = :root_id AND floor < {TREE_SEQUENCE.format(root_id=":root_id")}
 class StatePortable(Portable):
     """State is exported with its tree and its history, without recorded conflicts."""
 
-    records = (StateRecord, StateEventRecord, StateEntryRecord, StateRuleRecord)
+    records = (StateRecord, StateRuleRecord, StateEventRecord, StateEntryRecord)
 
     def export(self, out: Export) -> Op[None]:
-        """Write the state of each tree: its events, then its entries and rules."""
+        """Write the state of each tree: its rules, its events, and then its entries."""
         for kind, owned in EXPORTED:
             yield from read_each(owned, sorted(out.root_ids), kind.to(out))
 

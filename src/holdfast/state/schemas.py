@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
+from ..codec import Codec
 from ..errors import InvalidArgument, InvalidValue, StoreError
 from ..kernel.operation import PerStore, Runtime
 
@@ -25,11 +26,11 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 PANIC = "PanicException"
 
 
-class Schemas(PerStore):
+class Validators:
     """A cache of validators for recently used schemas."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._codec = runtime.codec
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Validator] = OrderedDict()
 
@@ -38,13 +39,20 @@ class Schemas(PerStore):
         with self._lock:
             validator = self._known.pop(body, None)
         if validator is None:
-            # A schema from an imported file has not been checked yet.
+            # An imported one may have been checked by another version of the library.
             validator = _validator(require_schema(key, self._codec.decode(body)))
         with self._lock:
             self._known[body] = validator
             if len(self._known) > VALIDATORS_KEPT:
                 self._known.popitem(last=False)
         _require_fit(validator, key, value)
+
+
+class Schemas(Validators, PerStore):
+    """The validators of an open store."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime.codec)
 
 
 def require_schema(key: str, schema: object) -> dict[str, Any]:
