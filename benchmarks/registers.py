@@ -1,11 +1,14 @@
 """Who keeps shared values: Holdfast, the same by hand in SQL and in Redis, LangGraph's Store.
 
-Everybody but LangGraph gives the same guarantees: one transaction compares the version, writes the
-value, its history and an event with the next number. LangGraph's Store has no versions: it reads
-and puts, and of two writers one is lost. The versions by hand still do less than Holdfast:
-they do not check that the session is open, the lease valid and the key's rules kept; they have no
-index for the history of one key, no checksums and no mark that settles a COMMIT without an answer;
-and they notify no waiters.
+By hand in SQL, one transaction checks that the session is open and its fence current, compares the
+version, writes the value, its history, which can be read by sequence and by key, and an event that
+can be read by tree and by the order of commits, advances both counters of the tree, and leaves the
+mark by which a COMMIT without an answer is settled. It still does less than Holdfast: values are
+not checked for what JSON cannot hold, keys have no rules, records no checksums; nobody looks
+whether the file was replaced, writers of several processes do not queue, and no waiters are woken.
+
+In Redis a script compares and writes the same; it has no sessions and no mark. LangGraph's Store
+has no versions: it reads and puts, and of two writers one is lost.
 """
 
 from __future__ import annotations
@@ -39,29 +42,59 @@ HOLDFAST, BY_HAND, REDIS = "Holdfast", "SQL by hand", "Redis script, appendfsync
 
 TABLES = """
 CREATE TABLE tree (id TEXT PRIMARY KEY, position BIGINT NOT NULL, sequence BIGINT NOT NULL);
+CREATE TABLE session (
+    id TEXT PRIMARY KEY, tree_id TEXT NOT NULL, status TEXT NOT NULL, fence BIGINT NOT NULL
+);
+CREATE TABLE writer (id TEXT PRIMARY KEY, batch BIGINT NOT NULL);
 CREATE TABLE entry (
     tree_id TEXT, key TEXT, version BIGINT NOT NULL, value TEXT, sequence BIGINT NOT NULL,
-    updated_at BIGINT NOT NULL, PRIMARY KEY (tree_id, key)
-);
+    updated_by TEXT NOT NULL, updated_at BIGINT NOT NULL, PRIMARY KEY (tree_id, key)
+) {without_rowid};
 CREATE TABLE history (
     tree_id TEXT, sequence BIGINT, key TEXT NOT NULL, operation TEXT NOT NULL,
-    version BIGINT NOT NULL, value TEXT, created_at BIGINT NOT NULL, PRIMARY KEY (tree_id, sequence)
-);
+    version BIGINT NOT NULL, value TEXT, session_id TEXT NOT NULL, created_at BIGINT NOT NULL,
+    PRIMARY KEY (tree_id, sequence)
+) {without_rowid};
+CREATE INDEX history_of_key ON history (tree_id, key, sequence);
 CREATE TABLE event (
-    tree_id TEXT, position BIGINT, kind TEXT NOT NULL, data TEXT NOT NULL,
-    created_at BIGINT NOT NULL, PRIMARY KEY (tree_id, position)
+    tree_id TEXT, position BIGINT, session_id TEXT NOT NULL, kind TEXT NOT NULL,
+    data TEXT NOT NULL, created_at BIGINT NOT NULL, {number}, {position}
 );
+{more};
 INSERT INTO tree VALUES ('root', 0, 0);
+INSERT INTO session VALUES ('root', 'root', 'active', 1);
+INSERT INTO writer VALUES ('writer', 0);
 """
+# The order of commits over all trees: a row number, or on PostgreSQL the transaction.
+SQLITE_TABLES = TABLES.format(
+    without_rowid="WITHOUT ROWID",
+    number="number INTEGER PRIMARY KEY AUTOINCREMENT",
+    position="UNIQUE (tree_id, position)",
+    more="",
+)
+POSTGRES_TABLES = TABLES.format(
+    without_rowid="",
+    number="transaction_id xid8 NOT NULL DEFAULT pg_current_xact_id()",
+    position="PRIMARY KEY (tree_id, position)",
+    more="CREATE INDEX event_transaction ON event (transaction_id)",
+)
 READ_ENTRY = "SELECT version, value FROM entry WHERE tree_id = 'root' AND key = $1"
-READ_TREE = "SELECT sequence, position FROM tree WHERE id = 'root'"
-WRITE_ENTRY = """
-INSERT INTO entry VALUES ('root', $1, $2, $3, $4, $5) ON CONFLICT (tree_id, key) DO UPDATE SET
-version = excluded.version, value = excluded.value, sequence = excluded.sequence,
-updated_at = excluded.updated_at
+READ_TREE = """
+SELECT tree.sequence, tree.position, session.status, session.fence
+FROM session JOIN tree ON tree.id = session.tree_id WHERE session.id = 'root'
 """
-ADD_HISTORY = "INSERT INTO history VALUES ('root', $1, $2, $3, $4, $5, $6)"
-ADD_EVENT = "INSERT INTO event VALUES ('root', $1, 'state_changed', $2, $3)"
+MARK = "UPDATE writer SET batch = batch + 1 WHERE id = 'writer'"
+WRITE_ENTRY = """
+INSERT INTO entry VALUES ('root', $1, $2, $3, $4, 'root', $5)
+ON CONFLICT (tree_id, key) DO UPDATE SET
+version = excluded.version, value = excluded.value, sequence = excluded.sequence,
+updated_by = excluded.updated_by, updated_at = excluded.updated_at
+"""
+ADD_HISTORY = "INSERT INTO history VALUES ('root', $1, $2, $3, $4, $5, 'root', $6)"
+ADD_EVENT = """
+INSERT INTO event (tree_id, position, session_id, kind, data, created_at)
+VALUES ('root', $1, 'root', 'state_changed', $2, $3)
+"""
 MOVE_TREE = "UPDATE tree SET sequence = $1, position = $2 WHERE id = 'root'"
 
 # The same in Redis: versions and values in hashes, history and feed in lists.
@@ -184,7 +217,9 @@ class SqlRegister(Register):
 
     def statements(self, tree: Any, changes: list[Any]) -> Iterator[Statement]:
         """Yield what writes the changes."""
-        sequence, position = tree
+        sequence, position, status, fence = tree
+        if (status, fence) != ("active", 1):
+            raise RuntimeError("the session has ended, or its lease is lost")
         now = time.time_ns() // 1_000_000
         for key, operation, version, value in changes:
             sequence, position = sequence + 1, position + 1
@@ -193,6 +228,7 @@ class SqlRegister(Register):
             told = {"sequence": sequence, "operation": operation, "key": key, "version": version}
             yield ADD_EVENT, (position, json.dumps(told), now)
         yield MOVE_TREE, (sequence, position)
+        yield MARK, ()
 
 
 class ApswRegister(SqlRegister):
@@ -201,7 +237,7 @@ class ApswRegister(SqlRegister):
     def __init__(self, place: Place) -> None:
         assert place.path is not None
         self._connection = peers.open_apsw(place.path)
-        self._connection.execute(TABLES)
+        self._connection.execute(SQLITE_TABLES)
 
     def get(self) -> Any:
         """Read a value."""
@@ -226,11 +262,11 @@ class ApswRegister(SqlRegister):
 class PsycopgRegister(SqlRegister):
     """By hand on PostgreSQL: two round trips, in pipeline mode."""
 
-    locking = " FOR NO KEY UPDATE"
+    locking = " FOR NO KEY UPDATE OF tree"
 
     def __init__(self, place: Place) -> None:
         self._connection = peers.open_psycopg(place.conninfo)
-        for statement in TABLES.split(";\n"):
+        for statement in POSTGRES_TABLES.split(";\n"):
             if statement.strip():
                 self._connection.execute(statement.encode())
 

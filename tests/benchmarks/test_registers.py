@@ -64,4 +64,4 @@ def test_sql_by_hand_counts_as_holdfast_does(where: Place) -> None:
     else:
         with psycopg.connect(where.conninfo) as connection:
             [tree] = connection.execute(READ_TREE.encode()).fetchall()
-    assert tree == (3 + 2 + 2 * BATCH, 3 + 2 + 2 * BATCH)
+    assert tree == (3 + 2 + 2 * BATCH, 3 + 2 + 2 * BATCH, "active", 1)

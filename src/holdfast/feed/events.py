@@ -54,8 +54,12 @@ SELECT root_id, position, session_id, kind, data, created_at FROM hf_events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit
 """
 READ_FLOOR = "SELECT floor FROM hf_trees WHERE root_id = :root_id"
-# The sequence of a tree's shared state: how it advances, and a fragment that reads it.
-ADVANCE_SEQUENCE = "UPDATE hf_trees SET sequence = sequence + :count WHERE root_id = :root_id"
+# The sequence of a tree's shared state: how it advances, with the position for the events that
+# tell of it, and a fragment that reads it.
+ADVANCE_SEQUENCE = """
+UPDATE hf_trees SET sequence = sequence + :count, position = position + :count
+WHERE root_id = :root_id
+"""
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 READ_POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
 LIST_EVENT_SESSIONS = """
@@ -99,6 +103,14 @@ def event(codec: Codec, root_id: str, session_id: str, kind: str, data: object) 
     return Emit(root_id, session_id, kind, codec.pack(data, context=("hf_events", root_id)))
 
 
+def sequence_event(
+    codec: Codec, root_id: str, session_id: str, kind: str, data: dict[str, object]
+) -> Emit:
+    """Return an event whose position ADVANCE_SEQUENCE has counted; its data was checked before."""
+    sealed = codec.seal(codec.compose(data, name=kind), context=("hf_events", root_id))
+    return Emit(root_id, session_id, kind, sealed, is_counted=True)
+
+
 def event_statements(emits: Sequence[Emit]) -> list[Query]:
     """Return the statements that append events; the kernel runs them last."""
     by_root: dict[str, list[Emit]] = {}
@@ -107,7 +119,8 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
     statements = []
     for root_id in sorted(by_root):
         events = by_root[root_id]
-        statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": len(events)}))
+        if count := sum(not event.is_counted for event in events):
+            statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": count}))
         for back, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             parameters = {
                 "root_id": root_id,

@@ -166,8 +166,12 @@ class Execution(Generic[R]):
         lock_first: Collection[str] = (),
         *,
         is_refused: bool = False,
+        has_all: bool = False,
     ) -> None:
-        """With `is_refused`, an initial `Decide` is answered with no rows, without a query."""
+        """With `is_refused`, an initial `Decide` is answered with no rows, without a query.
+
+        With `has_all`, the transaction has locked the whole database.
+        """
         self.call = call
         self.queries: list[Query] = []
         self.statements = 0
@@ -180,6 +184,7 @@ class Execution(Generic[R]):
         self._services = services
         self._fresh_ids = 0
         self._is_refused = is_refused
+        self._has_all = has_all
         self._asked: Asked | None = None
         self._generator = self._locked_first(lock_first) if lock_first else call.begin()
 
@@ -224,7 +229,7 @@ class Execution(Generic[R]):
         queries: list[Query] = []
         slots: list[Query | None] = []
         for part in [command] if isinstance(command, Query | Lock) else command.commands:
-            query = self._lock(part.root_id) if isinstance(part, Lock) else part
+            query = self._lock(part) if isinstance(part, Lock) else part
             slots.append(query)
             if query is not None:
                 queries.append(query)
@@ -311,8 +316,12 @@ class Execution(Generic[R]):
             yield Lock(root_id)
         return (yield from self.call.begin())
 
-    def _lock(self, root_id: str) -> Query | None:
+    def _lock(self, lock: Lock) -> Query | None:
+        root_id = lock.root_id
         if root_id in self.locked:
+            return None
+        if self._has_all and not lock.is_asked:
+            self.locked.add(root_id)
             return None
         may_wait = root_id > self._last_locked
         self._last_locked = max(self._last_locked, root_id)

@@ -202,6 +202,8 @@ class Lock:
     """
 
     root_id: str
+    is_asked: bool = True
+    """Whether the answer matters; if not, a database that is locked as a whole runs nothing."""
 
 
 @dataclass(slots=True)
@@ -243,6 +245,8 @@ class Emit:
     session_id: str
     kind: str
     data: bytes
+    is_counted: bool = False
+    """Whether the operation has advanced the tree's position for it already."""
 
 
 @dataclass(slots=True)

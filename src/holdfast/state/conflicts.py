@@ -78,23 +78,35 @@ class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
 
         @functools.wraps(function)
         def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
-            if handle.runtime.run_flow is refuse_steps:
+            runtime, state = handle.runtime, cast("State[Any]", handle)
+            if runtime.run_flow is refuse_steps:
                 return unrecorded(handle, *args, **kwargs)
-            steps = _recorded(self, cast("State[Any]", handle), args, kwargs)
-            return handle.runtime.run_flow(steps)
+            item, name = state._session.item, function.__name__
+            if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
+                kwargs["idempotency_key"] = Ordinals.of(runtime).key(item, name, args, kwargs)
+            call = Call(self, handle, args, kwargs)
+            if runtime.is_async:
+                return runtime.run_flow(_recorded(state, call))
+            try:
+                # A flow is needed only to record a conflict.
+                return runtime.driver.run(call)
+            except VersionConflict as conflict:
+                runtime.run_flow(_record_first(state, conflict))
+                raise
 
         self._start = start
 
 
-def _recorded(op: operation[..., Any], state: State[Any], args: Any, kwargs: Any) -> Flow[Any]:
-    item, name = state._session.item, op.function.__name__
-    if item is not None and name in REPEATED and kwargs.get("idempotency_key") is None:
-        kwargs["idempotency_key"] = Ordinals.of(state.runtime).key(item, name, args, kwargs)
+def _recorded(state: State[Any], call: Call[Any]) -> Flow[Any]:
     try:
-        return (yield Perform(Call(op, state, args, kwargs)))
+        return (yield Perform(call))
     except VersionConflict as conflict:
-        yield from record_conflict(state._session, conflict, attempt=1, is_retried=False)
+        yield from _record_first(state, conflict)
         raise
+
+
+def _record_first(state: State[Any], conflict: VersionConflict) -> Flow[None]:
+    return record_conflict(state._session, conflict, attempt=1, is_retried=False)
 
 
 def record_conflict(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoints.diff import same
 from ..errors import KeyNotFound, LimitExceeded, RequestMismatch, VersionConflict
-from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, event
+from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, sequence_event
 from ..kernel.operation import Batch, Lock, Op, Query, Row, Runtime
 from ..kernel.sql import given
 from ..leases import Keeper
@@ -42,18 +42,19 @@ SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE {GIVEN_KEYS}
 READ_ALL_ENTRIES = f"""
 SELECT {ENTRY_COLUMNS} FROM hf_state_entries WHERE root_id = :root_id ORDER BY key
 """  # noqa: S608
-WRITE_ENTRY = """
+ADD_ENTRY = """
 INSERT INTO hf_state_entries (
     root_id, key, version, value, sequence, base, steps, updated_by, created_at, updated_at
 ) VALUES (
     :root_id, :key, :version, :value, :sequence, :base, :steps, :updated_by, :at, :at
 )
-ON CONFLICT (root_id, key) DO UPDATE SET
-    version = excluded.version, value = excluded.value, sequence = excluded.sequence,
-    base = excluded.base, steps = excluded.steps, updated_by = excluded.updated_by,
-    updated_at = excluded.updated_at,
-    created_at = CASE WHEN hf_state_entries.value IS NULL
-        THEN excluded.created_at ELSE hf_state_entries.created_at END
+"""
+CHANGE_ENTRY = """
+UPDATE hf_state_entries SET
+    version = :version, value = :value, sequence = :sequence, base = :base, steps = :steps,
+    updated_by = :updated_by, updated_at = :at,
+    created_at = CASE WHEN value IS NULL THEN :at ELSE created_at END
+WHERE root_id = :root_id AND key = :key
 """
 COUNT_KEYS = """
 INSERT INTO hf_state (root_id, keys) VALUES (:root_id, :keys)
@@ -90,7 +91,7 @@ class KeySlot:
 
     version: int = 0
     body: bytes | None = None
-    """The value, encoded; None if there is none."""
+    """The value, encoded, or as it is stored while it is `sealed`; None if there is none."""
     value: Any = MISSING
     base: int = 0
     steps: int = 0
@@ -98,6 +99,9 @@ class KeySlot:
     """The sequence of the last mutation of this transaction that changed it, or 0."""
     updated_by: str | None = None
     updated_at: int | None = None
+    is_stored: bool = False
+    """Whether the table has a row of it, if only a tombstone."""
+    is_sealed: bool = False
 
     @property
     def current_version(self) -> int:
@@ -137,7 +141,8 @@ class StateWrite:
         place, root_id = self.place, self.place.root_id
         wanted = None if keys is None else list(dict.fromkeys(keys))
         only = wanted[0] if wanted is not None and len(wanted) == 1 else ""
-        commands: list[Query | Lock] = [Lock(root_id)]
+        # Whether the tree is there is seen by its session.
+        commands: list[Query | Lock] = [Lock(root_id, is_asked=False)]
         if place.guard is not None:
             commands += Keeper.of(self.runtime).looks(place.guard)
         look = {"root_id": root_id, "number": place.number, "key": only}
@@ -177,12 +182,10 @@ class StateWrite:
         return int(row["sequence"])
 
     def _slot(self, row: Row) -> KeySlot:
-        body = row["value"]
-        if body is not None:
-            context = entry_context(self.place.root_id, row["key"])
-            body = self.runtime.codec.unseal(body, context=context)
-        slot = KeySlot(row["version"], body, MISSING, row["base"], row["steps"])
+        # A value that is only replaced is not opened.
+        slot = KeySlot(row["version"], row["value"], MISSING, row["base"], row["steps"])
         slot.updated_by, slot.updated_at = row["updated_by"], row["updated_at"]
+        slot.is_stored = slot.is_sealed = True
         return slot
 
     def slot(self, key: str) -> KeySlot:
@@ -198,8 +201,15 @@ class StateWrite:
         """Return the value of a key, or MISSING."""
         slot = self.slot(key)
         if slot.value is MISSING and slot.body is not None:
-            slot.value = self.runtime.codec.decode(slot.body)
+            slot.value = self._opened(key, slot)
         return slot.value
+
+    def _opened(self, key: str, slot: KeySlot) -> Any:
+        assert slot.body is not None
+        if not slot.is_sealed:
+            return self.runtime.codec.decode(slot.body)
+        context = entry_context(self.place.root_id, key)
+        return self.runtime.codec.unpack(slot.body, context=context)
 
     def document(self) -> dict[str, Any]:
         """Return every key that was read and exists."""
@@ -260,13 +270,13 @@ class StateWrite:
         self._told.append({"sequence": self.sequence, "operation": operation})
         for key in sorted(self._slots.keys() | wanted.keys()):
             slot, after = self.slot(key), wanted.get(key, MISSING)
-            if not self._is_same(slot, after):
+            if not self._is_same(key, slot, after):
                 self._put(key, slot, after, operation, None)
 
-    def _is_same(self, slot: KeySlot, after: Any) -> bool:
+    def _is_same(self, key: str, slot: KeySlot, after: Any) -> bool:
         if after is MISSING or slot.body is None:
             return after is MISSING and slot.body is None
-        return same(after, self.runtime.codec.decode(slot.body))
+        return same(after, self._opened(key, slot))
 
     def _put(
         self, key: str, slot: KeySlot, after: Any, operation: str, argument: bytes | None
@@ -279,6 +289,7 @@ class StateWrite:
         slot.version = max(slot.version, least, self.least_version) + 1
         slot.value, slot.sequence = after, self.sequence
         slot.body = body = None if after is MISSING else codec.encode(after, name=key)
+        slot.is_sealed = False
         self.keys += (body is not None) - existed
         is_whole = (
             argument is None
@@ -346,13 +357,15 @@ class StateWrite:
         if self.keys != self._keys_before:
             statements.append(Query(COUNT_KEYS, {"root_id": root_id, "keys": self.keys}))
         for row in self.entry_rows():
-            statements.append(Query(WRITE_ENTRY, row))
+            is_stored = self._slots[row["key"]].is_stored
+            statements.append(Query(CHANGE_ENTRY if is_stored else ADD_ENTRY, row))
         for row in self._events:
             statements.append(Query(ADD_STATE_EVENT, row))
         yield Batch(statements, is_unread=True)
         why = {} if self.reason is None else {"reason": self.reason}
         for told in self._told:
-            yield event(codec, root_id, place.session_id, "state_changed", {**told, **why})
+            data = {**told, **why}
+            yield sequence_event(codec, root_id, place.session_id, "state_changed", data)
 
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the events so far."""

@@ -43,7 +43,7 @@ class AsyncSqliteDriver(AsyncDriver):
             return await self._loop.run_in_executor(self._readers, twin.run, call)
         if call.operation.mode == "read" or not isinstance(twin, SqliteDriver):
             return twin.run(call)
-        job = _AsyncJob(Execution(call, settings.services))
+        job = _AsyncJob(Execution(call, settings.services, has_all=True))
         job.execution.advance()
         job.wake = self._wake
         job.deadline = self._loop.time() + settings.busy_timeout_seconds

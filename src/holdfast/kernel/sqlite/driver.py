@@ -57,7 +57,7 @@ class SqliteDriver(open_file.OpenFile):
             self.require_usable()
         if call.operation.mode != "write":
             return self._read(call)
-        job = Job(Execution(call, self.settings.services))
+        job = Job(Execution(call, self.settings.services, has_all=True))
         job.execution.advance()
         try:
             if not self._run_inline(job):

@@ -414,7 +414,8 @@ class Writer:
         job.attempts += 1
         job.error = None
         try:
-            job.execution = Execution(job.execution.call, self._settings.services)
+            call, services = job.execution.call, self._settings.services
+            job.execution = Execution(call, services, has_all=True)
             job.execution.advance()
         except BaseException as error:
             job.error = error
