@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.cli.app import run
 from holdfast.server.serve import Address
 from holdfast.server.start import start_token
 from tests.server.processes import (
@@ -183,6 +184,14 @@ def test_what_is_refused_at_the_start_is_one_sentence(file: dict[str, Any]) -> N
         with server_process(*options, **file) as (process, told):
             assert told is None
             assert process.wait(60) == 2
+
+
+def test_a_server_cannot_be_served(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "t")
+    assert run(["serve", "--url=http://127.0.0.1:1"]) == 2
+    assert "name the database to serve" in capsys.readouterr().err
 
 
 def test_a_kill_under_load_loses_no_answered_write(place: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ Approval = Annotated[
         ),
     ),
 ]
-By = Annotated[str | None, option("NAME", "Who decides (recorded).")]
+By = Annotated[str | None, option("NAME", "Who decides; required, and recorded.")]
 Note = Annotated[str | None, option("TEXT", "Why (recorded).")]
 
 

@@ -15,7 +15,7 @@ from ..kernel.scratch import scratch
 from ..kernel.url import parse
 from ..store import Store
 from . import output
-from .command import Answer, Namespace, Url, option
+from .command import Answer, DatabaseUrl, Namespace, option
 
 MESSAGE = {"role": "assistant", "content": "x" * 2_000}
 MESSAGES = 1_000
@@ -41,7 +41,7 @@ def nothing(number: int) -> None:
 
 
 def bench(
-    url: Url = None,
+    url: DatabaseUrl = None,
     namespace: Namespace = None,
     seconds: Annotated[float, option("SECONDS", "How long to measure each kind of call.")] = 1.0,
     sessions: Annotated[int, option("N", "How many sessions append at once, in threads.")] = 16,

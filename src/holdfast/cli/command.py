@@ -109,6 +109,14 @@ Url = Annotated[
         show_default="$HOLDFAST_URL, else sqlite:///holdfast.db",
     ),
 ]
+DatabaseUrl = Annotated[
+    str | None,
+    option(
+        "URL",
+        "sqlite:///file.db or postgresql://user@host/database.",
+        show_default="$HOLDFAST_URL, else sqlite:///holdfast.db",
+    ),
+]
 Namespace = Annotated[str | None, option("NAME", "PostgreSQL schema, or prefix of the file.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON, for scripts; errors too, on stderr.")]
 Yes = Annotated[bool, flag("--yes", "Do not ask for confirmation.", "-y")]

@@ -220,7 +220,7 @@ def resolve(
     result: Annotated[
         str | None, option("JSON", "The result that identical calls get; null by default.")
     ] = None,
-    by: Annotated[str | None, option("NAME", "Who decides (recorded).")] = None,
+    by: Annotated[str | None, option("NAME", "Who decides; required, and recorded.")] = None,
     note: Annotated[str | None, option("TEXT", "Why (recorded).")] = None,
 ) -> Answer:
     """Record whether an effect in doubt happened. Check with its receiver first."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from ..errors import InvalidArgument
-from .command import Answer, Namespace, Tools, Url, flag, named_tools, option
+from ..kernel.url import RemoteTarget, parse
+from .command import Answer, DatabaseUrl, Namespace, Tools, flag, named_tools, option
 from .output import json_line
 
 PORT = 8317
@@ -23,7 +24,7 @@ def require_server() -> None:
 
 
 def serve(
-    url: Url = None,
+    url: DatabaseUrl = None,
     namespace: Namespace = None,
     host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
     port: Annotated[int, option("PORT", "The port; 0 picks a free one.")] = PORT,
@@ -70,6 +71,8 @@ def serve(
         work_days=work_days,
         tools=by_name(named_tools(tools)),
     )
+    if isinstance(parse(url, namespace), RemoteTarget):
+        raise InvalidArgument("--url is the address of a server; name the database to serve")
     place: dict[str, Any] = {"url": url, "namespace": namespace}
     token = start_token(place, is_read_only=read_only)
     if token.secret is not None:
