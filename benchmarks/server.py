@@ -60,6 +60,7 @@ TITLES = {
 }
 MESSAGE = {"role": "user", "content": "x" * 200}
 START_SECONDS = 60
+SERVER_CPU = "µs of the server's CPU"
 
 
 class Connection:
@@ -194,8 +195,8 @@ class StoreCalls:
 
 
 @contextlib.contextmanager
-def process(*arguments: str, port: int) -> Iterator[None]:
-    """Run a server until the end of the block."""
+def process(*arguments: str, port: int) -> Iterator[int]:
+    """Run a server until the end of the block; yield the id of its process."""
     with subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL) as started:
         try:
             deadline = time.monotonic() + START_SECONDS
@@ -205,7 +206,7 @@ def process(*arguments: str, port: int) -> Iterator[None]:
                 if started.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{arguments} did not start")
                 time.sleep(0.05)
-            yield
+            yield started.pid
         finally:
             started.terminate()
 
@@ -222,7 +223,8 @@ class Measured:
 
     def __init__(self, places: Mapping[str, Place], stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        urls = {name: self._serve(places[name]) for name in (SERVER, FOLLOWED)}
+        self.processes: dict[str, int] = {}
+        urls = {name: self._serve(name, places[name]) for name in (SERVER, FOLLOWED)}
         url, self._secret = urls[SERVER]
         self.followed_url, secret = urls[FOLLOWED]
         clients = {
@@ -260,10 +262,12 @@ class Measured:
         port = free_port()
         where = [place.dsn, place.schema] if place.path is None else [str(place.path)]
         given = ("benchmarks.bare_api", kind, str(port), *where)
-        self._stack.enter_context(process(*given, port=port))
+        started = self._stack.enter_context(process(*given, port=port))
+        if kind == "sql":
+            self.processes[BARE] = started
         return port
 
-    def _serve(self, place: Place) -> tuple[str, str]:
+    def _serve(self, name: str, place: Place) -> tuple[str, str]:
         """Serve a new store; return its address and a token."""
         with holdfast.open(place.url, namespace=place.schema or None) as store:
             store.session("root")
@@ -271,8 +275,16 @@ class Measured:
         port = free_port()
         named = [f"--namespace={place.schema}"] if place.schema else []
         given = ("holdfast", "serve", f"--url={place.url}", f"--port={port}", *named)
-        self._stack.enter_context(process(*given, port=port))
+        self.processes[name] = self._stack.enter_context(process(*given, port=port))
         return f"http://127.0.0.1:{port}", secret
+
+    def round(self, name: str, work: str, seconds: float) -> Callable[[], Figures]:
+        """Return a round of one contestant, with the processor time of its server."""
+        return spending(self.processes.get(name), self.calls[name][work], seconds, timed)
+
+    def paced(self, name: str, seconds: float) -> Callable[[], Figures]:
+        """Return a round of writes at a pace."""
+        return spending(self.processes[name], self.calls[name]["swap"], seconds, _paced)
 
 
 def run(console: Console, *, quick: bool) -> Report:
@@ -304,9 +316,7 @@ def _tables(
     rounds, seconds = (3, 0.5) if quick else (9, 2.0)
     for work, title in TITLES.items():
         contestants = [
-            Contestant(
-                name, _round(measured.calls[name][work], seconds), BARE if name == SERVER else None
-            )
+            Contestant(name, measured.round(name, work, seconds), BARE if name == SERVER else None)
             for name in (SERVER, BARE, CLIENT, EMBEDDED)
         ]
         text = f"{database}: {title}, one connection"
@@ -329,7 +339,7 @@ def _tables(
         yield compare(text, contestants, rounds=rounds, key=TIME)
     with followers(measured.followed_url, measured.followed_secret, FOLLOWERS):
         contestants = [
-            Contestant(name, _paced(measured.calls[name]["swap"], seconds), beside)
+            Contestant(name, measured.paced(name, seconds), beside)
             for name, beside in ((SERVER, None), (FOLLOWED, SERVER))
         ]
         text = f"{database}: {WRITES_PER_SECOND} writes per second, {FOLLOWERS} followers or none"
@@ -363,14 +373,49 @@ def _round(call: Callable[[], object], seconds: float) -> Callable[[], Figures]:
     return lambda: timed(call, seconds)
 
 
-def _paced(call: Callable[[], object], seconds: float) -> Callable[[], Figures]:
-    """Return a round that calls so many times a second and measures each call alone."""
+def _paced(call: Callable[[], object], seconds: float) -> Figures:
+    """Call so many times a second and measure each call alone."""
+    latencies = []
+    for _ in range(max(1, int(seconds * WRITES_PER_SECOND))):
+        time.sleep(1 / WRITES_PER_SECOND)
+        started = time.perf_counter()
+        call()
+        latencies.append((time.perf_counter() - started) * 1e6)
+    return {TIME: statistics.median(latencies)}
+
+
+def spending(
+    process_id: int | None,
+    call: Callable[[], object],
+    seconds: float,
+    measure: Callable[[Callable[[], object], float], Figures],
+) -> Callable[[], Figures]:
+    """Return a round that also tells the processor time of a server for each call.
+
+    Beside other programs it says more than the clock: a thread that serves all waits for its turn.
+    """
 
     def round() -> Figures:
-        latencies = []
-        for _ in range(max(1, int(seconds * WRITES_PER_SECOND))):
-            time.sleep(1 / WRITES_PER_SECOND)
-            latencies.append(timed(call, 0.0001)[TIME])
-        return {TIME: statistics.median(latencies)}
+        calls = 0
+
+        def counted() -> None:
+            nonlocal calls
+            calls += 1
+            call()
+
+        before = _cpu_seconds(process_id)
+        figures = measure(counted, seconds)
+        if before is not None and (after := _cpu_seconds(process_id)) is not None:
+            figures[SERVER_CPU] = (after - before) / calls * 1e6
+        return figures
 
     return round
+
+
+def _cpu_seconds(process_id: int | None) -> float | None:
+    """Return the processor time of a process so far, where the system tells it."""
+    stat = Path(f"/proc/{process_id}/stat")
+    if process_id is None or not stat.exists():
+        return None
+    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
