@@ -31,11 +31,13 @@ from .sessions.subtree import (
 )
 from .wire import travels
 
-SESSIONS_PER_PASS = 50
+# Up to so many take one transaction; more are taken in smaller ones, between which others write.
+SESSIONS_AT_ONCE = 50
+SESSIONS_PER_PASS = 16
 SESSIONS_CLOSED_PER_PASS = 1_000
 SESSIONS_PER_PAGE = 10_000
 ROWS_PER_PASS = 1_000
-EVENTS_PER_PASS = 2_000
+EVENTS_PER_PASS = 500
 
 OPEN = frozenset({"active", "waiting"})
 Progress = Callable[[int, int], None]
@@ -153,8 +155,8 @@ class Tree(SessionHandle[Any]):
         """Cancel a small tree; mark the top of a large one as `cancelling` and return None."""
         yield from self._lock()
         row = yield from self._row()
-        members = yield from list_some(self.top, SESSIONS_PER_PASS + 1)
-        if len(members) <= SESSIONS_PER_PASS:
+        members = yield from list_some(self.top, SESSIONS_AT_ONCE + 1)
+        if len(members) <= SESSIONS_AT_ONCE:
             cancelled = yield from self._cancel(members)
             if cancelled is not None:
                 return cancelled
@@ -174,7 +176,7 @@ class Tree(SessionHandle[Any]):
         yield Lock(self.root_id)
         yield from self._row()
         after = 0
-        while page := (yield from list_members(self.top, after, SESSIONS_PER_PASS)):
+        while page := (yield from list_members(self.top, after, SESSIONS_AT_ONCE)):
             while (yield from self._cancel(page)) is None:
                 pass
             after = page[-1].number
@@ -219,9 +221,9 @@ class Tree(SessionHandle[Any]):
         """Delete a small tree; None if one pass is not enough."""
         yield from self._lock()
         row = yield from self._row()
-        members = yield from list_some(self.top, SESSIONS_PER_PASS + 1)
+        members = yield from list_some(self.top, SESSIONS_AT_ONCE + 1)
         position = yield from read_position(self.root_id)
-        if len(members) > SESSIONS_PER_PASS or position > EVENTS_PER_PASS:
+        if len(members) > SESSIONS_AT_ONCE or position > EVENTS_PER_PASS:
             return None
         if not force:
             yield from self._require_free(members)

@@ -128,6 +128,7 @@ def test_what_failed_is_not_audited(place: dict[str, Any]) -> None:
 def test_a_large_tree_is_one_deletion(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.trees.SESSIONS_AT_ONCE", 2)
     monkeypatch.setattr("holdfast.trees.SESSIONS_PER_PASS", 2)
     monkeypatch.setattr("holdfast.trees.SESSIONS_CLOSED_PER_PASS", 2)
     with holdfast.open(**place) as store:

@@ -29,6 +29,7 @@ class Stopped(Exception):
 @pytest.fixture(autouse=True)
 def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
+        "SESSIONS_AT_ONCE": 3,
         "SESSIONS_PER_PASS": 3,
         "SESSIONS_CLOSED_PER_PASS": 4,
         "SESSIONS_PER_PAGE": 5,
