@@ -469,6 +469,8 @@ def test_what_is_in_another_tree_is_as_unknown_as_what_never_was(tmp_path: Any) 
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:
         mine, other = store.session("mine"), store.session("other-tree-0001")
+        begun = other.begin("pay", {"n": 1}, "c1")
+        assert isinstance(begun, holdfast.Issued)
         ended = store.session("ended", parent=other)
         ended.end()
         store.work.submit("t", session=mine)

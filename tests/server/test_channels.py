@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast import StoreUnavailable
 from holdfast.records import Event
 from holdfast.server.channels import Backlog, Hub, Source
 from holdfast.server.frames import EventFrames, Frames
+from holdfast.server.stream import Following
 
 SECONDS_MAX = 60
 
@@ -65,5 +67,55 @@ def test_who_comes_after_a_reader_failed_has_one_that_works() -> None:
             for follower in (first, second):
                 await follower.close()
             assert not hub._followed, "a channel that nobody follows is kept"
+
+    asyncio.run(main())
+
+
+def test_what_is_delivered_at_once_never_overtakes_what_is_queued() -> None:
+    async def main() -> None:
+        async def follow(after: int) -> AsyncGenerator[Frames[Any], None]:
+            await asyncio.Event().wait()
+            yield frames(0)
+
+        async def head() -> int:
+            return 0
+
+        async def page(after: int) -> list[Frames[Any]]:
+            return []
+
+        hub = Hub(Backlog(10, 10_000), lambda: False)
+        follower = hub.subscribe(Source("feed", head, page, follow), None)
+        await follower.begin()
+        following = Following(follower)
+        written: list[bytes] = []
+        is_writable = True
+
+        def write_now(packed: bytes) -> bool:
+            if is_writable:
+                written.append(packed)
+            return is_writable
+
+        follower.deliver_now = partial(following.delivered, write_now)
+        taking = asyncio.create_task(follower.next())
+        await asyncio.sleep(0)
+        follower.put(frames(1))
+        assert (len(written), following.last) == (1, "1")
+        is_writable = False
+        follower.put(frames(2))
+        assert (len(written), following.last) == (1, "1")
+        # The second waits for the task that takes it, so the third waits behind it.
+        is_writable = True
+        follower.put(frames(3))
+        assert len(written) == 1
+        async with asyncio.timeout(SECONDS_MAX):
+            assert await taking == frames(2)
+            assert await follower.next() == frames(3)
+        taking = asyncio.create_task(follower.next())
+        await asyncio.sleep(0)
+        follower.put(frames(3))
+        follower.put(frames(4))
+        assert (len(written), following.last) == (2, "4")
+        taking.cancel()
+        await follower.close()
 
     asyncio.run(main())

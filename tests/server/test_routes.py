@@ -324,6 +324,12 @@ def test_a_session_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
         ):
             assert error(answer) == (404, "session_not_found")
             assert answer.json()["detail"] == f"there is no session {child!r}"
+    started(shared, id=child, parent=root)
+    assert shared.put(path, **put).status_code == 200
+    shared.runner.run(_delete(shared, child))
+    shared.runner.run(shared._make(child, other))
+    assert shared.put(path, **put).status_code == 200
+    assert shared.get(f"/sessions/{other}/state/keys/k").json()["version"] == 2
 
 
 async def _delete(shared: Served, id: str) -> None:
