@@ -207,6 +207,23 @@ def test_every_moment_has_two_times(page: Page) -> None:
             assert words, path
 
 
+def test_what_is_typed_stays_while_the_page_asks_again(page: Page, store: holdfast.Store) -> None:
+    store.work.submit("typed", queue="typed", id="typed")
+    store.work.claim("worker-6", queues=["typed"], lease_seconds=3_600)
+    page.goto("/ui/work/typed")
+    actions = page.get_by_role("region", name="Actions")
+    actions.get_by_text("curl").first.click()
+    actions.get_by_label("Why").fill("it hangs")
+    actions.get_by_role("button", name="Release").focus()
+    for _ in range(3):
+        with page.expect_event("response"):
+            pass
+    expect(actions.get_by_label("Why")).to_have_value("it hangs")
+    expect(actions.get_by_text("-d reason=TEXT")).to_be_visible()
+    actions.get_by_role("button", name="Release").press("Enter")
+    expect(page.get_by_role("row").filter(has_text="taken away")).to_contain_text("it hangs")
+
+
 def test_every_action_works_with_the_keyboard_alone(page: Page, place: dict[str, Any]) -> None:
     with holdfast.open(**place) as store:
         id, other = doubt(store.session("keys"), "pay"), doubt(store.session("keys"), "lend")

@@ -56,13 +56,24 @@ function choices(/** @type {Element} */ region) {
   return [...region.querySelectorAll(CHOICES)].map((each) => [selector(each), each.checked]);
 }
 
+/** What the server has sent for a region: without what the reader has opened, and without marks. */
+function sent(/** @type {Element} */ region) {
+  const copy = region.cloneNode(true);
+  for (const each of copy.querySelectorAll("[open], .changed")) {
+    each.removeAttribute("open");
+    each.classList.remove("changed");
+    if (each.getAttribute("class") === "") each.removeAttribute("class");
+  }
+  return copy.outerHTML;
+}
+
 /** Exchange the regions that differ, and keep what the reader has opened and chosen. */
 function exchange(/** @type {Document} */ fresh) {
   let changes = 0;
   for (const region of document.querySelectorAll("[data-region]")) {
     const name = region.getAttribute("data-region");
     const next = fresh.querySelector(`[data-region="${CSS.escape(name)}"]`);
-    if (next === null || next.outerHTML === region.outerHTML) continue;
+    if (next === null || sent(next) === sent(region)) continue;
     const focused = region.contains(document.activeElement) ? document.activeElement : null;
     if (focused?.matches(`select, textarea, input:not(${CHOICES})`)) {
       stale = true;
