@@ -12,10 +12,13 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import holdfast
+from holdfast.explorations import KeptStep
 from holdfast.server.ui.pages import explorations
 from holdfast.worlds import changes
+from holdfast.worlds.journal import drive, journal_of
 from holdfast.worlds.reports import violation_data
 from holdfast.worlds.stored import read_exploration
+from holdfast.worlds.values import encode
 from tests.server.live import live
 from tests.server.serving import Served, error, serving
 from tests.ui.browsers import looking, sign_in
@@ -173,6 +176,26 @@ def test_one_whose_graph_was_pruned_says_so(tmp_path: Any) -> None:
         page = served.get(PAGE, headers=HTML)
         assert (page.status_code, "removed by retention" in page.text) == (200, True)
         assert "State graph" not in page.text
+
+
+def test_what_no_known_step_leads_to_is_farther_away(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        fill_exploration(store)
+        wrong = {"invariant": "never two", "severity": "high", "message": "m", "is_checked": True}
+        violation = {**wrong, "state_id": "lost", "path": []}
+        body = {"outcome": None, "found": {"violations": [violation], "warnings": []}}
+        lost: dict[str, Any] = {"body": encode(body, "step"), "has_findings": True}
+        steps = [
+            KeptStep(from_id="nowhere", candidate=0, to_id="lost", **lost),
+            KeptStep(from_id="lost", candidate=1, to_id=None, **lost),
+        ]
+        with drive(store, EXPLORED) as session:
+            journal_of(session).add([], steps)
+    with serving(**place) as served:
+        told = served.get(f"{PAGE}?format=json").json()
+        assert told["found_farther"] == 2
+        assert served.get(PAGE, headers=HTML).status_code == 200
 
 
 def test_one_that_was_stopped_says_how_to_go_on(tmp_path: Any) -> None:

@@ -164,10 +164,10 @@ def outlined(info: ExplorationInfo, outline: Outline) -> OutlinedExploration:
             recorded.found.append(read_found(body["found"], invariants))
         for edge in outline.edges:
             _add_edge(recorded, settings, edge)
-        graph.shorten()
+        reached = _reached(graph)
         for step in outline.findings:
             found = read_found(decode(step.body)["found"], invariants)
-            near = [each for each in found.violations if _is_reached(graph, each.state_id)]
+            near = [each for each in found.violations if each.state_id in reached]
             farther += len(found.violations) - len(near)
             recorded.found.append(Found(near, found.warnings))
         result = _Reader(recorded, settings.choices, settings.invariants).result
@@ -191,9 +191,15 @@ def _add_edge(recorded: Recorded, settings: _Settings, edge: Edge) -> None:
     recorded.tried.add(action.name)
 
 
-def _is_reached(graph: StateGraph, id: str) -> bool:
-    state = graph.states.get(id)
-    return state is not None and (state is graph.initial or state.found_by is not None)
+def _reached(graph: StateGraph) -> set[str]:
+    """Return the states that known steps lead to from the initial one."""
+    waiting = [] if graph.initial is None else [graph.initial.id]
+    reached = set(waiting)
+    while waiting:
+        leads = {run.to_id for run in graph.transitions_from(waiting.pop())} - reached
+        reached |= leads
+        waiting += leads
+    return reached
 
 
 def _of(store: Store) -> Explorations[Sync]:

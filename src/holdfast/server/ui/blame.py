@@ -59,8 +59,7 @@ def _changed(history: Sequence[Entry], path: Path, is_whole: bool) -> Entry | No
         older = history[place + 1] if place + 1 < len(history) else None
         if older is None:
             return entry if is_whole else None
-        before, after = _at(older, path), _at(entry, path)
-        if before is _GONE or not same(before, after):
+        if not same(_at(older, path), _at(entry, path)):
             return entry
     return None
 
