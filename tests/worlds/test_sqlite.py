@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.errors import CheckpointInvalid, InvalidArgument, RollbackError, SystemBusy
 from holdfast.worlds import SqliteConnectionSystem, SqliteSystem, World, check_system
-from holdfast.worlds.systems import wal
+from holdfast.worlds.systems import wal, wal_frames
 
 SCHEMA = [
     "CREATE TABLE t (k INTEGER PRIMARY KEY AUTOINCREMENT, v)",
@@ -206,6 +206,126 @@ def test_a_stale_connection_does_not_take_another_branch_for_its_own(
     found = ask("SELECT name FROM sqlite_schema WHERE name IN ('x', 'y')")
     assert found == [["'y'"]]
     assert ask("SELECT only_y FROM y") == [["'y'"]]
+    system.close()
+
+
+def log_bytes(path: Path) -> int:
+    return Path(f"{path}-wal").stat().st_size
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
+def test_a_long_log_is_written_again_shorter_and_every_checkpoint_stays_good(
+    tmp_path: Path,
+    page_bytes: int,
+    user: Callable[[Path], Ask],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    real = wal_frames.shortened
+
+    def counted(frames: bytes, page: int, checksum: tuple[int, int]) -> bytes:
+        written.append(page)
+        return real(frames, page, checksum)
+
+    monkeypatch.setattr(wal, "shortened", counted)
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as first:
+        first.execute(f"PRAGMA page_size = {page_bytes}")
+        first.execute("VACUUM")
+    system = SqliteSystem(made(path, "wal"))
+    snapshots = system._snapshots
+    assert isinstance(snapshots, wal.WalSnapshots)
+    ask = user(path)
+
+    def change(random: Random) -> str:
+        # It is tried at every checkpoint.
+        snapshots._long_bytes = 0
+        # A database that becomes shorter leaves pages in the log that are beyond its end.
+        sql = "VACUUM" if random.random() < 0.05 else statement(random)
+        ask(sql)
+        assert ask("PRAGMA integrity_check") == [["'ok'"]]
+        return sql
+
+    check_system(system, change, lambda: content(ask))
+    assert written.count(page_bytes) > 10
+    system.close()
+    assert ask("PRAGMA integrity_check") == [["'ok'"]]
+
+
+def test_a_walk_of_many_checkpoints_has_a_short_log(
+    log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal, "LONG_BYTES", 100_000)
+    system = SqliteSystem(log_file)
+    other = sqlite3.connect(log_file, isolation_level=None)
+    other.execute("INSERT INTO t (v) VALUES (0)")
+    tokens = []
+    for n in range(200):
+        other.execute("UPDATE t SET v = ?", (n,))
+        tokens.append(system.checkpoint(f"{n}"))
+        # One more commit than is allowed is seen before it is made shorter.
+        assert log_bytes(log_file) < 130_000
+    for n in (0, 199, 100, 30):
+        system.rollback(tokens[n])
+        assert other.execute("SELECT v FROM t").fetchone() == (n,)
+        assert log_bytes(log_file) < 130_000
+    # What is kept for another process is the shorter log too.
+    kept = system.keep(tokens[30])
+    assert isinstance(kept, dict)
+    system.restore(kept)
+    assert other.execute("SELECT v FROM t").fetchone() == (30,)
+    system.discard(kept)
+    other.close()
+    system.close()
+
+
+def test_a_log_of_pages_that_differ_stays_as_it_is(
+    log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal, "LONG_BYTES", 50_000)
+    looks: list[int] = []
+    real = wal_frames.shortened
+
+    def counted(frames: bytes, page: int, checksum: tuple[int, int]) -> bytes:
+        looks.append(len(frames))
+        return real(frames, page, checksum)
+
+    monkeypatch.setattr(wal, "shortened", counted)
+    system = SqliteSystem(log_file)
+    looks.clear()
+    other = sqlite3.connect(log_file, isolation_level=None)
+    token = system.checkpoint("start")
+    for n in range(40):
+        other.execute("INSERT INTO pairs VALUES (?, randomblob(20000))", (n,))
+        system.checkpoint(f"{n}")
+    # Each look reads the whole log, so the next one comes when it has doubled.
+    assert 1 < len(looks) < 8
+    system.rollback(token)
+    assert other.execute("SELECT count(*) FROM pairs").fetchone() == (0,)
+    other.close()
+    system.close()
+
+
+def test_a_checkpoint_does_not_wait_for_readers_to_make_the_log_shorter(
+    log_file: Path, user: Callable[[Path], Ask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal, "LONG_BYTES", 20_000)
+    system = SqliteSystem(log_file)
+    writer, reader = user(log_file), user(log_file)
+    reader("BEGIN")
+    assert reader("SELECT count(*) FROM t") == [["0"]]
+    writer("INSERT INTO t (v) VALUES (0)")
+    for n in range(30):
+        writer(f"UPDATE t SET v = {n}")
+        system.checkpoint(f"{n}")
+    long = log_bytes(log_file)
+    assert long > 100_000
+    assert reader("SELECT count(*) FROM t") == [["0"]]
+    reader("COMMIT")
+    writer("UPDATE t SET v = 30")
+    system.checkpoint("30")
+    assert log_bytes(log_file) < long // 2
+    assert reader("SELECT v FROM t") == [["30"]]
     system.close()
 
 

@@ -28,10 +28,14 @@ class Node(Generic[D]):
 
 
 class SnapshotTree(ABC, Generic[D]):
-    """Nodes by number; `head` is the one that the live content was last equal to."""
+    """Nodes by number; `head` is the one that the live content was last equal to.
+
+    All others follow on the `first` one.
+    """
 
     def __init__(self, base: D) -> None:
         self.head: Node[D] = Node(0, None, base)
+        self.first = self.head
         self._nodes = {0: self.head}
         self._next = 1
 
@@ -116,7 +120,9 @@ class SnapshotTree(ABC, Generic[D]):
         child.changes = join(node.changes, child.changes)
         child.parent = parent
         del self._nodes[node.number]
-        if parent is not None:
+        if parent is None:
+            self.first = child
+        else:
             del parent.children[node.number]
             parent.children[child.number] = child
 

@@ -15,7 +15,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,10 +24,15 @@ import apsw
 
 from ...errors import CheckpointInvalid, SystemBusy
 from ..tree import Node, SnapshotTree
+from .wal_frames import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    checksum_before,
+    is_readable,
+    shortened,
+)
 
 _HEADER_BYTES: Final = 48
-_LOG_HEADER_BYTES: Final = 32
-_FRAME_HEADER_BYTES: Final = 24
 _SALTS: Final = slice(16, 24)
 # Where locks stand in the index of the log, and in the database file.
 _WRITE_TO_RECOVER: Final = (120, 3)
@@ -37,6 +42,8 @@ _SHARED: Final = (0x4000_0002, 510)
 _LOCK: Final = "hhqqi4x"
 _CHUNK_BYTES: Final = 1 << 20
 _PAUSE_SECONDS: Final = 0.002
+# SQLite reads the log again after each rollback, so one that is longer is written again, shorter.
+LONG_BYTES: Final = 4 << 20
 BASE: Final = "base"
 IS_SUPPORTED: Final = hasattr(fcntl, "F_OFD_SETLK")
 
@@ -67,7 +74,13 @@ class WalSnapshots:
     The descriptors are closed after the connection: closing one drops the locks of this process.
     """
 
-    def __init__(self, path: Path, connection: apsw.Connection, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: apsw.Connection,
+        wait_seconds: float,
+        long_bytes: int | None = None,
+    ) -> None:
         self._connection = connection
         self._wait_seconds = wait_seconds
         self._path = path
@@ -82,28 +95,36 @@ class WalSnapshots:
             version = connection.pragma("user_version")
             connection.pragma("user_version", version)
             end = self._end()
-            self._salts = os.pread(self._log, _LOG_HEADER_BYTES, 0)[_SALTS]
+            self._salts = os.pread(self._log, HEADER_BYTES, 0)[_SALTS]
             self._schema_max = self._schema()
             self._tree = _Pieces(Piece(b"", end, self._schema_max))
+            self._least_bytes = LONG_BYTES if long_bytes is None else long_bytes
+            self._long_bytes = self._least_bytes
         except BaseException:
             self.close()
             raise
 
     def checkpoint(self) -> int:
         """Keep what was committed since the head."""
-        return self._tree.add(self._pending())
+        pending = self._pending()
+        length = pending.end - self._tree.first.changes.end
+        if length > self._long_bytes and not self._tree.is_empty(pending):
+            with suppress(SystemBusy):
+                self._shorten(pending.end)
+            pending = self._pending()
+        return self._tree.add(pending)
 
     def prepare(self, token: int) -> None:
         """Raise unless the token is known and no transaction of anybody stands in the way."""
         self._tree.find(token)
-        with self._alone():
+        with self._alone(self._wait_seconds):
             self._require_same_log()
 
     def rollback(self, token: int) -> None:
         """Cut the log, and append what leads to the target."""
         target = self._tree.find(token)
         schema = self._schema()
-        with self._alone():
+        with self._alone(self._wait_seconds):
             self._require_same_log()
             self._rewrite(target)
         self._tree.move(target)
@@ -159,24 +180,61 @@ class WalSnapshots:
         start, end = self._tree.head.changes.end, self._end()
         return Piece(os.pread(self._log, end - start, start), end, self._schema())
 
+    def _shorten(self, end: int) -> None:
+        """Write the log after the first snapshot again, with one frame for each page.
+
+        The next snapshot follows on the first one then, as if nothing had come between them.
+        """
+        first = self._tree.first
+        start = first.changes.end
+        size = FRAME_HEADER_BYTES + self._page_bytes()
+        header = os.pread(self._log, HEADER_BYTES, 0)
+        if not is_readable(header):
+            return
+        with self._alone(0):
+            self._require_same_log()
+            if self._indexed_end() != end:
+                return
+            frames = os.pread(self._log, end - start, start)
+            before = b"" if start == HEADER_BYTES else os.pread(self._log, size, start - size)
+            content = shortened(frames, size - FRAME_HEADER_BYTES, checksum_before(header, before))
+            # A log of pages that all differ cannot be made shorter: look again when it has doubled.
+            self._long_bytes = max(self._least_bytes, 2 * len(content))
+            if 2 * len(content) > len(frames):
+                return
+            # From here on all of it is what came after the first snapshot, in either form.
+            self._tree.move(first)
+            os.pwrite(self._index, bytes(2 * _HEADER_BYTES), 0)
+            _write_at(self._log, content, start)
+            # What is behind it does not fit its checksums, so it counted no more already.
+            os.ftruncate(self._log, start + len(content))
+
+    def _page_bytes(self) -> int:
+        return int(self._connection.pragma("page_size"))
+
     def _end(self) -> int:
         """Return the length of the log that is committed, as its index says."""
         for _ in range(1_000):
-            both = os.pread(self._index, 2 * _HEADER_BYTES, 0)
-            first, second = both[:_HEADER_BYTES], both[_HEADER_BYTES:]
-            is_valid = len(second) == _HEADER_BYTES and first[12]
-            if first == second and is_valid:
-                size, frames = struct.unpack_from("=HI", first, 14)
-                # A page of 65,536 bytes is written as 1.
-                page = 65_536 if size == 1 else size
-                return _LOG_HEADER_BYTES + int(frames) * (_FRAME_HEADER_BYTES + page)
+            end = self._indexed_end()
+            if end is not None:
+                return end
             # Somebody is just writing it, or it waits for the next reader after a rollback.
             self._schema()
             time.sleep(_PAUSE_SECONDS)
         raise SystemBusy(f"the index of the log of {self._path} does not come to rest")
 
+    def _indexed_end(self) -> int | None:
+        both = os.pread(self._index, 2 * _HEADER_BYTES, 0)
+        first, second = both[:_HEADER_BYTES], both[_HEADER_BYTES:]
+        if first != second or len(second) != _HEADER_BYTES or not first[12]:
+            return None
+        size, frames = struct.unpack_from("=HI", first, 14)
+        # A page of 65,536 bytes is written as 1.
+        page = 65_536 if size == 1 else size
+        return HEADER_BYTES + int(frames) * (FRAME_HEADER_BYTES + page)
+
     def _require_same_log(self) -> None:
-        if os.pread(self._log, _LOG_HEADER_BYTES, 0)[_SALTS] != self._salts:
+        if os.pread(self._log, HEADER_BYTES, 0)[_SALTS] != self._salts:
             raise CheckpointInvalid(f"somebody replaced the log of {self._path}")
 
     def _rewrite(self, target: Node[Piece]) -> None:
@@ -186,13 +244,13 @@ class WalSnapshots:
         os.ftruncate(self._log, ancestor.changes.end)
         place = ancestor.changes.end
         for node in down:
-            os.pwrite(self._log, node.changes.content, place)
+            _write_at(self._log, node.changes.content, place)
             place = node.changes.end
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, wait_seconds: float) -> Iterator[None]:
         """Keep readers and writers of all processes out, as soon as they let us in."""
-        until = time.monotonic() + self._wait_seconds
+        until = time.monotonic() + wait_seconds
         held: list[tuple[int, int]] = []
         try:
             for place in (_WRITE_TO_RECOVER, _READERS):
@@ -200,7 +258,7 @@ class WalSnapshots:
                     if time.monotonic() > until:
                         raise SystemBusy(
                             f"{self._path}: a transaction of another connection has been open "
-                            f"for {self._wait_seconds:g} s"
+                            f"for {wait_seconds:g} s"
                         )
                     time.sleep(_PAUSE_SECONDS)
                 held.append(place)
@@ -213,6 +271,13 @@ class WalSnapshots:
 def _read(file: int, length: int) -> Iterator[bytes]:
     for start in range(0, length, _CHUNK_BYTES):
         yield os.pread(file, min(_CHUNK_BYTES, length - start), start)
+
+
+def _write_at(file: int, content: bytes, place: int) -> None:
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file, left, place)
+        left, place = left[written:], place + written
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> None:
