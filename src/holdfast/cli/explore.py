@@ -4,65 +4,75 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from .. import store
 from ..arguments import shown
-from ..errors import Conflict, HoldfastError, InvalidArgument
+from ..errors import HoldfastError, InvalidArgument
 from ..formatting import plural
 from .command import Answer, Namespace, Url, argument, cause, flag, imported, option
 from .output import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ..worlds import Action, Exploration, Invariant, World
 
 FOUND = 1
 
 
+WorldName = Annotated[
+    str,
+    argument(
+        "MODULE:WORLD",
+        "A function that makes the world; its module has the actions and invariants.",
+    ),
+]
+Strategy = Annotated[str, option("NAME", "bfs, dfs, random, coverage, weighted or novelty.")]
+Seed = Annotated[int, option("N", "The seed of random choices.")]
+MaxSteps = Annotated[int, option("N", "Try at most this many actions.")]
+MaxStates = Annotated[int | None, option("N", "Visit at most this many states.")]
+MaxDepth = Annotated[int | None, option("N", "Do not explore beyond this depth.")]
+MaxSeconds = Annotated[float | None, option("SECONDS", "Stop after this time.")]
+Stop = Annotated[bool, flag("--stop", "Stop at the first violation.")]
+Reports = Annotated[
+    list[str] | None,
+    option("FILE", "Write a report: .json, .xml (JUnit), .html, .mmd (Mermaid) or .dot."),
+]
+Tests = Annotated[
+    str | None, option("DIRECTORY", "Write a pytest file for each kind of violation.")
+]
+Resume = Annotated[bool, flag("--resume", "Continue an exploration that was killed or stopped.")]
+Clean = Annotated[
+    bool, flag("--clean", "Remove an exploration and what its killed processes left behind.")
+]
+Id = Annotated[
+    str | None, option("ID", "The exploration's id in the store.", show_default="MODULE:WORLD")
+]
+CommitEvery = Annotated[
+    int, option("N", "Commit to the store after this many steps; a kill repeats at most these.")
+]
+Workers = Annotated[int, option("N", "Explore with this many processes, each with its own world.")]
+
+
 def explore(
-    world: Annotated[
-        str,
-        argument(
-            "MODULE:WORLD",
-            "A function that makes the world; its module has the actions and invariants.",
-        ),
-    ],
-    strategy: Annotated[
-        str, option("NAME", "bfs, dfs, random, coverage, weighted or novelty.")
-    ] = "bfs",
-    seed: Annotated[int, option("N", "The seed of random choices.")] = 0,
-    max_steps: Annotated[int, option("N", "Try at most this many actions.")] = 10_000,
-    max_states: Annotated[int | None, option("N", "Visit at most this many states.")] = None,
-    max_depth: Annotated[int | None, option("N", "Do not explore beyond this depth.")] = None,
-    max_seconds: Annotated[float | None, option("SECONDS", "Stop after this time.")] = None,
-    stop: Annotated[bool, flag("--stop", "Stop at the first violation.")] = False,
-    report: Annotated[
-        list[str] | None,
-        option("FILE", "Write a report: .json, .xml (JUnit), .html, .mmd (Mermaid) or .dot."),
-    ] = None,
-    tests: Annotated[
-        str | None, option("DIRECTORY", "Write a pytest file for each kind of violation.")
-    ] = None,
-    resume: Annotated[
-        bool, flag("--resume", "Continue an exploration that was killed or stopped.")
-    ] = False,
-    clean: Annotated[
-        bool, flag("--clean", "Remove an exploration and what its killed processes left behind.")
-    ] = False,
-    id: Annotated[
-        str | None,
-        option("ID", "The exploration's id in the store.", show_default="MODULE:WORLD"),
-    ] = None,
-    commit_every: Annotated[
-        int, option("N", "Commit to the store after this many steps; a kill repeats at most these.")
-    ] = 1,
-    workers: Annotated[
-        int, option("N", "Explore with this many processes, each with its own world.")
-    ] = 1,
+    world: WorldName,
+    strategy: Strategy = "bfs",
+    seed: Seed = 0,
+    max_steps: MaxSteps = 10_000,
+    max_states: MaxStates = None,
+    max_depth: MaxDepth = None,
+    max_seconds: MaxSeconds = None,
+    stop: Stop = False,
+    report: Reports = None,
+    tests: Tests = None,
+    resume: Resume = False,
+    clean: Clean = False,
+    id: Id = None,
+    commit_every: CommitEvery = 1,
+    workers: Workers = 1,
     url: Url = None,
     namespace: Namespace = None,
 ) -> Answer:
@@ -73,7 +83,7 @@ def explore(
     is 1 if an invariant was violated.
     """
     from ..worlds import explore as run
-    from ..worlds.reports import report_file, to_data, write_report
+    from ..worlds.reports import report_file
 
     files = [report_file(file) for file in report or ()]
     if tests is not None and not Path(tests).is_dir():
@@ -84,7 +94,6 @@ def explore(
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
         if url or id or resume:
-            closing.enter_context(_naming_options())
             kept = {"store": closing.enter_context(store.open(url, namespace=namespace))}
             kept |= {"id": id or world, "resume": resume, "commit_every": commit_every}
         move = closing.enter_context(progress("exploring"))
@@ -103,6 +112,15 @@ def explore(
             workers=workers,
             **kept,
         )
+    return _answer(result, files, make_world, tests)
+
+
+def _answer(
+    result: Exploration, files: list[Path], make_world: Callable[[], World], tests: str | None
+) -> Answer:
+    """Write what was asked for, and tell what was found."""
+    from ..worlds.reports import to_data, write_report
+
     written = [str(write_report(result, file)) for file in files]
     refused: list[str] = []
     if tests is not None:
@@ -110,16 +128,6 @@ def explore(
     lines = [result.summary(), *(f"wrote {file}" for file in written), *refused]
     data = {**to_data(result), "written": written, "refused": refused}
     return Answer(data, "\n".join(lines), 0 if result.has_passed else FOUND)
-
-
-@contextmanager
-def _naming_options() -> Iterator[None]:
-    """Let a conflict with an exploration that is there name the option that removes it."""
-    try:
-        yield
-    except Conflict as error:
-        error.args = (str(error).replace("holdfast.worlds.clean", "--clean"),)
-        raise
 
 
 def _clean(
