@@ -333,6 +333,7 @@ class Effect:
     fence: int
     issued_version: int
     is_irreversible: bool
+    is_outside: bool
     replay_of: str | None
     undoes: str | None
     undone_by: str | None

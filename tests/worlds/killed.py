@@ -9,12 +9,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import apsw
 
 import holdfast
-from holdfast.worlds import FileSystem, MemorySystem, SqliteSystem, System, World
+from holdfast.worlds import (
+    FileSystem,
+    HoldfastSystem,
+    MemorySystem,
+    SqliteSystem,
+    System,
+    World,
+)
 from holdfast.worlds.values import encode
 from tests.worlds.systems import Fault
 
@@ -128,6 +135,45 @@ def roll_back_real_systems(url: str, folder: str) -> None:
         assert isinstance(trapped, Trapped)
         trapped.traps["rollback"] = ["die"]
         world.rollback("at 2")
+
+
+class DyingTrees:
+    """The trees of a store, until so many of them were restored."""
+
+    def __init__(self, trees: Any, left: int) -> None:
+        self._trees = trees
+        self._left = left
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("restore", "restore_effects"):
+            if not self._left:
+                die()
+            self._left -= 1
+        return getattr(self._trees, name)
+
+
+@holdfast.tool
+def pay(card: str) -> str:
+    """Pay, as far as the ledger knows."""
+    return f"paid with {card}"
+
+
+def roll_back_a_store(url: str, place: str, after: str) -> None:
+    """Keep a checkpoint of a store of agents, change it, and die in the middle of a rollback."""
+    with holdfast.open(url) as keeper, holdfast.open(**json.loads(place)) as agents:
+        system = HoldfastSystem(agents)
+        world = World({"agents": system}, store=keeper, id="agents")
+        world.checkpoint("one")
+        for n in range(3):
+            session = agents.session(f"agent {n}")
+            session.call(pay, card="late")
+            session.append("log", ["late"])
+            session.state.set("k", "late")
+            agents.once(f"late {n}", lambda: "late")
+        agents.session("agent 1").end()
+        agents.session("late")
+        system._trees = cast("Any", DyingTrees(system._trees, int(after)))
+        world.rollback("one")
 
 
 def keep(kind: str, place: str, file: str) -> None:

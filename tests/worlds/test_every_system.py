@@ -14,10 +14,12 @@ import httpx
 import psycopg
 import pytest
 
+import holdfast
 from holdfast import worlds
 from holdfast.worlds import (
     ClockSystem,
     FileSystem,
+    HoldfastSystem,
     MailSystem,
     MemorySystem,
     QueueSystem,
@@ -168,9 +170,25 @@ def http(request: pytest.FixtureRequest) -> Opened:
     yield system, write
 
 
+@contextmanager
+def holdfast_store(request: pytest.FixtureRequest) -> Opened:
+    path: Path = request.getfixturevalue("tmp_path") / "agents.db"
+    with holdfast.open(f"sqlite:///{path}") as store:
+        session = store.session("counter")
+        session.save(n=0)
+        session.state.set("n", 0)
+
+        def write(n: int) -> None:
+            session.save(n=n)
+            session.state.set("n", n)
+
+        yield HoldfastSystem(store), write
+
+
 OPENERS: dict[type[System], Any] = {
     ClockSystem: clock,
     FileSystem: files,
+    HoldfastSystem: holdfast_store,
     HttpSystem: http,
     MailSystem: mail,
     MemorySystem: memory,

@@ -36,6 +36,7 @@ from .manual import Issued, Replay, begin
 from .statements import (
     EFFECT_BY_ID,
     IS_ABANDONED,
+    IS_IN_WORLD,
     LOCK_EFFECT,
     SELECT_EFFECTS,
     EffectOutcome,
@@ -70,14 +71,15 @@ OF_SESSION = (
 LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
 EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
 UNSETTLED_EFFECTS = " UNION ALL ".join(
-    f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND {{which}}" for each in OF_SESSION
+    f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND undone_by IS NULL AND {{which}}"
+    for each in OF_SESSION
 )
 UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
     which=f"status IN ('unknown', 'issued') AND (status = 'unknown' OR {IS_ABANDONED})"
 )
 PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
 RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
-    AND issued_version >= :low AND issued_version <= :high
+    AND issued_version >= :low AND issued_version <= :high AND {IS_IN_WORLD}
 ORDER BY number DESC LIMIT :limit"""
 # Replays of an attempt share its idempotency key.
 OF_KEY = """idempotency_key IN (

@@ -17,7 +17,7 @@ from ..errors import RequestMismatch
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.rows import ONE_SESSION
 from .requests import EffectRequest, Salts, key_within, scope_of
-from .statements import EFFECT_BY_CALL, EFFECT_BY_KEY, SELECT_EFFECTS
+from .statements import BY_WORLD, EFFECT_BY_CALL, EFFECT_BY_KEY, IS_IN_WORLD, SELECT_EFFECTS
 
 PAST_ROWS_MAX = 1_000
 VERSION_MAX = 2**62
@@ -38,16 +38,16 @@ COPY_SESSION_SALT = """
 INSERT INTO hf_effect_sessions (session_number, salt_number)
 SELECT CAST(:fork AS INTEGER), salt_number FROM hf_effect_sessions WHERE session_number = :number
 """
-NEWEST_CHANGE = """
+# Unlike an undo, a world that went back has left nothing of what was changed.
+IS_CHANGE = f"effect IN ('write', 'mutate') AND replay_of IS NULL AND {IS_IN_WORLD}"
+NEWEST_CHANGE = f"""
 SELECT max(number) AS number FROM hf_effects
-WHERE session_number = :session_number AND issued_version < :before
-    AND effect IN ('write', 'mutate') AND replay_of IS NULL
-"""
-NEWEST_CHANGE_IN_CHAIN = """
+WHERE session_number = :session_number AND issued_version < :before AND {IS_CHANGE}
+"""  # noqa: S608
+NEWEST_CHANGE_IN_CHAIN = f"""
 SELECT max(number) AS number FROM hf_effects
-WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL
-    AND effect IN ('write', 'mutate') AND replay_of IS NULL
-"""
+WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL AND {IS_CHANGE}
+"""  # noqa: S608
 EFFECT_NUMBER = "SELECT number FROM hf_effects WHERE id = :id"
 # Includes abandoned epochs: an effect that a rewind did not undo can be undone later.
 STANDING_EFFECTS = f"""{SELECT_EFFECTS} WHERE session_number = :number
@@ -222,11 +222,11 @@ class Found:
         return not self.is_own and (request.call_id is not None or self.is_inherited)
 
 
-def lookups(request: EffectRequest) -> list[Query]:
+def lookups(request: EffectRequest, limit: int = 1) -> list[Query]:
     """Return the statements whose answers `find` takes."""
-    looks = [Query(EFFECT_BY_KEY, {"key": request.identity.key, "limit": 1})]
+    looks = [Query(EFFECT_BY_KEY, {"key": request.identity.key, "limit": limit})]
     if request.call_id is not None:
-        call = {"scope": request.identity.scope, "call_id": request.call_id, "limit": 1}
+        call = {"scope": request.identity.scope, "call_id": request.call_id, "limit": limit}
         looks.insert(0, Query(EFFECT_BY_CALL, call))
     return looks
 
@@ -244,6 +244,10 @@ def find(
     if is_branched and request.place is not None and request.policy != "once":
         history = yield from read_history(request.place.number)
         own, equal = yield from _find_in_history(salts, history, request, newest)
+    elif any(row["undone_by"] == BY_WORLD for row in (*own, *equal)):
+        # A world that went forth again has left a newer row than the one that counts.
+        past = yield from batch(*lookups(request, PAST_ROWS_MAX))
+        own, equal = past if len(past) > 1 else ([], past[0])
     own, equal = [row for row in own if _counts(row)], [row for row in equal if _counts(row)]
     row = None
     for row in _deciding(own, equal):

@@ -55,7 +55,7 @@ RETURNING id
 """  # noqa: S608
 # Each count reads one small partial index.
 COUNT_EFFECTS = f"""
-SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown') AS unknown,
+SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown' AND undone_by IS NULL) AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
     (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned
 """  # noqa: S608

@@ -20,7 +20,7 @@ from ..sessions.portable import SESSION_NUMBERS, SESSIONS_BY_ID, read_roots
 from .history import origin_of
 from .ledger import Ledger
 from .requests import ITEM, UNDO, adopt_key, read_salts, scope_of
-from .statements import context
+from .statements import BY_WORLD, context
 
 SALTS_MAX = 64
 SEALED_COLUMNS = dict.fromkeys(("arguments", "result", "error", "note", "late"), portable.ANY)
@@ -70,6 +70,7 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
     tool: portable.Name
     effect: EffectKind
     is_irreversible: portable.Flag
+    is_outside: portable.Flag = 0
     request_digest: portable.Text
     idempotency_key: portable.Text
     status: EffectStatus
@@ -109,7 +110,8 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
             return f"effect {self.id!r} does not undo the effect that its key names"
         if self.generation == 0 and self.replay_of is None:
             return f"effect {self.id!r} has no generation"
-        effects.named |= {id for id in (self.undoes, self.undone_by) if id is not None}
+        others = (self.undoes, self.undone_by)
+        effects.named |= {id for id in others if id is not None and id != BY_WORLD}
         what = f"effect {self.id!r} with the key {self.key!r}"
         if self.session_id is not None:
             effects.owners.setdefault(("session", self.session_id), what)

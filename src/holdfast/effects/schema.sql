@@ -13,6 +13,10 @@
 -- lists it. unlinked_at is when its session was deleted; settled effects then keep what decides a
 -- retry, and lose arguments, error, note and late.
 --
+-- undone_by is the effect that undid this one, or 'world': then the store was rolled back as part of a
+-- world, and what the effect had done went back with the other systems. is_outside is set for tools
+-- that act on what no world rolls back.
+--
 -- hf_effect_salts     the salts of keys and digests: the store's own, those of imported sessions, and
 --                     the mark of the key that replaces them all ('' or no row without one). Every
 --                     change adds a row, so the highest number tells whether a cache is current
@@ -38,6 +42,7 @@ CREATE TABLE hf_effects (
     tool TEXT NOT NULL,
     effect TEXT NOT NULL CHECK (effect IN ('read', 'write', 'mutate')),
     is_irreversible INTEGER NOT NULL CHECK (is_irreversible IN (0, 1)),
+    is_outside INTEGER NOT NULL DEFAULT 0 CHECK (is_outside IN (0, 1)),
     request_digest TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
     arguments BLOB,

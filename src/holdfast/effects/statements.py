@@ -20,13 +20,16 @@ from .requests import NEWEST_SALT, SALT_OF_SESSION, EffectRequest, derive_key
 
 ERROR_CHARACTERS_MAX = 10_000
 FIRST_FENCE = 1
+# What `undone_by` says of an effect that went back with a world; no id is like it.
+BY_WORLD = "world"
+IS_IN_WORLD = f"coalesce(undone_by, '') <> '{BY_WORLD}'"
 OWNER_COLUMNS = ("session_number", "session_id", "issued_version")
 
 # An effect that was undone is undone for its replays too.
 EFFECT_COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id,
-    item_id, issued_version, tool, effect, is_irreversible, request_digest, idempotency_key,
-    arguments, status, reason, result, error, attempt, holder, fence, lease_expires_at, timeout_ms,
-    settle_ms, ttl_ms, replay_of, undoes, coalesce((
+    item_id, issued_version, tool, effect, is_irreversible, is_outside, request_digest,
+    idempotency_key, arguments, status, reason, result, error, attempt, holder, fence,
+    lease_expires_at, timeout_ms, settle_ms, ttl_ms, replay_of, undoes, coalesce((
         SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
     ), undone_by) AS undone_by, decided_by, note, late, issued_at, ended_at, expires_at,
     unlinked_at"""
@@ -56,7 +59,8 @@ LOCK_EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO K
 GIVEN_COLUMNS = {
     "TEXT": "id scope key call_id session_id item_id tool effect request_digest idempotency_key"
     " status reason holder replay_of undoes",
-    "INTEGER": "generation session_number is_irreversible attempt timeout_ms settle_ms ttl_ms",
+    "INTEGER": "generation session_number is_irreversible is_outside attempt timeout_ms settle_ms"
+    " ttl_ms",
     "BLOB": "arguments result error",
 }
 INSERTED = {
@@ -269,6 +273,7 @@ class Statements:
             tool=tool.name,
             effect=tool.effect,
             is_irreversible=int(tool.is_irreversible),
+            is_outside=int(tool.outside),
             idempotency_key=idempotency_key,
             attempt=attempt,
             timeout_ms=tool.timeout_ms,
@@ -285,8 +290,8 @@ class Statements:
         """
         effect = self.effect(row)
         copied = (
-            "tool", "effect", "is_irreversible", "idempotency_key", "attempt", "timeout_ms",
-            "settle_ms", "ttl_ms", "expires_at",
+            "tool", "effect", "is_irreversible", "is_outside", "idempotency_key", "attempt",
+            "timeout_ms", "settle_ms", "ttl_ms", "expires_at",
         )  # fmt: skip
         return self._insert(
             id,
@@ -386,7 +391,8 @@ class Statements:
                 fields[part] = self.codec.unpack(row[part], context=context(row["id"], part))
         if row["unlinked_at"] is not None:
             fields["session_id"] = None
-        fields["is_irreversible"] = bool(row["is_irreversible"])
+        for flag in ("is_irreversible", "is_outside"):
+            fields[flag] = bool(row[flag])
         return Effect(**fields)
 
     def storable_text(self, text: str) -> str:

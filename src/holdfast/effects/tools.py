@@ -65,7 +65,7 @@ Undo: TypeAlias = Callable[[dict[str, Any], Any, str], Any]
 # What the ledger asks of a tool.
 _RULES = (
     "name", "effect", "atomic", "on_unknown", "max_attempts", "timeout_seconds", "settle_seconds",
-    "lease_seconds", "cache_failures", "ttl_seconds",
+    "lease_seconds", "cache_failures", "ttl_seconds", "outside",
 )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ class Tool(Generic[P, R_co]):
     lease_seconds: float | None = None
     cache_failures: bool = False
     ttl_seconds: float | None = None
+    outside: bool = False
     wait_seconds: float = WAIT_SECONDS
     takes_key: bool = field(init=False)
     takes_item: bool = field(init=False)
@@ -135,6 +136,7 @@ class Tool(Generic[P, R_co]):
         lease_seconds: float | None,
         cache_failures: bool,
         ttl_seconds: float | None,
+        outside: bool,
         has_verify: bool,
         has_undo: bool,
     ) -> Tool[..., Any]:
@@ -251,6 +253,7 @@ def tool(
     lease_seconds: float | None = None,
     cache_failures: bool = False,
     ttl_seconds: float | None = None,
+    outside: bool = False,
     wait_seconds: float = WAIT_SECONDS,
 ) -> Callable[[Callable[P, R_co]], Tool[P, R_co]]: ...
 def tool(
@@ -269,7 +272,8 @@ def tool(
     decides: "park" it for a person, "fail", or "retry" (the receiver must then honour the key).
     After `max_attempts` attempts whose owners died, the effect is parked instead of retried.
     `atomic` means that an exception proves that nothing happened. `dedupe` decides which calls
-    are the same effect. `undo(args, result, idempotency_key)` reverses an effect.
+    are the same effect. `undo(args, result, idempotency_key)` reverses an effect. `outside` says
+    that it acts on what no world rolls back: a rollback of the store leaves its effects in place.
     """
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:

@@ -147,7 +147,12 @@ def _undo(
         rules = {name: getattr(undo, name) for name in UNDO_RULES}
     try:
         made = Tool(
-            function=function, name=f"{tool.name}.undo", effect="mutate", dedupe="global", **rules
+            function=function,
+            name=f"{tool.name}.undo",
+            effect="mutate",
+            dedupe="global",
+            outside=tool.outside,
+            **rules,
         )
         call = prepare(
             ledger,

@@ -62,6 +62,7 @@ WHERE root_id = :root_id
 """
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 READ_POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
+LIST_TREES = "SELECT root_id, position, sequence FROM hf_trees ORDER BY root_id"
 LIST_EVENT_SESSIONS = """
 SELECT DISTINCT session_id FROM hf_events
 WHERE root_id = :root_id AND position > :after AND position <= :last
@@ -75,6 +76,11 @@ EVENTS_PER_READ_MAX = 10_000
 
 E = TypeVar("E", bound=Event)
 _EVENT_FIELDS = [field.name for field in fields(Event)]
+
+
+def list_trees() -> Op[list[Row]]:
+    """Return every tree with its position in the feed, and the sequence of its shared state."""
+    return (yield from rows(LIST_TREES))
 
 
 def create_tree(root_id: str) -> Op[None]:

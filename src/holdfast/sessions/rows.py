@@ -85,6 +85,15 @@ LIST_DRIVEN = f"""
 SELECT number FROM hf_sessions
 WHERE number IN {GIVEN_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :now
 """  # noqa: S608
+FIND_DRIVEN = """
+SELECT id, holder FROM hf_sessions
+WHERE holder IS NOT NULL AND lease_expires_at > :now ORDER BY number LIMIT 1
+"""
+SET_LABELS = """
+UPDATE hf_sessions SET name = CAST(:name AS TEXT), agent = CAST(:agent AS TEXT),
+    user_id = CAST(:user_id AS TEXT), metadata = :metadata, updated_at = :now
+WHERE number = :number
+"""
 
 SESSION_LEASES = LeasedTable("hf_sessions", "session")
 # The holder of an expired lease could still renew it, and write into the new epoch.

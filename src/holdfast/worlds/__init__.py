@@ -15,6 +15,7 @@ from .result import Exploration, Progress
 from .strategies import Candidate, Strategy
 from .system import Observation, System
 from .systems.files import FileSystem
+from .systems.holdfast import HoldfastSystem
 from .systems.memory import MemorySystem
 from .systems.services import ClockSystem, MailSystem, QueueSystem, StorageSystem
 from .systems.sqlite import SqliteSystem
@@ -32,6 +33,7 @@ __all__ = [
     "CrashExploration",
     "Exploration",
     "FileSystem",
+    "HoldfastSystem",
     "Invariant",
     "Leak",
     "MailSystem",

@@ -102,7 +102,7 @@ class Action:
         """Say whether the action may run now: by its limit, what ran before, and `requires`."""
         if self.limit is not None and world.runs.get(self.name, 0) >= self.limit:
             return False
-        if any(not world.runs.get(name) for name in self.after):
+        if self.after and not all(world.runs.get(name) for name in self.after):
             return False
         return self.requires is None or bool(self.requires(world, **arguments))
 

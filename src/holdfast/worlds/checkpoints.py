@@ -43,9 +43,9 @@ class Checkpoints(Mapping[str, Checkpoint]):
 
     def find(self, id_or_name: str) -> Checkpoint:
         """Return a checkpoint by its id, or the newest with this name."""
-        named = self._by_name.get(id_or_name)
-        found = self._by_id.get(next(reversed(named)) if named else id_or_name)
-        found = self._by_id.get(id_or_name, found)
+        found = self._by_id.get(id_or_name)
+        if found is None and id_or_name in self._by_name:
+            found = self._by_id[next(reversed(self._by_name[id_or_name]))]
         if found is None:
             raise CheckpointNotFound(f"Checkpoint not found: {id_or_name}", checkpoint=id_or_name)
         return found

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import require_text, require_whole, shown
 from ..errors import (
     CheckpointError,
+    CheckpointInvalid,
+    CheckpointNotFound,
     ExplorationAborted,
     InvalidArgument,
     ReplayFailed,
@@ -20,7 +22,7 @@ from .actions import Action, Arguments, Outcome, Step, as_action
 from .findings import Findings, Limits
 from .graph import State
 from .invariants import Invariant, Violation, as_invariant
-from .journal import drive, journal_of, require_new, require_store
+from .journal import drive, journal_of, require_foreign, require_new, require_store
 from .recording import Recording, settings_of
 from .result import Ended, Exploration, Progress
 from .shared import SharedExplorer
@@ -80,14 +82,17 @@ def explore(
     require_whole("commit_every", commit_every, 1)
     require_whole("workers", workers, 1, WORKERS_MAX)
     given = (explored, checked, order, limits, on_progress)
+    store_id = None if store is None else store.store_id()
     with ExitStack() as closing:
         explorer: Explorer | SharedExplorer
         if workers == 1:
-            explorer = Explorer(made_world(world, closing), *given, shrinks=shrinks)
+            made = made_world(world, closing)
+            require_foreign(store_id, made.systems)
+            explorer = Explorer(made, *given, shrinks=shrinks)
         elif isinstance(world, World):
             raise InvalidArgument("workers need a function that makes a world for each of them")
         else:
-            explorer = SharedExplorer(world, *given, workers=workers)
+            explorer = SharedExplorer(world, *given, workers=workers, store_id=store_id)
         explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
         if store is None or id is None:
             return explorer.run(stop_on_violation=stop_on_violation)
@@ -196,7 +201,7 @@ class Explorer(Findings):
     def _loop(self, stop_on_violation: bool) -> Ended:
         try:
             while len(self._strategy) or self._discover_nearer():
-                limit = self._limits.reached(self.result, self._seconds())
+                limit = self._limits.reached(self.result, self._started)
                 if limit is not None:
                     return limit
                 self._try(self._strategy.next())
@@ -280,9 +285,7 @@ class Explorer(Findings):
         self._at = None
         world = self._world
         try:
-            if state.checkpoint_id is not None and world.is_valid(state.checkpoint_id):
-                world.rollback(state.checkpoint_id)
-            else:
+            if not self._roll_back(state):
                 world.replay_to(state.id)
                 self.result.replayed += 1
                 self._keep(state, "replayed")
@@ -291,6 +294,16 @@ class Explorer(Findings):
             self._recover(error)
             return False
         self._at = state
+        return True
+
+    def _roll_back(self, state: State) -> bool:
+        """Restore the checkpoint of a state; say whether it has one that can be restored."""
+        if state.checkpoint_id is None:
+            return False
+        try:
+            self._world.rollback(state.checkpoint_id)
+        except (CheckpointNotFound, CheckpointInvalid):
+            return False
         return True
 
     def _recover(self, cause: Exception) -> None:
@@ -322,6 +335,8 @@ class Explorer(Findings):
 
     def _judge(self, outcome: Outcome, origin: State, step: Step) -> None:
         """Take an exception that the action does not declare for a violation."""
+        if outcome.error is None:
+            return
         failure = outcome.failure_of(step.action)
         if failure is None:
             return

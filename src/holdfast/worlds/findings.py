@@ -32,13 +32,13 @@ class Limits:
             require_seconds("max_seconds", seconds, _SECONDS_MAX)
         self.seconds = seconds
 
-    def reached(self, result: Exploration, seconds: float) -> Ended | None:
+    def reached(self, result: Exploration, started: float) -> Ended | None:
         """Return which limit ends the exploration now."""
         if result.steps >= self.steps:
             return "max_steps"
         if self.states is not None and len(result.graph.states) >= self.states:
             return "max_states"
-        if self.seconds is not None and seconds >= self.seconds:
+        if self.seconds is not None and perf_counter() - started >= self.seconds:
             return "max_seconds"
         return None
 

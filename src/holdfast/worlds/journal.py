@@ -13,6 +13,7 @@ from ..session import DrivenSession, Session
 from ..store import Store
 from .checkpoints import Checkpoint
 from .rollback import Kept
+from .system import System
 from .values import decode, encode
 
 AGENT = "holdfast.worlds"
@@ -26,6 +27,16 @@ def require_store(store: object) -> Store:
     if store.runtime.is_remote:
         raise InvalidArgument("store must be the database itself, not a server before it")
     return store
+
+
+def require_foreign(store_id: str | None, systems: Mapping[str, System]) -> None:
+    """Raise InvalidArgument if a system would roll back the store that keeps the world."""
+    for name, system in systems.items():
+        if store_id is not None and system.uses(store_id):
+            raise InvalidArgument(
+                f"store is rolled back as system {name}, so it cannot keep what this world needs; "
+                "give it a store of its own"
+            )
 
 
 def drive(store: Store, id: str) -> DrivenSession:
@@ -48,8 +59,8 @@ def require_new(store: Store, id: str) -> None:
         return
     if found.id == id and journal_of(found).world().settings is not None:
         raise Conflict(
-            f"Exploration {id} is in the store already: resume=True goes on with it, and "
-            "holdfast.worlds.clean removes it."
+            f"Exploration {id} is in the store already. Go on with it (resume=True, --resume), or "
+            "remove it (holdfast.worlds.clean, --clean)."
         )
 
 

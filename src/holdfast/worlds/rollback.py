@@ -71,48 +71,58 @@ def release_all(systems: Systems, tokens: Tokens, error: BaseException) -> None:
 
 def require_prepared(systems: Systems, tokens: Tokens) -> None:
     """Ask each system whether it can restore its token; raise RollbackError if one refuses."""
-    outcomes = dict.fromkeys(systems, "untouched")
-    refusal: Exception | None = None
+    refused: dict[str, Exception] = {}
     for name, system in systems.items():
+        token = tokens[name]
         try:
-            if isinstance(tokens[name], Kept):
-                _require_kept(tokens[name])
+            if isinstance(token, Kept):
+                _require_kept(token)
             else:
-                system.prepare(tokens[name])
+                system.prepare(token)
         except Exception as error:
-            refusal = refusal or error
-            outcomes[name] = f"refused: {_said(error)}"
-    if refusal is not None:
-        raise _failed(outcomes, is_consistent=True) from refusal
+            refused[name] = error
+    if refused:
+        outcomes = dict.fromkeys(systems, "untouched")
+        outcomes |= {name: f"refused: {_said(error)}" for name, error in refused.items()}
+        raise _failed(outcomes, is_consistent=True) from next(iter(refused.values()))
 
 
 def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
     """Restore the target in every system; if one fails, the origin in all that were touched.
 
-    RollbackError says of each system where it is, and whether the origin was restored. Without
-    an origin there is no way back.
+    They move in the order in which they are given. RollbackError says of each where it is, and
+    whether the origin was restored. Without an origin there is no way back.
     """
-    outcomes = dict.fromkeys(systems, "untouched")
-    touched: list[str] = []
-    for name in _in_order(systems):
-        touched.append(name)
+    moved: list[str] = []
+    for name, system in systems.items():
         try:
-            _restore(systems[name], target[name])
-            outcomes[name] = MOVED
+            _restore(system, target[name])
         except Exception as error:
+            outcomes = dict.fromkeys(systems, "untouched")
+            outcomes |= dict.fromkeys(moved, MOVED)
             outcomes[name] = f"failed: {_said(error)}"
+            touched = moved if system.is_atomic else [*moved, name]
             is_consistent = origin is not None and _move_back(systems, origin, touched, outcomes)
             raise _failed(outcomes, is_consistent=is_consistent) from error
+        moved.append(name)
+
+
+def returning(systems: Systems) -> Systems:
+    """Return those that may have to go back if one fails; they are given in the order of moves."""
+    last = next(reversed(list(systems)), None)
+    if last is None or not systems[last].is_atomic:
+        return systems
+    return {name: system for name, system in systems.items() if name != last}
 
 
 def finish(systems: Systems, target: Tokens) -> dict[str, str]:
     """Restore the target in as many systems as possible; return where each is."""
     outcomes = dict.fromkeys(target.keys() - systems.keys(), "failed: the world has no such system")
-    for name in _in_order(systems):
+    for name, system in in_order(systems).items():
         try:
             if name not in target:
                 raise CheckpointInvalid("the checkpoint lacks it")
-            _restore(systems[name], target[name])
+            _restore(system, target[name])
             outcomes[name] = MOVED
         except Exception as error:
             outcomes[name] = f"failed: {_said(error)}"
@@ -147,13 +157,14 @@ def _move_back(
     return is_back
 
 
-def _in_order(systems: Systems) -> list[str]:
+def in_order(systems: Systems) -> dict[str, System]:
     """Return the likeliest to fail first, and last those that cannot go back again."""
 
-    def rank(name: str) -> tuple[bool, bool]:
-        return systems[name].rollback_order == "stack", systems[name].is_in_process
+    def rank(named: tuple[str, System]) -> tuple[bool, bool, bool]:
+        system = named[1]
+        return system.rollback_order == "stack", system.is_in_process, system.is_atomic
 
-    return sorted(systems, key=rank)
+    return dict(sorted(systems.items(), key=rank))
 
 
 def _failed(outcomes: dict[str, str], *, is_consistent: bool) -> RollbackError:

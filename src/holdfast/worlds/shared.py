@@ -100,12 +100,14 @@ class SharedExplorer(Findings):
         limits: Limits,
         on_progress: Callable[[Progress], object] | None,
         workers: int,
+        store_id: str | None,
     ) -> None:
         super().__init__(StateGraph(), actions, invariants, strategy, limits, on_progress)
         task = {
             "world": _name(make_world, make_world),
             "actions": [_name(action, action.run) for action in actions],
             "invariants": [_name(check, check.check) for check in invariants],
+            "store_id": store_id,
         }
         self._make_world = make_world
         self._task = encode(task, "task")
@@ -178,7 +180,7 @@ class SharedExplorer(Findings):
 
     def _ended(self, stop_on_violation: bool) -> Ended | None:
         """Return why no more is to be tried, if so."""
-        limit = self._limits.reached(self.result, self._seconds())
+        limit = self._limits.reached(self.result, self._started)
         if limit is None and stop_on_violation and self._has_found():
             return "stop_on_violation"
         return limit

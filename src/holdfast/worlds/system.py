@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, ClassVar, Final, Literal
@@ -38,7 +38,14 @@ class System(ABC):
     rollback_order: ClassVar[RollbackOrder] = "any"
     # A system in this process hardly ever fails to roll back, so the others are tried first.
     is_in_process: ClassVar[bool] = False
+    # A rollback that raises has changed nothing, so it needs no way back.
+    is_atomic: ClassVar[bool] = False
     not_covered: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "rollback" in cls.__dict__ and "is_atomic" not in cls.__dict__:
+            cls.is_atomic = False
 
     @abstractmethod
     def checkpoint(self, name: str) -> object:
@@ -51,6 +58,13 @@ class System(ABC):
     @abstractmethod
     def observe(self) -> object:
         """Return the state as new plain data, or as an Observation that also has metadata."""
+
+    def identity(self) -> bytes | None:
+        """Return the canonical form of what `observe` would return, or None to have it observed.
+
+        It is asked after every action; a state that is known is then not observed again.
+        """
+        return None
 
     # By default there is nothing to check, release, tell or close.
     def prepare(self, token: Any) -> None:  # noqa: B027
@@ -82,6 +96,10 @@ class System(ABC):
         """Remove what killed processes left where this system works; return how many things."""
         return 0
 
+    def uses(self, store_id: str) -> bool:
+        """Say whether a rollback would move the store of this id, which cannot keep the world."""
+        return False
+
     def close(self) -> None:  # noqa: B027
         """Remove everything that the system made for its checkpoints."""
 
@@ -94,11 +112,15 @@ def observation_of(name: str, system: System) -> Observation:
     return Observation(name, seen)
 
 
-def state_id(observations: Iterable[Observation], facts: Mapping[str, object]) -> str:
-    """Return the SHA-256, in hex, of what was observed, and of further facts by name."""
-    systems = sorted((seen.system, canonical(seen.data, seen.system)) for seen in observations)
+def identity_of(seen: Observation) -> bytes:
+    """Return the canonical form of what was observed."""
+    return canonical(seen.data, seen.system)
+
+
+def state_id(systems: Mapping[str, bytes], facts: Mapping[str, object]) -> str:
+    """Return the SHA-256, in hex, of what systems show by name, and of further facts by name."""
     others = sorted((name, canonical(value, name)) for name, value in facts.items())
-    return sha256(_encode((systems, others))).hexdigest()
+    return sha256(_encode((sorted(systems.items()), others))).hexdigest()
 
 
 def shown_id(state: str) -> str:

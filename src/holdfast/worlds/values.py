@@ -51,6 +51,8 @@ class _Writer:
 
     def _tagged(self, value: Any, path: ValuePath) -> object:
         kind = type(value)
+        if kind is dict:
+            return self._mapping(value, path)
         if _is_plain(value):
             return value
         if kind is int:
@@ -61,8 +63,6 @@ class _Writer:
             return _Ext(_NAN, b"") if isnan(value) else value
         if kind is list:
             return self._items(value, path)
-        if kind is dict:
-            return self._mapping(value, path)
         if kind is tuple:
             return _Ext(_TUPLE, self._encode(self._items(value, path)))
         if kind is set or kind is frozenset:
@@ -86,9 +86,10 @@ class _Writer:
     def _mapping(self, mapping: dict[Any, object], path: ValuePath) -> object:
         tagged = {}
         for key, item in mapping.items():
-            if type(key) is not str or not _is_unicode(key):
+            if type(key) is not str or not (key.isascii() or _is_unicode(key)):
                 return self._pairs(mapping, path)
-            tagged[key] = item if _is_plain(item) else self._tagged(item, (path, key))
+            is_plain = type(item) in _SCALARS or _is_plain(item)
+            tagged[key] = item if is_plain else self._tagged(item, (path, key))
         return tagged
 
     def _pairs(self, mapping: dict[Any, object], path: ValuePath) -> object:

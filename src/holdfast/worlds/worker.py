@@ -19,6 +19,7 @@ from ..explorations import KeptState, KeptStep
 from .explore import Explorer, made_world
 from .findings import Limits
 from .graph import State
+from .journal import require_foreign
 from .recording import Notes, read_outcome, settings_of
 from .strategies import Candidate, Strategy
 from .values import decode, encode
@@ -107,6 +108,7 @@ def main(descriptor: int) -> None:
             actions = [pkgutil.resolve_name(name) for name in task["actions"]]
             invariants = [pkgutil.resolve_name(name) for name in task["invariants"]]
             world = made_world(pkgutil.resolve_name(task["world"]), closing)
+            require_foreign(task["store_id"], world.systems)
             limits = Limits(2**62, None, None, None)
             performer = Performer(world, actions, invariants, _Nothing(Random(0)), limits, None)
             performer.begin(connection)

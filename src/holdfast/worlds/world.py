@@ -23,20 +23,22 @@ from .actions import Action, Outcome, as_action
 from .checkpoints import Checkpoint, Checkpoints, has_stack
 from .context import Context, copied
 from .graph import State, StateGraph
-from .journal import WorldJournal, require_store
+from .journal import WorldJournal, require_foreign, require_store
 from .replay import replay
 from .rollback import (
     MOVED,
     Kept,
     Tokens,
     finish,
+    in_order,
     keep_tokens,
     move,
     release_all,
     require_prepared,
+    returning,
     take_tokens,
 )
-from .system import Observation, System, observation_of, state_id
+from .system import Observation, System, identity_of, observation_of, state_id
 from .values import canonical
 
 if TYPE_CHECKING:
@@ -101,6 +103,10 @@ class World:
         if isinstance(identity, str):
             raise InvalidArgument("identity must be a list of names in the context.")
         self._systems: dict[str, System] = {}
+        # In the order in which they move, and those of them that may have to go back.
+        self._moving: Mapping[str, System] = {}
+        self._returning: Mapping[str, System] = {}
+        self._has_stack = False
         for name, system in systems.items():
             self.add_system(name, system)
         self.context = Context(context)
@@ -146,6 +152,9 @@ class World:
         if name in self._systems:
             raise InvalidArgument(f"this world already has a system {name}")
         self._systems[name] = system
+        self._moving = in_order(self._systems)
+        self._returning = returning(self._moving)
+        self._has_stack = has_stack(self._systems)
 
     def act(self, action: Action | Callable[..., Any], /, **arguments: Any) -> Outcome:
         """Run an action; an exception that it raises is its outcome, not an error of the world."""
@@ -169,17 +178,20 @@ class World:
 
     def observe(self) -> tuple[Observation, ...]:
         """Observe every system."""
-        if not self._systems:
-            raise InvalidArgument("This world has no system, so there is nothing to observe.")
-        return tuple(observation_of(name, system) for name, system in self._systems.items())
+        return self._observe({})
 
     def observe_state(self) -> tuple[State, bool]:
         """Observe, and return the state in the graph, and whether it is new there.
 
         If one action ran since the last observation, it becomes a transition of the graph.
         """
-        observations = self.observe()
-        state, is_new = self.graph.add_state(self._identify(observations), observations)
+        seen: dict[str, Observation] = {}
+        id = self._identify(seen)
+        known = self.graph.states.get(id)
+        if known is None or not known.observations:
+            state, is_new = self.graph.add_state(id, self._observe(seen))
+        else:
+            state, is_new = known, False
         if self._state is not None and len(self._acts) == 1:
             [(action, arguments, outcome)] = self._acts
             self.graph.add_transition(self._state, state, action, arguments, outcome)
@@ -188,7 +200,7 @@ class World:
 
     def present_id(self) -> str:
         """Observe, and return the id of the present state, whether the graph has it or not."""
-        return self._identify(self.observe())
+        return self._identify({})
 
     def start_graph(self) -> StateGraph:
         """Begin a new graph; the next state that is observed is its initial one."""
@@ -318,7 +330,9 @@ class World:
         """Take over what a process that died kept in the store, and finish its rollback."""
         if store is None or id is None:
             raise InvalidArgument("store and id go together: the id finds the world again")
-        self._journal = WorldJournal(require_store(store), id)
+        keeper = require_store(store)
+        require_foreign(keeper.store_id(), self._systems)
+        self._journal = WorldJournal(keeper, id)
         try:
             found, intent = self._journal.load()
             for checkpoint in found:
@@ -345,13 +359,34 @@ class World:
                 if name in self._systems and data is not None:
                     self._systems[name].discard(data)
 
-    def _identify(self, observations: tuple[Observation, ...]) -> str:
+    def _observe(self, seen: Mapping[str, Observation]) -> tuple[Observation, ...]:
+        """Return what every system shows, as far as it was not seen before."""
+        self._require_systems()
+        return tuple(
+            seen[name] if name in seen else observation_of(name, system)
+            for name, system in self._systems.items()
+        )
+
+    def _require_systems(self) -> None:
+        if not self._systems:
+            raise InvalidArgument("This world has no system, so there is nothing to observe.")
+
+    def _identify(self, seen: dict[str, Observation]) -> str:
+        """Return the id of the present state, and in `seen` what was observed for it."""
+        self._require_systems()
+        shown: dict[str, bytes] = {}
+        for name, system in self._systems.items():
+            identity = system.identity()
+            if identity is None:
+                seen[name] = observation_of(name, system)
+                identity = identity_of(seen[name])
+            shown[name] = identity
         facts: dict[str, object] = {
             f"context.{name}": self.context[name] for name in self.identity if name in self.context
         }
         if self._counted:
             facts["runs"] = self.runs
-        return state_id(observations, facts)
+        return state_id(shown, facts)
 
     def _keep(self, name: str, state: State | None) -> Checkpoint:
         context = self.context.copied()
@@ -383,7 +418,7 @@ class World:
         # Also an interrupt in the middle leaves the world flagged.
         self._is_consistent = False
         try:
-            move(self._systems, target.tokens, origin)
+            move(self._moving, target.tokens, origin)
         except RollbackError as error:
             self._is_consistent = error.is_consistent
             if error.is_consistent:
@@ -396,7 +431,7 @@ class World:
         self._acts = []
         self._is_consistent = True
         self._end()
-        if has_stack(self._systems):
+        if self._has_stack:
             self._checkpoints.restored(target)
         self._drop(origin)
         if self.verify and self._state is not None:
@@ -412,7 +447,7 @@ class World:
         if not self._is_consistent:
             return None
         try:
-            return take_tokens(self._systems, "before rollback")
+            return take_tokens(self._returning, "before rollback")
         except CheckpointError as error:
             outcomes = dict.fromkeys(self._systems, "untouched")
             outcomes[error.system] = f"refused: {error}"

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from ...arguments import require_one_of
 from ...errors import Conflict, ReplayFailed
-from ..system import System, observation_of, state_id
+from ..system import System, identity_of, observation_of
 from ..values import decode, encode
 
 Compare = Literal["content", "status", "nothing"]
@@ -133,7 +133,7 @@ class HttpSystem(System):
         states = []
         for _ in range(2):
             self._reset()
-            states.append(state_id([observation_of("service", self)], {}))
+            states.append(identity_of(observation_of("service", self)))
         if states[0] != states[1]:
             raise Conflict("Two resets lead to different states, so nothing could be replayed.")
 

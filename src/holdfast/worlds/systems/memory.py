@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..system import System
-from ..values import decode, encode
+from ..values import canonical, decode, encode
 
 
 class MemorySystem(System):
     """A dict of plain data, `data`, that actions change in place."""
 
     is_in_process = True
+    is_atomic = True
     not_covered: ClassVar[tuple[str, ...]] = (
         "references into the data that are kept elsewhere: they still show the old objects",
         "one object in two places of the data: it becomes two",
@@ -38,6 +39,11 @@ class MemorySystem(System):
     def restore(self, kept: bytes) -> None:
         """Replace the content of `data`."""
         self.rollback(kept)
+
+    def identity(self) -> bytes | None:
+        """Return the canonical form of the data, unless a state shows something else of it."""
+        is_data = type(self).observe is MemorySystem.observe
+        return canonical(self.data, "data") if is_data else None
 
     def observe(self) -> object:
         """Return a copy of the data."""

@@ -113,6 +113,7 @@ class StorageSystem(System):
     """Objects in memory: bytes by name. A checkpoint costs what its names cost, not the bytes."""
 
     is_in_process = True
+    is_atomic = True
 
     def __init__(self) -> None:
         self._objects: dict[str, tuple[bytes, str]] = {}
