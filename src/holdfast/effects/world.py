@@ -17,10 +17,17 @@ Range = tuple[int, int]
 """Effects by number: after the first, up to the second."""
 
 LAST_EFFECT = "SELECT coalesce(max(number), 0) AS number FROM hf_effects"
-FIND_UNSETTLED = f"""
-SELECT id, tool, status, {IS_ABANDONED} AS is_abandoned FROM hf_effects
-WHERE {{status}} AND undone_by IS NULL ORDER BY number LIMIT 1
+FIND_RUNNING = f"""
+SELECT id, tool, status FROM hf_effects
+WHERE status = 'issued' AND NOT {IS_ABANDONED} AND undone_by IS NULL ORDER BY number LIMIT 1
 """  # noqa: S608
+FIND_IN_FLIGHT, FIND_IN_DOUBT = (
+    f"""
+    SELECT id, tool, status FROM hf_effects
+    WHERE status = '{status}' AND undone_by IS NULL ORDER BY number LIMIT 1
+    """  # noqa: S608
+    for status in ("issued", "unknown")
+)
 # A rewind to the newest version of a session would lose the effects that were issued since.
 SESSIONS_WITH_NEWER = f"""
 SELECT s.number FROM {ALL_SESSIONS} WHERE s.number IN {GIVEN_NUMBERS} AND s.version <= coalesce((
@@ -59,6 +66,16 @@ REDO = (
 )
 
 
+def _texts(whose: str) -> tuple[list[str], list[str]]:
+    which = {name: WHICH.format(each=name[0], whose=whose) for name in ("undo", "effect")}
+    undo, redo = ([text.format(**which) for text in texts] for texts in (UNDO, REDO))
+    return undo, redo
+
+
+OF_NO_SESSION = _texts("session_number IS NULL")
+OF_SESSIONS = _texts(f"session_number IN {GIVEN_NUMBERS}")
+
+
 def last_effect() -> Op[int]:
     """Return the number of the newest effect."""
     row = yield from one(LAST_EFFECT)
@@ -68,17 +85,13 @@ def last_effect() -> Op[int]:
 
 def find_running() -> Op[Row | None]:
     """Return an effect that its owner may still be running."""
-    running = f"status = 'issued' AND NOT {IS_ABANDONED}"
-    return (yield from one(FIND_UNSETTLED.format(status=running)))
+    return (yield from one(FIND_RUNNING))
 
 
 def find_unsettled() -> Op[Row | None]:
     """Return an effect that is in flight or in doubt."""
-    for status in ("issued", "unknown"):
-        row = yield from one(FIND_UNSETTLED.format(status=f"status = '{status}'"))
-        if row is not None:
-            return row
-    return None
+    in_flight = yield from one(FIND_IN_FLIGHT)
+    return in_flight or (yield from one(FIND_IN_DOUBT))
 
 
 def sessions_with_newer_effects(numbers: Collection[int]) -> Op[set[int]]:
@@ -96,13 +109,12 @@ def set_undone_by_world(
     undone: Iterable[Range], redone: Iterable[Range], sessions: Collection[int] | None
 ) -> Op[None]:
     """Mark effects of sessions, or without a session, as undone, and others as standing again."""
-    whose = "session_number IS NULL" if sessions is None else f"session_number IN {GIVEN_NUMBERS}"
-    which = {name: WHICH.format(each=name[0], whose=whose) for name in ("undo", "effect")}
+    undo, redo = OF_NO_SESSION if sessions is None else OF_SESSIONS
     others = {} if sessions is None else {"numbers": given(sessions)}
     yield from batch(
         *(
-            Query(statement.format(**which), {"after": after, "upto": upto, **others})
-            for statements, ranges in ((UNDO, undone), (REDO, redone))
+            Query(statement, {"after": after, "upto": upto, **others})
+            for statements, ranges in ((undo, undone), (redo, redone))
             for after, upto in ranges
             for statement in statements
         )
