@@ -59,8 +59,8 @@ def require_new(store: Store, id: str) -> None:
         return
     if found.id == id and journal_of(found).world().settings is not None:
         raise Conflict(
-            f"Exploration {id} is in the store already. Go on with it (resume=True, --resume), or "
-            "remove it (holdfast.worlds.clean, --clean)."
+            f"Exploration {id} is in the store already: resume=True continues it, and "
+            "holdfast.worlds.clean, or --clean, removes it."
         )
 
 
