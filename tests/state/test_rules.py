@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.clock import VirtualClock
+from holdfast.kernel.operation import rows
 from holdfast.state import State
 
 
@@ -746,3 +748,24 @@ def test_ten_thousand_keys_are_written_at_once(place: dict[str, Any]) -> None:
         document = {f"k{number}": number for number in range(10_000)}
         assert state.replace(document).document == document
         assert state.version() == 1
+
+
+def test_a_key_is_as_old_as_its_last_creation(place: dict[str, Any]) -> None:
+    clock = VirtualClock()
+
+    def ages(tx: holdfast.Transaction) -> holdfast.Op[Any]:
+        [row] = yield from rows("SELECT created_at, updated_at FROM hf_state_entries")
+        return row["created_at"], row["updated_at"]
+
+    with holdfast.open(**place, clock=clock) as store:
+        state = store.session("root").state
+        first = state.set("k", 1).updated_at
+        clock.advance(1)
+        assert store.run(ages) == (first, first)
+        second = state.set("k", 2).updated_at
+        assert store.run(ages) == (first, second)
+        state.delete("k")
+        clock.advance(1)
+        third = state.set("k", 3).updated_at
+        assert store.run(ages) == (third, third)
+        assert first < second < third
