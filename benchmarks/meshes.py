@@ -74,9 +74,8 @@ class HoldfastFan(Fan):
 
 def fan_out(request: holdfast.PeerRequest[Any]) -> Any:
     """Ask the peers, and let go."""
-    for number in range(request.input):
-        request.session.ask(PEER, number)
-    return request.session.pause()
+    asks = [holdfast.Ask(PEER, number) for number in range(request.input)]
+    return request.session.pause(asks=asks)
 
 
 def fan_in(resumption: holdfast.Resumption[Any]) -> Any:
@@ -118,9 +117,8 @@ class HoldfastCollector(Collector):
     def park(self, peers: int) -> list[str]:
         """Ask and pause."""
         session = self.store.session(agent=CALLER)
-        calls = [session.ask(PEER, number).id for number in range(peers)]
-        session.pause({"step": 1})
-        return calls
+        session.pause({"step": 1}, asks=[holdfast.Ask(PEER, number) for number in range(peers)])
+        return [call.id for call in session.asks()]
 
     def collect(self, calls: Sequence[str]) -> int:
         """Answer, claim the resumption, and complete it."""

@@ -23,14 +23,14 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import holdfast
-from holdfast.feed.events import ADVANCE_FEED, APPEND_EVENT, LOCK_TREE
+from holdfast.feed.events import ADVANCE_FEED, LOCK_TREE, append_events
 from holdfast.kernel.sql import Dialect
 from holdfast.testing.nouns import ADD, VALUE, Counter, Setup
 
 Sync: TypeAlias = Callable[[], object]
 Async: TypeAlias = Callable[[], Awaitable[object]]
 
-SAVE = (LOCK_TREE, ADD, ADVANCE_FEED, APPEND_EVENT)
+SAVE = (LOCK_TREE, ADD, ADVANCE_FEED, append_events(1))
 """What `Counter.add` runs: lock the tree, change a row, and append an event."""
 TALLY = (ADD,)
 READ = (VALUE,)
@@ -57,9 +57,9 @@ def steps(texts: Sequence[str], root_id: str, schema: str | None = None) -> list
         "amount": 1,
         "count": 1,
         "back": 0,
-        "session_id": root_id,
-        "kind": "counter_added",
-        "data": b"x" * 56,
+        "session_id0": root_id,
+        "kind0": "counter_added",
+        "data0": b"x" * 56,
         "now": 1_800_000_000_000,
     }
     dialect = Dialect(schema)

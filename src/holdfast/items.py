@@ -29,7 +29,7 @@ from .kernel.operation import (
 )
 from .peers import PeerRequest, Resumption
 from .peers.asks import RESUME
-from .peers.pauses import receive, resume
+from .peers.pauses import receive, receiving, resume, resuming
 from .records import Swept
 from .session import Session
 from .state import State
@@ -113,9 +113,10 @@ class WorkItem(ItemOps[C]):
         The output of the item is the answer; if it fails permanently, the answer is an error.
         """
         require_held([self])
-        fence = yield from claims.drive(self)
-        request = yield from receive(self._session(fence), self.type)
-        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        looks = receiving(self.session_id or "")
+        driven, looked = yield from claims.drive_with(self, *looks)
+        request = receive(self._session(driven.fence), self.type, looked)
+        yield AfterCommit(lambda: self._take({"driving_fence": driven.fence}))
         return request
 
     @operation
@@ -125,10 +126,12 @@ class WorkItem(ItemOps[C]):
         Another attempt gets the same, until a turn is saved or the session pauses again.
         """
         require_held([self])
-        fence = yield from claims.drive(self)
         pause_id = self.input["pause"] if self.type == RESUME else ""
-        resumption = yield from resume(self._session(fence), pause_id)
-        yield AfterCommit(lambda: self._take({"driving_fence": fence}))
+        looks = resuming(self.session_number or 0, pause_id)
+        driven, looked = yield from claims.drive_with(self, *looks)
+        session = self._session(driven.fence)
+        resumption = yield from resume(session, pause_id, driven.version, looked)
+        yield AfterCommit(lambda: self._take({"driving_fence": driven.fence}))
         return resumption
 
     def _session(self, fence: int | None) -> Session[C]:

@@ -233,7 +233,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
         keeping = None if self.guard is None else self.guard.id
         here = SessionRef(self.id, self.number, self.root_id)
         for noun in reversed(self.runtime.nouns):
-            yield from noun.rewind(self.runtime, here, keeping)
+            yield from noun.rewind(self.runtime, here, version, keeping)
         if self.fence is None:
             yield from rows(FENCE_EXPIRED_SESSION, number=self.number)
         left = yield from leave_behind(self.ledger, place, version)

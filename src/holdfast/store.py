@@ -19,7 +19,14 @@ from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .explorations import ExplorationsNoun
-from .feed import FeedNoun, event_statements, events_if_done, lock_statement, read_events
+from .feed import (
+    FeedNoun,
+    event_statements,
+    events_if_done,
+    lock_free_statement,
+    lock_statement,
+    read_events,
+)
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
 from .feed.follow_all import follow_all
 from .feed.latest import StoreEvents
@@ -535,7 +542,13 @@ def _settings(
         raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
         nouns=NOUNS,
-        services=Services(lock_statement, event_statements, events_if_done, IdSource(clock)),
+        services=Services(
+            lock=lock_statement,
+            lock_free=lock_free_statement,
+            events=event_statements,
+            events_if_done=events_if_done,
+            new_id=IdSource(clock),
+        ),
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),
         durability=durability,

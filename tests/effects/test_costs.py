@@ -26,7 +26,7 @@ SQLITE = {
     "replay": [("Ledger.take", 7)],
     "next replay": [("Ledger.take", 6)],
     "replay of another call": [("Ledger.take", 9)],
-    "eight together": [("Ledger.take_all", 18), ("Ledger.finish_all", 18)],
+    "eight together": [("Ledger.take_all", 11), ("Ledger.finish_all", 11)],
 }
 POSTGRES = {
     "call": [("Ledger.take", 2), ("Ledger.finish", 2)],
@@ -38,7 +38,7 @@ POSTGRES = {
     "replay": [("Ledger.take", 6)],
     "next replay": [("Ledger.take", 6)],
     "replay of another call": [("Ledger.take", 9)],
-    "eight together": [("Ledger.take_all", 18), ("Ledger.finish_all", 18)],
+    "eight together": [("Ledger.take_all", 11), ("Ledger.finish_all", 11)],
 }
 
 

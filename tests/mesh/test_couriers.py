@@ -321,6 +321,42 @@ def go_on_plainly(resumption: holdfast.Resumption[Any]) -> Any:
 FUNCTIONS = {"async": (ask_async, go_on_async), "plain": (ask_plainly, go_on_plainly)}
 
 
+class Silent(Memory):
+    """Accepts calls, and does not answer them until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def receive(self, address: str, limit: int, wait_seconds: float) -> Any:
+        self.asked.set()
+        self.answers.wait()
+        return super().receive(address, limit, 0)
+
+
+def test_a_mesh_is_closed_and_opened_again_while_its_transport_does_not_answer(
+    store: holdfast.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Silent()
+    mesh = Mesh(store, transport)
+    try:
+        mesh.request("nobody", request_id="r1", wait_seconds=0)
+        assert transport.asked.wait(120)
+        mesh.close()
+        assert "closed while memory does not answer" in caplog.text
+        assert mesh.wait("r1", wait_seconds=0).state == "open"
+    finally:
+        transport.answers.set()
+        mesh.close()
+    until(lambda: not couriers(), "a thread of the first time goes on")
+
+
+def couriers() -> list[str]:
+    """Return the names of threads that send and receive."""
+    names = ("holdfast-sender", "holdfast-replies", "holdfast-requests")
+    return [each.name for each in threading.enumerate() if each.name in names]
+
+
 @pytest.mark.parametrize("stateless", [True, False])
 @pytest.mark.parametrize("functions", FUNCTIONS)
 def test_services_and_callers_of_an_async_store_use_a_transport_too(

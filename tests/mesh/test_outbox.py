@@ -21,6 +21,7 @@ from holdfast.peers.delivery import (
     take_request,
 )
 from holdfast.peers.noun import check
+from holdfast.peers.outbox import cancel_token
 from holdfast.peers.sending import confirm, next_due, postpone, refuse, take_due
 from holdfast.work.claims import Claim
 from tests.crash.steps import Step, kill_at_every_statement
@@ -57,8 +58,11 @@ def take(store: holdfast.Store, limit: int = 10, route: str = ROUTE) -> list[Any
     return found
 
 
-def incoming(number: int = 1, store_id: str = "far", ask: str = "a1", **body: Any) -> Incoming:
-    return Incoming(transport="memory", store_id=store_id, ask_id=ask, number=number, body=body)
+def incoming(
+    number: int = 1, store_id: str = "far", ask: str = "a1", token: str = "digest", **body: Any
+) -> Incoming:
+    named = {"store_id": store_id, "ask_id": ask, "token": token}
+    return Incoming(transport="memory", number=number, body=body, **named)
 
 
 def served(store: holdfast.Store, **given: Any) -> Any:
@@ -261,6 +265,35 @@ def test_a_cancel_that_overtakes_its_request_is_remembered(store: holdfast.Store
     # At a store's own address the request cannot come afterwards.
     run(store, take_cancel, incoming(ask="a2"), None)
     assert len(store.asks()) == 1
+
+
+def test_a_cancel_without_the_key_of_its_asker_changes_nothing(store: holdfast.Store) -> None:
+    # One that comes before the request does not keep it from being served.
+    run(store, take_cancel, incoming(number=2, token="forged"), "weather")
+    row = served(store, input={"city": "Oslo"})
+    assert row is not None
+    for agent in ("weather", None):
+        run(store, take_cancel, incoming(number=3, token="forged too"), agent)
+    item = store.work.get(row["id"], fence=row["fence"])
+    assert item.receive().session.info().status == "active"
+    item.complete("sun")
+    assert [each.state for each in store.asks(state="ok")] == ["ok"]
+    run(store, take_cancel, incoming(number=4), "weather")
+    assert [kind for kind, _, _ in outbox(store)] == ["answer"]
+
+
+def test_only_its_cancel_tells_the_key_of_a_call(
+    store: holdfast.Store, planner: holdfast.Session
+) -> None:
+    calls = [planner.ask("weather", number) for number in range(2)]
+    requests = take(store)
+    assert all(each.token for each in requests)
+    assert requests[0].token != requests[1].token
+    store.cancel_ask(calls[0].id)
+    [cancel] = take(store)
+    assert cancel.kind == "cancel"
+    assert cancel_token(cancel.token) == requests[0].token
+    assert cancel.token not in {each.token for each in requests}
 
 
 def test_answers_count_once_and_only_for_calls_that_were_sent(

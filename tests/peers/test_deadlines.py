@@ -137,3 +137,26 @@ def test_a_timeout_of_the_last_ask_counts_like_its_answer(in_colour: InColour) -
         assert results(resumption.answers)[0] == ("ok", "ok")
 
     in_colour(case)
+
+
+def test_a_lease_that_expires_is_an_error_only_when_no_retry_is_left(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        call = await done(session.ask("a", timeout_seconds="never"))
+        await done(session.pause())
+        for attempt in range(4):
+            item = await claim(store, "a", lease_seconds=30)
+            assert (item.retry_count, item.rescues) == (attempt, attempt)
+            await done(item.receive())
+            assert (await done(store.peer_call(call.id))).state == "open"
+            clock.advance(31)
+            await done(store.recover())
+            clock.advance(60)
+            await done(store.recover())
+        found = await done(store.peer_call(call.id))
+        assert found.state == "error"
+        assert "lease expired" in found.answer.result
+        assert (await done(store.work.get(f"request {call.id}"))).rescues == 4
+
+    in_colour(case)

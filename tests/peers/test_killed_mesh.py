@@ -12,7 +12,7 @@ import holdfast
 from holdfast.mesh import Service
 from tests.crash.children import Child
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 3.0
 WAIT_SECONDS = 240.0
 
 

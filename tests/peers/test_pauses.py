@@ -142,6 +142,84 @@ def test_an_ask_that_is_repeated_belongs_to_the_next_pause(in_colour: InColour) 
     in_colour(case)
 
 
+def test_a_pause_asks_and_waits_in_one_commit(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        kept = await done(session.ask("a", "before"))
+        asks = [
+            holdfast.Ask("a", 1, correlation={"tool_call": "c_1"}),
+            holdfast.Ask("b", 2, timeout_seconds=5, id="mine"),
+        ]
+        parked = await done(session.pause({"step": 1}, asks=asks))
+        assert isinstance(parked, holdfast.Parked)
+        calls = await done(session.asks())
+        assert [(call.agent, call.input) for call in calls] == [("a", "before"), ("a", 1), ("b", 2)]
+        assert (calls[0].id, calls[2].id) == (kept.id, "mine")
+        assert [call.timeout_seconds for call in calls] == [300, 300, 5]
+        clock.advance(6)
+        await done(store.recover())
+        for call in calls[:2]:
+            await done(store.answer(call.id, "answer"))
+        _, resumption = await resume(store)
+        assert [each.status for each in resumption.answers] == ["ok", "ok", "timeout"]
+        assert resumption.answers[1].correlation == {"tool_call": "c_1"}
+        # One that expires at once is answered at once.
+        at_once = [holdfast.Ask("a", 3, timeout_seconds=0)]
+        answered = await done(resumption.session.pause(asks=at_once))
+        assert [each.status for each in answered.answers] == ["timeout"]
+
+    in_colour(case)
+
+
+def test_asks_of_a_pause_that_cannot_be_made_are_refused_before_anything_is_written(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        wrong: list[Any] = [
+            "a",
+            [{"agent": "a"}],
+            [holdfast.Ask("")],
+            [holdfast.Ask("a", timeout_seconds=-1)],
+            [holdfast.Ask("a", id="x" * 300)],
+            [holdfast.Ask("a", id="x"), holdfast.Ask("b", id="x")],
+            [holdfast.Ask("a"), holdfast.Ask("a", id="plan")],
+        ]
+        for asks in wrong:
+            await raises(holdfast.InvalidArgument, partial(session.pause, asks=asks))
+        bad = [holdfast.Ask("a", {1, 2})]
+        await raises(holdfast.InvalidValue, lambda: session.pause(asks=bad))
+        assert await done(session.asks()) == []
+        assert await status(store, "plan") == "active"
+        assert await waiting_items(store, "a") == []
+
+    in_colour(case)
+
+
+def test_an_attempt_that_is_repeated_makes_no_ask_of_its_pause_twice(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        await done(store.request("planner", request_id="r"))
+        item = await claim(store, "planner", lease_seconds=30)
+        session = (await done(item.receive())).session
+        made = [(await done(session.ask("a", 1))).id for _ in range(2)]
+        late = await done(session.ask("b", timeout_seconds=900))
+        for seconds in (31, 60):
+            clock.advance(seconds)
+            await done(store.recover())
+        again = await claim(store, "planner")
+        session = (await done(again.receive())).session
+        asks = [*[holdfast.Ask("a", 1)] * 2, holdfast.Ask("b", timeout_seconds=900)]
+        await done(session.pause(asks=[*asks, holdfast.Ask("a", 1)]))
+        calls = [call.id for call in await done(session.asks())]
+        assert calls[:3] == [*made, late.id]
+        assert len(set(calls)) == 4
+
+    in_colour(case)
+
+
 def test_who_cannot_wait_is_told(in_colour: InColour) -> None:
     async def case(subject: Subject) -> None:
         store, _ = await opened(subject)

@@ -16,8 +16,10 @@ from holdfast.kernel.operation import (
     Lock,
     Op,
     Query,
+    TryLock,
     batch,
     decide,
+    defer,
     fresh_id,
     one,
     operation,
@@ -29,6 +31,7 @@ from holdfast.testing.nouns import Counter
 ids = iter(f"id-{number}" for number in range(1000))
 SERVICES = Services(
     lock=lambda root_id, may_wait: Query(f"LOCK {root_id} {may_wait}", {}),
+    lock_free=lambda root_ids: Query(f"LOCK FREE {' '.join(root_ids)}", {}),
     events=lambda emits: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
     events_if_done=lambda emits: Query("EVENTS", {"count": len(emits)}),
     new_id=lambda: next(ids),
@@ -135,6 +138,80 @@ def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:
         [[{}]],
     ]
     assert execution.statements == 4
+
+
+class Deferring:
+    @operation
+    def write(self) -> Op[list[Any]]:
+        yield from defer("FIRST")
+        yield Lock("a")
+        yield from defer("SECOND", n=2)
+        yield Lock("a")
+        guard = Query("GUARD", {}, must_find=True)
+        told = Emit("a", "a", "told", b"")
+        found = yield from decide(guard, Query("LAST", {}), emits=[told])
+        yield from defer("THIRD")
+        return found
+
+    @operation
+    def only(self) -> Op[None]:
+        yield from defer("ALONE")
+
+    @operation
+    def lock_free(self) -> Op[list[Any]]:
+        yield Lock("b")
+        taken = yield TryLock(["a", "b", "c"], [Query("LOOK", {})])
+        yield Emit("c", "c", "told", b"")
+        again = yield TryLock(["b", "c"])
+        yield Lock("a")
+        return [taken, again]
+
+
+def test_what_is_deferred_is_asked_with_the_next_query_or_at_the_end() -> None:
+    execution = begun(Call(Deferring.write, Deferring()), SERVICES)
+    assert [query.sql for query in execution.queries] == ["FIRST", "LOCK a True"]
+    execution.advance([[{"not": "read"}], [{}]])
+    # A tree that is locked already is no query, so that the statement waits for the next one.
+    assert [query.sql for query in execution.queries] == ["SECOND", "GUARD"]
+    assert execution.queries[0].parameters == {"n": 2}
+    execution.advance([[{"not": "read"}], [{"r": 1}]])
+    assert [query.sql for query in execution.queries] == ["LAST"]
+    execution.advance([[{"r": 2}]])
+    assert execution.result == [[{"r": 1}], [{"r": 2}]]
+    assert [query.sql for query in execution.closing()] == ["THIRD", "EVENT"]
+    assert execution.statements == 7
+
+
+def test_a_call_that_only_defers_has_work_to_do() -> None:
+    execution = begun(Call(Deferring.only, Deferring()), SERVICES)
+    assert (execution.queries, execution.emits) == ([], [])
+    assert [query.sql for query in execution.deferred] == ["ALONE"]
+    assert [query.sql for query in execution.closing()] == ["ALONE"]
+    assert execution.deferred == []
+
+
+def test_a_decision_with_something_deferred_before_it_has_begun() -> None:
+    class Begun:
+        @operation
+        def decide(self) -> Op[None]:
+            yield from defer("BEFORE")
+            yield from decide(Query("LAST", {}))
+
+    execution = begun(Call(Begun.decide, Begun()), SERVICES)
+    assert (execution.decide is not None, execution.is_begun) == (True, True)
+    assert not begun(Call(Deciding.decide, Deciding()), SERVICES).is_begun
+
+
+def test_trees_that_are_free_are_locked_and_the_others_are_not_waited_for() -> None:
+    execution = begun(Call(Deferring.lock_free, Deferring()), SERVICES)
+    execution.advance([[{}]])
+    assert [query.sql for query in execution.queries] == ["LOCK FREE a c", "LOOK"]
+    execution.advance([[{"root_id": "c"}], [{"r": 1}]])
+    # Out of order from now on.
+    assert [query.sql for query in execution.queries] == ["LOCK a False"]
+    execution.advance([[{}]])
+    assert execution.result == [(["b", "c"], [[{"r": 1}]]), (["b", "c"], [])]
+    assert [query.parameters["kind"] for query in execution.closing()] == ["told"]
 
 
 class Deciding:

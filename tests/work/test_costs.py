@@ -24,7 +24,7 @@ STATEMENTS = {
     "ItemOps.complete": {1, 4},
     "ItemOps.release": {1, 4},
     # The tree's lock, four items, and of the feed the counter and two events.
-    "Work.complete_many": {8},
+    "Work.complete_many": {7},
 }
 
 

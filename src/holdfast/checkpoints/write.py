@@ -23,8 +23,10 @@ from ..kernel.operation import (
     Row,
     Runtime,
     batch,
+    defer,
     one,
     rows,
+    together,
 )
 from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, SessionRef
@@ -112,8 +114,12 @@ def write(
     item: object = None,
     expected_version: int | None = None,
     key: str | None = None,
+    locked: Row | None = None,
 ) -> Op[Checkpoint]:
-    """Write the next version of a session, all or nothing; once per key."""
+    """Write the next version of a session, all or nothing; once per key.
+
+    `locked` is the session's row, if this transaction has just read it with its tree locked.
+    """
     codec = runtime.codec
     if kind not in KINDS:
         require_one_of("kind", kind, KINDS)
@@ -132,6 +138,8 @@ def write(
         key=None if key is None else require_text("key", key),
     )
     head = Heads.of(runtime).get(place.number)
+    if locked is not None and (head is None or head.id != locked["head"]):
+        head = yield from _current_head(runtime, place, expected_version, [locked])
     if head is not None and is_simple(head, changes):
         written = yield from write_after(runtime, place, wanted, head, unless_key=key)
         if written is not None:
@@ -198,17 +206,36 @@ def _current_head(
 
 def end_session(runtime: Runtime, place: Place, before: str, status: str) -> Op[None]:
     """End a session whose tree is locked, release its lease, and tell every noun."""
-    yield from record_status(runtime, place, before, status)
-    yield from rows(SET_SESSION_STATUS, number=place.number, status=status, raised=0)
+    yield from together(ending(runtime, place, before, status))
+
+
+def ending(
+    runtime: Runtime, place: Place, before: str, status: str, locked: Row | None = None
+) -> list[Op[None]]:
+    """Return the parts of the end of a session, which run side by side."""
     here = SessionRef(place.session_id, place.number, place.root_id)
-    for noun in reversed(runtime.nouns):
-        yield from noun.ended(runtime, here, status)
+    told = (noun.ended(runtime, here, status) for noun in reversed(runtime.nouns))
+    return [_record_end(runtime, place, before, status, locked), *told]
 
 
-def record_status(runtime: Runtime, place: Place, before: str, after: str, **more: Any) -> Op[None]:
+def _record_end(
+    runtime: Runtime, place: Place, before: str, status: str, locked: Row | None
+) -> Op[None]:
+    yield from record_status(runtime, place, before, status, locked)
+    yield from defer(SET_SESSION_STATUS, number=place.number, status=status, raised=0)
+
+
+def record_status(
+    runtime: Runtime,
+    place: Place,
+    before: str,
+    after: str,
+    locked: Row | None = None,
+    **more: Any,
+) -> Op[None]:
     """Record a change of status in the session's history and in the feed."""
     data = {"from": before, "to": after, **more}
-    yield from write(runtime, place, "state_transition", {}, data)
+    yield from write(runtime, place, "state_transition", {}, data, locked=locked)
     yield from emit(runtime.codec, place.root_id, place.session_id, "session_status_changed", data)
 
 

@@ -16,7 +16,7 @@ from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
 from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
-from ..kernel.operation import Emit, Lock, Op, Query, Row, one, rows
+from ..kernel.operation import Emit, Lock, Op, Query, Row, defer, one, rows
 from ..kernel.sql import given, given_keys
 from ..records import Event
 
@@ -25,15 +25,20 @@ LOCK_TREE = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO K
 LOCK_TREE_AT_ONCE = """
 SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
 """
+LOCK_FREE_TREES = f"""
+SELECT root_id FROM hf_trees WHERE root_id IN {given_keys("root_ids")}
+ORDER BY root_id /*pg FOR NO KEY UPDATE SKIP LOCKED */
+"""  # noqa: S608
 ADVANCE_FEED = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"
 # Without its tree the position is NULL, which the table refuses, so no event is lost silently.
-APPEND_EVENT = """
-INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
-VALUES (
-    :root_id, (SELECT position FROM hf_trees WHERE root_id = :root_id) - :back,
-    :session_id, :kind, :data, :now
-)
+APPEND_EVENTS = """
+INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at) VALUES {events}
 """
+EVENT = """(
+    :root_id, (SELECT position FROM hf_trees WHERE root_id = :root_id) - CAST(:back AS INTEGER)
+        - {behind}, CAST(:session_id{n} AS TEXT), CAST(:kind{n} AS TEXT), CAST(:data{n} AS BLOB),
+    :now
+)"""
 ADVANCE_FEED_IF_DONE = """
 moved AS (
     UPDATE hf_trees SET position = position + :event_count
@@ -73,6 +78,7 @@ WHERE root_id = :root_id AND position > :after AND position <= :last
     AND session_id IN {given_keys("session_ids")}
 """  # noqa: S608
 EVENTS_PER_READ_MAX = 10_000
+EVENTS_PER_STATEMENT = 10
 
 E = TypeVar("E", bound=Event)
 _EVENT_FIELDS = [field.name for field in fields(Event)]
@@ -84,8 +90,8 @@ def list_trees() -> Op[list[Row]]:
 
 
 def create_tree(root_id: str) -> Op[None]:
-    """Create a tree's row, unless it exists."""
-    yield from rows(CREATE_TREE, root_id=root_id)
+    """Create a tree's row, unless it exists; it is to be locked next."""
+    yield from defer(CREATE_TREE, root_id=root_id)
 
 
 def lock_tree(root_id: str) -> Op[None]:
@@ -97,6 +103,11 @@ def lock_tree(root_id: str) -> Op[None]:
 def lock_statement(root_id: str, may_wait: bool) -> Query:
     """Return the statement that locks a tree, with NOWAIT unless it may wait."""
     return Query(LOCK_TREE if may_wait else LOCK_TREE_AT_ONCE, {"root_id": root_id})
+
+
+def lock_free_statement(root_ids: Sequence[str]) -> Query:
+    """Return the statement that locks those of some trees that nobody holds."""
+    return Query(LOCK_FREE_TREES, {"root_ids": given(root_ids)})
 
 
 def emit(codec: Codec, root_id: str, session_id: str, kind: str, data: object) -> Op[None]:
@@ -127,16 +138,25 @@ def event_statements(emits: Sequence[Emit]) -> list[Query]:
         events = by_root[root_id]
         if count := sum(not event.is_counted for event in events):
             statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": count}))
-        for back, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
-            parameters = {
+        for start in range(0, len(events), EVENTS_PER_STATEMENT):
+            some = events[start : start + EVENTS_PER_STATEMENT]
+            parameters: dict[str, object] = {
                 "root_id": root_id,
-                "back": back,
-                "session_id": event.session_id,
-                "kind": event.kind,
-                "data": event.data,
+                "back": len(events) - start - len(some),
             }
-            statements.append(Query(APPEND_EVENT, parameters))
+            for n, event in enumerate(some):
+                parameters[f"session_id{n}"] = event.session_id
+                parameters[f"kind{n}"] = event.kind
+                parameters[f"data{n}"] = event.data
+            statements.append(Query(append_events(len(some)), parameters))
     return statements
+
+
+@functools.cache
+def append_events(count: int) -> str:
+    """Return the statement that appends this many events of a tree."""
+    events = ", ".join(EVENT.format(n=n, behind=count - 1 - n) for n in range(count))
+    return APPEND_EVENTS.format(events=events)
 
 
 def events_if_done(events: Sequence[Emit]) -> Query:

@@ -35,15 +35,17 @@ from ..clock import Clock
 from ..errors import HoldfastError, StoreClosed, StoreForked, StoreReentered
 from .operation import (
     AfterCommit,
-    Batch,
+    Asking,
     Call,
     Decide,
+    Deferred,
     Emit,
     FreshId,
     Lock,
     Op,
     Query,
     Row,
+    TryLock,
 )
 from .signals import TREE_TOPIC, Signals
 
@@ -101,6 +103,8 @@ class Services:
 
     lock: Callable[[str, bool], Query]
     """Returns the statement that locks a tree; the flag allows it to wait."""
+    lock_free: Callable[[Sequence[str]], Query]
+    """Returns the statement that locks those of some trees that are free, and returns them."""
     events: Callable[[Sequence[Emit]], list[Query]]
     """Returns the statements that append events to their feeds."""
     events_if_done: Callable[[Sequence[Emit]], Query]
@@ -131,10 +135,13 @@ HELD: list[Row] = [{}]
 class Asked:
     """The queries of one command, and the answers so far."""
 
-    command: Query | Lock | Batch | Decide
+    command: Asking
     slots: list[Query | None]
     """One query per part; None for a tree that is locked already."""
     queries: list[Query]
+    """The deferred statements that run before it, then its own."""
+    deferred: int
+    """How many of them were deferred."""
     answers: list[list[Row]] = field(default_factory=list)
 
     def rest(self) -> list[Query]:
@@ -180,6 +187,8 @@ class Execution(Generic[R]):
         self.is_lock_immediate = False
         """Whether the current queries lock a tree with NOWAIT."""
         self.emits: list[Emit] = []
+        self.deferred: list[Query] = []
+        """The statements that are sent with the next ones, or at the end."""
         self.hooks: list[Callable[[], None]] = []
         self._services = services
         self._fresh_ids = 0
@@ -215,25 +224,33 @@ class Execution(Generic[R]):
                 self.hooks.append(command.function)
             elif isinstance(command, Emit):
                 self._emit(command)
+            elif isinstance(command, Deferred):
+                self.deferred.append(command.query)
             else:
                 answer = self._ask(command)
         self.statements += len(self.queries)
 
-    def _ask(self, command: Query | Lock | Batch | Decide) -> Any:
+    def _ask(self, command: Asking) -> Any:
         """Set the queries of a command; return its answer if it needs none."""
         # Only the first command of the call can be the refused one.
         is_refused, self._is_refused = self._is_refused, False
         if isinstance(command, Decide) and is_refused:
             return [[] for _ in command.commands]
         self.is_lock_immediate = False
-        queries: list[Query] = []
-        slots: list[Query | None] = []
-        for part in [command] if isinstance(command, Query | Lock) else command.commands:
-            query = self._lock(part) if isinstance(part, Lock) else part
-            slots.append(query)
-            if query is not None:
-                queries.append(query)
-        self._asked = Asked(command, slots, queries)
+        # None for a tree that is locked already.
+        slots: list[Query | None]
+        if isinstance(command, TryLock):
+            wanted = [each for each in command.root_ids if each not in self.locked]
+            slots = [self._services.lock_free(wanted) if wanted else None, *command.beside]
+        else:
+            parts = [command] if isinstance(command, Query | Lock) else command.commands
+            slots = [self._lock(each) if isinstance(each, Lock) else each for each in parts]
+        own = [query for query in slots if query is not None]
+        if not own:
+            # It needs no answer of the database, so what was deferred waits on.
+            return self._answer(Asked(command, slots, own, 0))
+        queries, self.deferred = [*self.deferred, *own], []
+        self._asked = Asked(command, slots, queries, len(queries) - len(own))
         if isinstance(command, Decide):
             # The `must_find` queries run first, the rest only if they return rows.
             first = None
@@ -242,17 +259,23 @@ class Execution(Generic[R]):
                     first = number
             queries = queries[:first]
         self.queries = queries
-        return None if queries else self._answer(self._asked)
+        return None
 
     def _answer(self, asked: Asked) -> Any:
         """Return the answer to a command; a `Decide` that returned a row emits its events."""
         command, self._asked = asked.command, None
-        answers = asked.answers
+        answers = asked.answers[asked.deferred :]
         if len(answers) < len(asked.slots):
             found = iter(answers)
             answers = [HELD if query is None else next(found) for query in asked.slots]
         if isinstance(command, Query | Lock):
             return answers[0]
+        if isinstance(command, TryLock):
+            free, *beside = answers
+            if free is not HELD:
+                self.locked.update(row["root_id"] for row in free)
+                self._last_locked = max([self._last_locked, *(row["root_id"] for row in free)])
+            return [each for each in command.root_ids if each in self.locked], beside
         if isinstance(command, Decide) and answers[-1]:
             locks = zip(command.commands, answers, strict=True)
             gone = {each.root_id for each, rows in locks if isinstance(each, Lock) and not rows}
@@ -268,16 +291,9 @@ class Execution(Generic[R]):
         return command if isinstance(command, Decide) else None
 
     @property
-    def is_unread(self) -> bool:
-        """Whether nobody needs the answers to the current queries."""
-        command = None if self._asked is None else self._asked.command
-        return isinstance(command, Batch) and command.is_unread
-
-    def skip(self) -> list[Query]:
-        """Return the current queries, which the driver runs later, and run to the next ones."""
-        queries = self.queries
-        self.advance([[] for _ in queries])
-        return queries
+    def is_begun(self) -> bool:
+        """Whether something else is to be written with the current command."""
+        return bool(self.emits) or (self._asked is not None and self._asked.deferred > 0)
 
     def whole(self) -> list[Query]:
         """Return all queries of a `Decide`, to be sent and answered at once."""
@@ -293,8 +309,10 @@ class Execution(Generic[R]):
             self._generator.close()
 
     def closing(self) -> list[Query]:
-        """Return the statements that write the emitted events; their rows are not needed."""
-        queries = self._services.events(self.emits) if self.emits else []
+        """Return the statements that are left, and those that write the emitted events."""
+        queries, self.deferred = self.deferred, []
+        if self.emits:
+            queries = [*queries, *self._services.events(self.emits)]
         self.statements += len(queries)
         return queries
 

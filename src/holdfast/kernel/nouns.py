@@ -108,16 +108,31 @@ class Noun:
         yield from ()
         return 0
 
-    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
-        """Fence whatever runs for a session that is rewound, except the item that rewinds it."""
+    def rewind(
+        self, runtime: Runtime, session: SessionRef, version: int, keeping: str | None
+    ) -> Op[None]:
+        """Fence whatever runs for a session that is rewound, except the item that rewinds it.
+
+        What came after the version is left behind.
+        """
         yield from ()
 
     def ended(self, runtime: Runtime, session: SessionRef, status: str) -> Op[None]:
         """Stop what belongs to a session that has ended by itself: completed, failed, cancelled."""
         yield from ()
 
-    def item_ended(self, runtime: Runtime, item: EndedItem) -> Op[None]:
-        """Follow up on a work item of one of its types that has ended."""
+    def item_looks(self, item: EndedItem) -> Sequence[Query]:
+        """Return the queries whose rows `item_ended` needs; they run when the item has ended."""
+        return ()
+
+    def item_ended(
+        self, runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]
+    ) -> Op[None]:
+        """Follow up on a work item of one of its types that has ended.
+
+        The ends of several items run side by side: what was read may have been changed since by
+        the follow-up of another.
+        """
         yield from ()
 
     def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:

@@ -1,9 +1,10 @@
 """Handles, and operations: every change or read of the store, written once as a generator.
 
 An operation knows no driver, no thread and no `await`. It yields commands (a `Query`, a `Lock`,
-a `Batch` of them, a `Decide`, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver answers them
-inside one transaction. The colour of its handle decides what a call returns: with `Sync` the
-result, with `Async` an awaitable, and with `Tx`, inside `store.run`, a generator to `yield from`.
+a `Batch` of them, a `Decide`, a `Deferred`, an `Emit`, an `AfterCommit`, a `FreshId`) and a driver
+answers them inside one transaction. The colour of its handle decides what a call returns: with
+`Sync` the result, with `Async` an awaitable, and with `Tx`, inside `store.run`, a generator to
+`yield from`.
 """
 
 from __future__ import annotations
@@ -210,13 +211,10 @@ class Lock:
 class Batch:
     """Several statements, run in order, that do not depend on each other's answers.
 
-    Answered with a list of rows for each. On PostgreSQL a batch costs one round trip; one that is
-    unread costs none, because it is sent with the next batch, or with COMMIT.
+    Answered with a list of rows for each. On PostgreSQL a batch costs one round trip.
     """
 
     commands: Sequence[Query | Lock]
-    is_unread: bool = False
-    """Whether the operation ignores the answers."""
 
 
 @dataclass(slots=True)
@@ -235,6 +233,29 @@ class Decide:
     commands: Sequence[Query | Lock]
     emits: Sequence[Emit] = ()
     again: Query | None = None
+
+
+@dataclass(slots=True)
+class Deferred:
+    """A statement whose rows are not needed: it is sent with the next one, or with COMMIT.
+
+    Statements still run in the order in which they were yielded; on PostgreSQL it costs no round
+    trip of its own.
+    """
+
+    query: Query
+
+
+@dataclass(slots=True)
+class TryLock:
+    """Locks those of some session trees that nobody holds now, and runs other statements after it.
+
+    Answered with the `root_id`s of the trees that are locked, and with a list of rows for each of
+    the other statements, which must not lock anything themselves.
+    """
+
+    root_ids: Sequence[str]
+    beside: Sequence[Query] = ()
 
 
 @dataclass(slots=True)
@@ -261,7 +282,8 @@ class FreshId:
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
-Command: TypeAlias = Query | Lock | Batch | Decide | Emit | AfterCommit | FreshId
+Asking: TypeAlias = Query | Lock | TryLock | Batch | Decide
+Command: TypeAlias = Asking | Deferred | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
 
 
@@ -283,6 +305,11 @@ def one(sql: str, **parameters: object) -> Op[Row | None]:
     return found[0] if found else None
 
 
+def defer(sql: str, **parameters: object) -> Op[None]:
+    """Run one statement, whose rows are not needed, together with the next."""
+    yield Deferred(Query(sql, parameters))
+
+
 def batch(*commands: Query | Lock) -> Op[list[list[Row]]]:
     """Run several statements in one round trip and return the rows of each."""
     found: list[list[Row]] = yield Batch(commands)
@@ -300,14 +327,15 @@ def decide(
 def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
     """Run independent parts of one operation side by side, batching their queries.
 
-    Their events are emitted at the end, in the order of the parts. None may use `must_find`.
+    Their events are emitted at the end, in the order of the parts. None may use `must_find` or
+    `TryLock`.
     """
     running = dict(enumerate(ops))
     answers: dict[int, Any] = dict.fromkeys(running)
     results: dict[int, R] = {}
     told: dict[int, list[Emit]] = {place: [] for place in running}
     while running:
-        asked: dict[int, Query | Lock | Batch | Decide] = {}
+        asked: dict[int, Asking] = {}
         for place, op in list(running.items()):
             try:
                 asked[place] = yield from _next_question(op, answers[place], told[place])
@@ -335,14 +363,14 @@ class _Ended(Exception):
         self.result = result
 
 
-def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Query | Lock | Batch | Decide]:
+def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Asking]:
     """Run an operation to the next command that asks for rows. Raises _Ended when it returns."""
     while True:
         try:
             command = op.send(answer)
         except StopIteration as stop:
             raise _Ended(stop.value) from None
-        if isinstance(command, Query | Lock | Batch | Decide):
+        if isinstance(command, Asking):
             return command
         answer = None
         if isinstance(command, Emit):
@@ -351,7 +379,8 @@ def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Query | Loc
             answer = yield command
 
 
-def _commands(question: Query | Lock | Batch | Decide) -> Sequence[Query | Lock]:
+def _commands(question: Asking) -> Sequence[Query | Lock]:
+    assert not isinstance(question, TryLock)
     return [question] if isinstance(question, Query | Lock) else question.commands
 
 

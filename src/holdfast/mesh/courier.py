@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ..arguments import require_text, require_whole, shown
+from ..arguments import require_text, require_text_or_none, require_whole, shown
 from ..errors import CorruptRecord, HoldfastError, InvalidArgument, StoreClosed
 from ..kernel.flow import is_async
 from ..kernel.operation import Call, operation
@@ -29,7 +29,7 @@ from ..peers.delivery import (
     take_progress,
     take_request,
 )
-from ..peers.outbox import agent_address, route_of, store_address, topic_of
+from ..peers.outbox import agent_address, cancel_token, route_of, store_address, topic_of
 from ..peers.sending import Outgoing, confirm, next_due, postpone, refuse, take_due
 from ..store import Store, StoreHandle
 from ..worker.inbox import Delivered, Intake
@@ -40,6 +40,7 @@ RECEIVED_PER_PASS = 20
 SEND_LEASE_SECONDS = 30.0
 POLL_SECONDS = 1.0
 RECEIVE_SECONDS = 1.0
+STOP_SECONDS_MAX = 2.0
 FULL_SECONDS = 0.05
 BACKOFF_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 30.0
@@ -127,12 +128,13 @@ class Courier:
     def open(self, store: Store, intake: Intake | None = None) -> None:
         """Send, and receive what comes to the store."""
         self._store = store
-        self._stopping.clear()
+        self._stopping = threading.Event()
         loops = [(self._send_due, "sender"), (self._take_replies, "replies")]
         if intake is not None:
             loops.append((lambda: self._take_requests(intake), "requests"))
         for step, name in loops:
-            self._threads.append(Thread(lambda step=step: self._repeat(step), f"holdfast-{name}"))  # type: ignore[misc]
+            repeated = functools.partial(self._repeat, step, self._stopping)
+            self._threads.append(Thread(repeated, f"holdfast-{name}"))
             self._threads[-1].start()
 
     @functools.cached_property
@@ -140,17 +142,28 @@ class Courier:
         return self._store.store_id()
 
     def stop(self) -> None:
-        """Stop after what is under way; the rest is left to other couriers."""
+        """Stop after what is under way; the rest is left to other couriers.
+
+        A transport that does not answer is not waited for: what it was given or has delivered is
+        sent or delivered again.
+        """
         self._stopping.set()
         if self._threads:
             self._store.runtime.signals.ring_here(self._topic)
+        ends_at = uptime_seconds() + STOP_SECONDS_MAX
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, ends_at - uptime_seconds()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning(
+                "the mesh is closed while %s does not answer; what it holds comes again, and what "
+                "is in the outbox is sent later",
+                self._transport.name,
+            )
         self._threads.clear()
 
-    def _repeat(self, step: Callable[[], None]) -> None:
+    def _repeat(self, step: Callable[[], None], stopping: threading.Event) -> None:
         pause = BACKOFF_SECONDS
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             try:
                 step()
             except StoreClosed:
@@ -159,7 +172,7 @@ class Courier:
             except Exception as error:
                 is_known = isinstance(error, HoldfastError)
                 log.warning("the mesh will try again: %s", error, exc_info=not is_known)
-                self._stopping.wait(random.uniform(pause / 2, pause))
+                stopping.wait(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, BACKOFF_SECONDS_MAX)
             else:
                 pause = BACKOFF_SECONDS
@@ -226,6 +239,7 @@ class Courier:
             ask_id=outgoing.ask_id,
             number=outgoing.number,
             user=outgoing.user if outgoing.kind == "request" else None,
+            token=outgoing.token,
             body=outgoing.body,
             headers=minted(self._credentials, identified),
         )
@@ -287,6 +301,7 @@ class Courier:
         require_text("ask", message.ask_id)
         require_text("store", message.store_id)
         require_whole("number", message.number, 0)
+        require_text_or_none("token", message.token)
         if message.kind == "receipt":
             self._run(confirm, message.number, message.ask_id, message.store_id)
             return False
@@ -317,13 +332,17 @@ class Courier:
             log.error("%s of ask %s is dropped: %s", message.kind, shown(message.ask_id), error)
 
     def _incoming(self, message: Message, body: Any) -> Incoming:
+        token = message.token
         if message.kind == "request":
             body = {"input": body, "user": message.user}
+        elif token is not None:
+            token = cancel_token(token)
         return Incoming(
             transport=self._transport.name,
             store_id=message.store_id,
             ask_id=message.ask_id,
             number=message.number,
+            token=token,
             body=body if isinstance(body, dict) else {},
         )
 

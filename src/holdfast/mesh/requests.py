@@ -15,6 +15,7 @@ from ..kernel.signals import TREE_TOPIC
 from ..leases import uptime_seconds
 from ..peers import PeerCall, StorePeers
 from ..peers.asks import Timeout
+from ..peers.settlement import answer_topic
 from ..store import AsyncStore, StoreHandle, sync_twin
 from .courier import Courier, Credentials, require_credentials, routed
 from .transports import Transport, require_transport
@@ -132,7 +133,9 @@ class Mesh(Handle[C]):
         if self._courier is not None and not self._courier.is_open:
             yield from invoke(self._start, self._courier)
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
-        signals, topic = self.runtime.signals, f"{TREE_TOPIC}{call.root_id}"
+        signals, topic = self.runtime.signals, answer_topic(call.id)
+        if on_progress is not None or call.session_id is not None:
+            topic = f"{TREE_TOPIC}{call.root_id}"
         after = 0
         while True:
             seen = signals.count(topic)

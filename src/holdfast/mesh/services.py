@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -12,9 +12,10 @@ from ..arguments import require_text, shown
 from ..errors import InvalidArgument, SessionEnded, WorkFailed
 from ..kernel.flow import Flow, drive, drive_async, flow, is_async
 from ..kernel.operation import C
-from ..peers import Answered, Parked, PeerRequest, Resumption
+from ..peers import Answered, Ask, Parked, PeerRequest, Resumption
 from ..peers.asks import REQUEST, RESUME, queue_of
 from ..peers.handle import GRACE_SECONDS_MAX, SessionPeers
+from ..peers.uptake import claim_and_take_up
 from ..session import Session
 from ..store import AsyncStore, Store
 from ..worker import Handler, RunningItem, Worker
@@ -70,7 +71,7 @@ class Service:
         Requests also come through the `transport`, and what its sessions ask goes there, with the
         headers that the `credentials` hook makes for each message; None is the database.
         """
-        for name in ("queues", "concurrency", "handlers", "inbox"):
+        for name in ("queues", "concurrency", "handlers", "inbox", "uptake"):
             if name in options:
                 raise InvalidArgument(f"{name} of a service's worker are given by the service")
         require_credentials(credentials)
@@ -82,6 +83,7 @@ class Service:
         handler: Handler = partial(handle, credentials)
         handlers = {REQUEST: handler, RESUME: handler}
         queues = [queue_of(self.name)]
+        options["uptake"] = claim_and_take_up
         return Worker(store, handlers, queues=queues, concurrency=instances, **options)
 
     def serve(
@@ -107,8 +109,10 @@ class Service:
     ) -> Generator[Callable[[], Any], Any, Any]:
         """Begin with an item, and go on until the session waits or has its answer."""
         is_new = item.type == REQUEST
+        given: Any = item.taken_up
         try:
-            given = yield item.receive if is_new else item.resume
+            if given is None:
+                given = yield item.receive if is_new else item.resume
         except SessionEnded:
             # An earlier attempt has ended the session, and died before it could say so.
             return None
@@ -180,9 +184,11 @@ class HeldSession(Session[C]):
         *,
         need: int | Literal["all", "any"] = "all",
         rest: Literal["cancel", "keep"] = "cancel",
+        asks: Sequence[Ask] = (),
     ) -> Flow[Parked | Answered]:
         """Wait for answers in memory; after an hour release the session, like any other."""
         given: dict[str, Any] = {"need": need, "rest": rest, "grace_seconds": GRACE_SECONDS_MAX}
+        given |= {"asks": asks}
         return (yield from SessionPeers.answers(self, context, **given))
 
 

@@ -36,8 +36,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the same for every copy, `store_id` is the sender's store, `ask_id` the call that it
     belongs to, `number` its number in the sender's outbox. `user` is whose work a request is. The
-    `body` of a request is its input. `headers` are credentials: they are created when the message
-    is sent, and never stored.
+    `body` of a request is its input. `token` is, in a request, the digest of a secret of its
+    asker, and in its cancel the secret itself. `headers` are credentials: they are created when the
+    message is sent, and never stored.
     """
 
     kind: Literal["request", "answer", "progress", "cancel", "receipt"]
@@ -46,6 +47,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     ask_id: str
     number: int
     user: str | None = None
+    token: str | None = None
     body: bytes = b""
     headers: Mapping[str, str] = {}
 

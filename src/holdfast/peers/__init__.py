@@ -1,5 +1,6 @@
 """Peers: sessions ask other agents, let go while they wait, and are resumed once, anywhere."""
 
+from .asks import Ask
 from .handle import SessionPeers, StorePeers
 from .noun import PeersNoun
 from .records import (
@@ -18,6 +19,7 @@ __all__ = [
     "Answer",
     "Answered",
     "Artifact",
+    "Ask",
     "Decision",
     "Parked",
     "Pause",

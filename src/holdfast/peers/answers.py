@@ -7,25 +7,40 @@ from typing import Any
 
 from ..access import record
 from ..arguments import require_one_of, require_text, require_text_or_none
-from ..checkpoints.write import end_session, write
+from ..checkpoints.write import ending, write
 from ..errors import Conflict, InvalidArgument, NotFound
 from ..feed import emit
-from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, query, rows
+from ..kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    one,
+    operation,
+    query,
+    rows,
+    together,
+)
 from ..records import EndedItem, SessionRef
 from ..sessions.access import LOCK_SESSION, Place
 from ..sessions.rows import READ_PLACE_BY_ID
 from ..trees import OPEN
-from .artifacts import check_artifact, outgoing
+from ..work.items import READ_ITEM
+from .artifacts import check_artifact, outgoing, outgoing_looks
 from .asks import READ_ASK, RESUME, SELECT_ASKS, delivery_id, read_ask
-from .pauses import READ_PAUSE, close_open, count_answer, make_ready
+from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready
 from .records import Artifact, Receipt, pack_answer, pause_context
 from .settlement import (
     CANCELLED,
     SETTLE_DUE,
     TIMED_OUT,
     settle,
+    settlement,
     stop_peer,
-    withdraw_item,
+    tell,
+    withdraw,
 )
 
 ANSWERED_BY_PEERS = ("ok", "error", "cancelled")
@@ -45,10 +60,6 @@ SELECT min(deadline_at) FROM hf_asks INDEXED BY ix_asks_due
 WHERE state = 'open' AND deadline_at IS NOT NULL
 """
 READ_NEXT_DUE = f"SELECT ({NEXT_DUE}) AS deadline_at, :now AS now"
-DUE_OF_SESSION = f"""
-{SELECT_ASKS} WHERE session_number = :session_number AND coalesce(state, '') = 'open'
-    AND deadline_at <= :now ORDER BY deadline_at, number
-"""
 
 
 def answer(
@@ -72,9 +83,17 @@ def answer(
     ask = yield from read_ask(id, locks=True)
     if ask["state"] != "open":
         return (yield from _keep_late(runtime, ask, status, result, given))
-    yield from _settle_with_artifacts(runtime, ask, status, result, given, tells_peer=tells_peer)
+    item, served = yield from batch(
+        Query(READ_ITEM, {"id": delivery_id(id)}), Query(READ_PLACE_BY_ID, {"id": id})
+    )
+    made: list[Artifact] = []
+    for session in served:
+        looked = yield from batch(*outgoing_looks(session["number"]))
+        made = outgoing(runtime.codec, *looked)
+    whole = [*made, *given]
+    yield from _settle_made(runtime, ask, status, result, whole, tells_peer=tells_peer)
     # A peer that has not begun need not begin.
-    if (yield from withdraw_item(runtime, delivery_id(id))):
+    if (yield from withdraw(runtime, item)):
         yield from stop_peer(runtime, id)
     return "counted"
 
@@ -90,22 +109,27 @@ def require_artifacts(artifacts: object) -> list[Artifact]:
     return list(artifacts)
 
 
-def _settle_with_artifacts(
+def _answer_looks(session: SessionRef) -> list[Query]:
+    """Return the queries whose rows `_settle_served` needs."""
+    return [Query(READ_ASK, {"id": session.id}), *outgoing_looks(session.number)]
+
+
+def _settle_made(
     runtime: Runtime,
     ask: Row,
     status: str,
     result: Any,
-    given: Sequence[Artifact],
+    artifacts: Sequence[Artifact],
     *,
     tells_peer: bool = True,
 ) -> Op[None]:
-    """Settle a call with what its session made, and count it."""
-    session = yield from one(READ_PLACE_BY_ID, id=ask["id"])
-    made = [] if session is None else (yield from outgoing(runtime.codec, session["number"]))
-    whole = [*made, *given]
-    settled = yield from settle(runtime, ask, status, result, whole, tells_peer=tells_peer)
-    if settled is not None:
-        yield from count_answer(runtime, settled)
+    """Settle an open call, which was read with its tree locked, and count its answer."""
+    given = (status, result, artifacts)
+    settling = settlement(runtime, ask, *given)
+    [settled, *counted] = yield from batch(settling, *counting(ask, status))
+    if settled:
+        yield from tell(runtime, settled[0], *given, tells_peer=tells_peer)
+        yield from count(runtime, counted)
 
 
 def _keep_late(
@@ -127,8 +151,15 @@ def cancel_call(runtime: Runtime, id: str) -> Op[bool]:
     if settled is None:
         return False
     yield from stop_peer(runtime, id)
-    yield from count_answer(runtime, settled)
+    yield from _count_settled(runtime, settled)
     return True
+
+
+def _count_settled(runtime: Runtime, settled: Row) -> Op[None]:
+    """Count an answer that was stored."""
+    statements = counting(settled, settled["state"])
+    if statements:
+        yield from count(runtime, (yield from batch(*statements)))
 
 
 @query
@@ -149,50 +180,70 @@ def expire(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
 
 def expire_locked(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
     """Time out calls of a tree that is locked."""
-    count = 0
+    number = 0
     for ask in found:
         settled = yield from settle(runtime, ask, "timeout", TIMED_OUT, statement=SETTLE_DUE)
         if settled is not None:
-            count += 1
+            number += 1
             yield from stop_peer(runtime, ask["id"])
-            yield from count_answer(runtime, settled)
-    return count
-
-
-def expire_own(runtime: Runtime, session_number: int) -> Op[None]:
-    """Time out the calls of a session, whose tree is locked, that are due."""
-    found = yield from rows(DUE_OF_SESSION, session_number=session_number)
-    yield from expire_locked(runtime, found)
+            yield from _count_settled(runtime, settled)
+    return number
 
 
 def answer_served(runtime: Runtime, session: SessionRef, status: str, result: Any) -> Op[None]:
     """Answer the call that a session serves, if it has no answer yet."""
-    ask = yield from one(READ_ASK, id=session.id)
-    if ask is not None and ask["state"] == "open":
-        yield from _settle_with_artifacts(runtime, ask, status, result, ())
+    looked = yield from batch(*_answer_looks(session))
+    yield from _settle_served(runtime, looked, status, result)
 
 
-def follow_item(runtime: Runtime, item: EndedItem) -> Op[None]:
+def _settle_served(
+    runtime: Runtime, looked: Sequence[list[Row]], status: str, result: Any
+) -> Op[None]:
+    """Do the same with rows that were read with the tree locked."""
+    asks, made, answered = looked
+    for ask in asks:
+        if ask["state"] == "open":
+            artifacts = outgoing(runtime.codec, made, answered)
+            yield from _settle_made(runtime, ask, status, result, artifacts)
+
+
+def following(item: EndedItem) -> list[Query]:
+    """Return the queries whose rows `follow_item` needs."""
+    here = item.session
+    return [
+        Query(LOCK_SESSION, {"number": here.number}),
+        Query(OPEN_PAUSE, {"session_number": here.number}),
+        *_answer_looks(here),
+    ]
+
+
+def follow_item(runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]) -> Op[None]:
     """End the session of an item that has ended, and answer the call that it serves.
 
     The output of a completed item is the answer. A session that serves no call is left open when
-    its item is completed.
+    its item is completed. `looked` are the rows of `following`, read when the item has ended.
     """
     here = item.session
+    [sessions, paused, *served] = looked
     if item.type == RESUME and item.status == "completed":
-        yield from close_open(runtime, here)
-    session = yield from one(LOCK_SESSION, number=here.number)
-    if session is None or session["status"] not in OPEN:
+        for pause in paused:
+            yield from close(runtime, pause)
+    if not sessions or sessions[0]["status"] not in OPEN:
         return
-    is_served = (yield from one(READ_ASK, id=here.id)) is not None
-    if item.status == "completed" and not is_served:
+    [session] = sessions
+    if item.status == "completed" and not served[0]:
         return
     result: Any = item.error
     if item.output is not None:
         result = runtime.codec.decode(item.output)
     status = {"completed": "ok", "failed": "error", "cancelled": "cancelled"}[item.status]
-    yield from answer_served(runtime, here, status, result)
-    yield from end_session(runtime, _place(here, session), session["status"], item.status)
+    place = _place(here, session)
+    yield from together(
+        [
+            _settle_served(runtime, served, status, result),
+            *ending(runtime, place, session["status"], item.status, session),
+        ]
+    )
 
 
 def _place(session: SessionRef, row: Row) -> Place:
@@ -218,7 +269,8 @@ def decide(
         raise NotFound(f"there is no pause {pause_id!r}", id=pause_id)
     if pause["reason"] != "approval":
         raise InvalidArgument(f"pause {pause_id} waits for {pause['reason']}, not for an approval")
-    if (yield from make_ready(runtime, pause, decision)) is None:
+    session = yield from rows(LOCK_SESSION, number=pause["session_number"])
+    if (yield from make_ready(runtime, pause, session, decision)) is None:
         if _is_decided(runtime, pause, is_approved):
             return
         raise Conflict(
@@ -227,10 +279,9 @@ def decide(
             state=pause["state"],
         )
     here = SessionRef(pause["session_id"], pause["session_number"], pause["root_id"])
-    [session] = yield from rows(LOCK_SESSION, number=here.number)
     told = {"pause": pause_id, "decision": "approve" if is_approved else "reject"}
     evidence = {**told, "by": by, "note": note}
-    yield from write(runtime, _place(here, session), "approval_point", {}, evidence)
+    yield from write(runtime, _place(here, session[0]), "approval_point", {}, evidence)
     yield from record(
         runtime.actor, "approved" if is_approved else "rejected", pause_id, f"by {by}"
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import require_text, require_whole
+from ..checkpoints.handle import CheckpointOps
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import Op, Row, one, rows
-from ..sessions.access import lock_and_read, require_writable
+from ..kernel.operation import Op, Query, Row, defer, rows
+from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
 from .asks import SELECT_ASKS
 from .records import Artifact, answer_of, artifact_context, opened
@@ -18,25 +20,50 @@ URI_CHARACTERS_MAX = 1_000
 VERSION_MAX = 2**28 - 1
 
 NEWEST_VERSION = """
-SELECT session_id, name, version, media_type, uri, data, is_returned FROM hf_artifacts
+SELECT session_id, name, version, media_type, uri, data, is_returned, item_id, fence, made_version,
+    is_abandoned
+FROM hf_artifacts
 WHERE session_number = :session_number AND name = :name ORDER BY version DESC LIMIT 1
 """
 ADD_ARTIFACT = """
 INSERT INTO hf_artifacts (
-    session_number, session_id, name, version, media_type, uri, data, is_returned, created_at
+    session_number, session_id, name, version, media_type, uri, data, is_returned, item_id, fence,
+    made_version, created_at
 ) VALUES (
     :session_number, :session_id, :name, :version, :media_type, CAST(:uri AS TEXT),
-    CAST(:data AS BLOB), :is_returned, :now
+    CAST(:data AS BLOB), :is_returned, CAST(:item_id AS TEXT), CAST(:fence AS INTEGER),
+    :made_version, :now
 )
+"""
+# What an earlier attempt at the item has made since the last turn.
+REMOVE_REPLACED = """
+DELETE FROM hf_artifacts
+WHERE session_number = :session_number AND name = :name AND item_id = :item_id AND fence <> :fence
+    AND made_version >= :since AND is_abandoned = 0
+RETURNING version
+"""
+ADOPT = """
+UPDATE hf_artifacts SET fence = :fence
+WHERE session_number = :session_number AND name = :name AND version = :version
 """
 LIST_ARTIFACTS = """
 SELECT session_id, name, version, media_type, uri, data, is_returned FROM hf_artifacts
-WHERE session_number = :session_number ORDER BY number
+WHERE session_number = :session_number AND is_abandoned = 0 ORDER BY number
 """
 ASKS_OF_SESSION = f"""
 {SELECT_ASKS} WHERE session_number = :session_number AND coalesce(state, '') <> 'open'
-ORDER BY number
+    AND is_abandoned = 0 ORDER BY number
 """
+HAS_MADE = """
+SELECT EXISTS (SELECT 1 FROM hf_artifacts WHERE session_number = :session_number) AS artifacts,
+    EXISTS (SELECT 1 FROM hf_asks WHERE session_number = :session_number) AS asks
+"""
+ABANDON = """
+UPDATE {table} SET is_abandoned = 1
+WHERE session_number = :session_number AND {version} >= :version AND is_abandoned = 0
+"""
+ABANDON_ARTIFACTS = ABANDON.format(table="hf_artifacts", version="made_version")
+ABANDON_ASKS = ABANDON.format(table="hf_asks", version="asked_version")
 
 
 def check_artifact(artifact: Artifact) -> None:
@@ -61,54 +88,99 @@ def add_artifact(
 ) -> Op[Artifact]:
     """Add the next version of an artifact to a session that may be written.
 
-    What is equal to its newest version is not added again, so that a retry repeats nothing.
+    What is equal to its newest version is not added again, and what an earlier attempt at the same
+    work item has added since the last turn is replaced: a retry leaves nothing twice.
     """
     check_artifact(Artifact(name=name, media_type=media_type, data=data, uri=uri))
     codec = session.runtime.codec
     body = None if data is None else codec.encode(data, name="data")
-    place = session._place
-    require_writable(session.runtime, place, (yield from lock_and_read(session.runtime, place)))
-    found = yield from one(NEWEST_VERSION, session_number=session.number, name=name)
-    if found is not None:
-        newest = _artifact(codec, found)
-        kept = None if newest.data is None else codec.encode(newest.data)
-        is_same = (newest.media_type, newest.uri, newest.returned) == (media_type, uri, returned)
-        if is_same and kept == body:
-            return newest
-    version: int = 1 if found is None else found["version"] + 1
+    here = {"session_number": session.number, "name": name}
+    look = Query(NEWEST_VERSION, here)
+    found, named = yield from lock_and_read_with(session.runtime, session._place, look)
+    row = require_writable(session.runtime, session._place, found)
+    attempt = _attempt_of(session)
+    version = 1
+    for newest in named:
+        is_redone = (newest["item_id"], newest["is_abandoned"]) == (attempt["item_id"], 0)
+        is_redone &= newest["fence"] not in {None, attempt["fence"]}
+        version = newest["version"] + 1
+        known = artifact_of(codec, newest)
+        is_same = (known.media_type, known.uri, known.returned) == (media_type, uri, returned)
+        is_same &= not newest["is_abandoned"]
+        if is_same and (None if known.data is None else codec.encode(known.data)) == body:
+            if is_redone:
+                yield from defer(ADOPT, **here, version=known.version, fence=attempt["fence"])
+            return known
+        if is_redone:
+            since = yield from _last_turn(session)
+            removed = yield from rows(REMOVE_REPLACED, **here, **attempt, since=since)
+            version = min((each["version"] for each in removed), default=version)
     where = artifact_context(session.id, name, version)
-    yield from rows(
+    yield from defer(
         ADD_ARTIFACT,
-        session_number=session.number,
+        **here,
+        **attempt,
         session_id=session.id,
-        name=name,
         version=version,
         media_type=media_type,
         uri=uri,
         data=None if body is None else codec.seal(body, context=where),
         is_returned=int(returned),
+        made_version=row["version"],
     )
     told: dict[str, Any] = {"name": name, "version": version, "media_type": media_type}
     yield from emit(codec, session.root_id, session.id, "artifact_added", told)
     return Artifact(**told, data=data, uri=uri, returned=returned)
 
 
+def _attempt_of(session: SessionHandle[Any]) -> dict[str, Any]:
+    """Return the work item for which a session is written, and the fence of the attempt."""
+    guard = session.guard
+    if guard is None or guard.noun != "work item":
+        return {"item_id": None, "fence": None}
+    return {"item_id": guard.id, "fence": guard.fence}
+
+
+def _last_turn(session: SessionHandle[Any]) -> Op[int]:
+    """Return the version of a session's last turn; 0 if it has none."""
+    where = (session.id, session.number, session.root_id)
+    history: CheckpointOps[Any] = CheckpointOps(session.runtime, *where)
+    turns = yield from CheckpointOps.history(history, kind="turn", limit=1)
+    return turns[0].version if turns else 0
+
+
+def abandon(session_number: int, version: int) -> Op[None]:
+    """Leave behind what a session has made and asked since a version that it is rewound to."""
+    given = {"session_number": session_number, "version": version}
+    [made] = yield from rows(HAS_MADE, session_number=session_number)
+    if made["artifacts"]:
+        yield from defer(ABANDON_ARTIFACTS, **given)
+    if made["asks"]:
+        yield from defer(ABANDON_ASKS, **given)
+
+
 def artifacts_of(codec: Codec, session_number: int) -> Op[list[Artifact]]:
     """Return the artifacts of a session, in the order in which they were added."""
     found = yield from rows(LIST_ARTIFACTS, session_number=session_number)
-    return [_artifact(codec, row) for row in found]
+    return [artifact_of(codec, row) for row in found]
 
 
-def outgoing(codec: Codec, session_number: int) -> Op[list[Artifact]]:
+def outgoing_looks(session_number: int) -> list[Query]:
+    """Return the queries whose rows `outgoing` needs."""
+    given = {"session_number": session_number}
+    return [Query(LIST_ARTIFACTS, given), Query(ASKS_OF_SESSION, given)]
+
+
+def outgoing(codec: Codec, made: Sequence[Row], asks: Sequence[Row]) -> list[Artifact]:
     """Return what is sent with a session's answer: its own artifacts, then those of its peers."""
-    own = yield from artifacts_of(codec, session_number)
-    found = yield from rows(ASKS_OF_SESSION, session_number=session_number)
-    answers = [answer_of(codec, row) for row in found]
+    own = (artifact_of(codec, row) for row in made)
+    answers = (answer_of(codec, row) for row in asks)
     theirs = [each for answer in answers if answer is not None for each in answer.artifacts]
     return [*(each for each in own if each.returned), *theirs]
 
 
-def _artifact(codec: Codec, row: Row) -> Artifact:
+def artifact_of(codec: Codec, row: Row) -> Artifact:
+    """Return an artifact's row as a record."""
     where = artifact_context(row["session_id"], row["name"], row["version"])
     names = ("name", "version", "media_type", "uri")
     return Artifact(

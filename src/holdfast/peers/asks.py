@@ -10,21 +10,37 @@ from __future__ import annotations
 import functools
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ..arguments import require_seconds, require_text, shown
+from ..clock import random_id
 from ..codec import digest
 from ..errors import AskNotFound, InvalidArgument, RequestMismatch, SessionWaiting
-from ..feed import emit
+from ..feed import create_tree, emit
 from ..kernel.flow import refuse_steps
-from ..kernel.operation import Handle, Lock, Op, Row, Runtime, fresh_id, one, operation, rows
+from ..kernel.operation import (
+    Emit,
+    FreshId,
+    Handle,
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    fresh_id,
+    one,
+    operation,
+    rows,
+)
 from ..sessions.access import Place
-from ..sessions.creation import insert_session
+from ..sessions.creation import new_session, require_parent
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import READ_PLACE_BY_ID
 from ..state.requests import Ordinals
+from ..wire import travels
 from ..work.items import Submission
 from ..work.submission import submit_all
 from .outbox import agent_address, post, route_of, store_address
@@ -36,29 +52,32 @@ Timeout: TypeAlias = float | Literal["never"]
 
 # The id of its work item is a little longer.
 ID_CHARACTERS_MAX = 200
+AGENT_CHARACTERS_MAX = 200
 ASK_SECONDS = 300.0
 ASK_SECONDS_MAX = 366 * 24 * 3600
 # The work item that delivers a request, and the one that resumes a session.
 REQUEST, RESUME = "request", "resume"
 
 ASK_COLUMNS = """number, id, session_number, session_id, root_id, agent, user_id, route,
-    remote_store, origin_id, heard, state, pause_number, timeout_ms, deadline_at, input,
+    remote_store, origin_id, cancel_key, heard, state, pause_number, timeout_ms, deadline_at, input,
     correlation, progress, answer, late, created_at, answered_at, late_at, closed_at"""
 SELECT_ASKS = f"SELECT {ASK_COLUMNS} FROM hf_asks"  # noqa: S608
 READ_ASK = f"{SELECT_ASKS} WHERE id = :id"
 ADD_ASK = f"""
 INSERT INTO hf_asks (
-    id, session_number, session_id, root_id, agent, user_id, route, remote_store, origin_id, state,
-    timeout_ms, deadline_at, input, correlation, created_at
+    id, session_number, session_id, root_id, agent, user_id, route, remote_store, origin_id,
+    cancel_key, asked_version, state, timeout_ms, deadline_at, input, correlation, created_at
 ) VALUES (
     :id, :session_number, :session_id, :root_id, :agent, :user_id, :route, :remote_store,
-    :origin_id, 'open', CAST(:timeout_ms AS INTEGER),
+    :origin_id, :cancel_key, :asked_version, 'open', CAST(:timeout_ms AS INTEGER),
     :now + CAST(:timeout_ms AS INTEGER), CAST(:input AS BLOB), CAST(:correlation AS BLOB), :now
 ) RETURNING {ASK_COLUMNS}
 """  # noqa: S608
 # An ask that is repeated belongs to the next pause again.
 COLLECT_AGAIN = f"""
-UPDATE hf_asks SET pause_number = NULL, closed_at = NULL WHERE id = :id RETURNING {ASK_COLUMNS}
+UPDATE hf_asks SET pause_number = NULL, closed_at = NULL, asked_version = :version,
+    is_abandoned = 0
+WHERE id = :id RETURNING {ASK_COLUMNS}
 """  # noqa: S608
 SET_PROGRESS = f"""
 UPDATE hf_asks SET progress = CAST(:progress AS BLOB), deadline_at = :now + timeout_ms
@@ -75,6 +94,62 @@ class Origin:
     route: str
 
 
+@travels
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One of several calls to make at once; its fields are the arguments of `session.ask`."""
+
+    agent: str
+    input: Any = None
+    timeout_seconds: Timeout = ASK_SECONDS
+    correlation: Any = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call that was checked and encoded, before anything is locked."""
+
+    ask: Ask
+    id: str
+    timeout_ms: int | None
+    input: bytes
+    correlation: bytes
+
+    @property
+    def look(self) -> Query:
+        """The query that finds out whether the id is known."""
+        return Query(READ_ASK, {"id": self.id})
+
+
+def drafted(runtime: Runtime, ask: Ask, label: str = "id") -> Op[Draft]:
+    """Return a call as it is to be written; raises an error if it cannot be made."""
+    encode = runtime.codec.encode
+    require_text("agent", ask.agent, AGENT_CHARACTERS_MAX)
+    return Draft(
+        ask,
+        (yield from chosen_id(label, ask.id)),
+        require_timeout(ask.timeout_seconds),
+        encode(ask.input, name="input"),
+        encode(ask.correlation, name="correlation"),
+    )
+
+
+def drafted_all(runtime: Runtime, asks: object) -> Op[list[Draft]]:
+    """Return several calls as they are to be written."""
+    drafts = []
+    for ask in require_asks(asks):
+        drafts.append((yield from drafted(runtime, ask)))
+    return drafts
+
+
+def lock_new_tree(draft: Draft) -> Op[list[Row]]:
+    """Make and lock the tree of a call without a session; return the call if it is known."""
+    yield from create_tree(draft.id)
+    _, known = yield from batch(Lock(draft.id), draft.look)
+    return known
+
+
 class asking(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     """An operation that asks; inside a work item its `id` is derived from the item and the request.
 
@@ -88,13 +163,63 @@ class asking(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
 
         @functools.wraps(function)
         def start(handle: Handle[Any], *args: Any, **kwargs: Any) -> Any:
-            item = getattr(handle, "item", None)
-            is_composed = handle.runtime.run_flow is refuse_steps
-            if item is not None and not is_composed and kwargs.get("id") is None:
-                kwargs["id"] = derived_id(handle.runtime, item, args, kwargs)
+            if derives_ids(handle):
+                self._derive(handle, args, kwargs)
             return begin(handle, *args, **kwargs)
 
         self._start = start
+
+    def _derive(self, handle: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("id") is None:
+            kwargs["id"] = derived_id(handle.runtime, handle.item, args, kwargs)
+
+
+class pausing(asking[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """An operation that makes the calls of its `asks`, each with an id as if it was asked alone."""
+
+    def _derive(self, handle: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("asks"):
+            kwargs["asks"] = with_ids(handle, kwargs["asks"])
+
+
+def derives_ids(handle: Any) -> bool:
+    """Whether the calls of a session are made for a work item, and not inside `store.run`."""
+    is_composed = handle.runtime.run_flow is refuse_steps
+    return getattr(handle, "item", None) is not None and not is_composed
+
+
+def with_ids(session: Any, asks: Sequence[Ask]) -> list[Ask]:
+    """Return asks with derived ids, where they have none."""
+    named = []
+    for ask in require_asks(asks):
+        if ask.id is None:
+            args, given = _arguments(ask)
+            id = derived_id(session.runtime, session.item, args, given)
+            named.append(replace(ask, id=id))
+        else:
+            named.append(ask)
+    return named
+
+
+def _arguments(ask: Ask) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which `session.ask` would plainly be called."""
+    args = (ask.agent,) if ask.input is None else (ask.agent, ask.input)
+    given = {"timeout_seconds": ask.timeout_seconds, "correlation": ask.correlation}
+    usual = {"timeout_seconds": ASK_SECONDS, "correlation": None}
+    return args, {name: value for name, value in given.items() if value != usual[name]}
+
+
+def require_asks(asks: object) -> list[Ask]:
+    """Return calls that can be made, in a list."""
+    if not isinstance(asks, list | tuple):
+        raise InvalidArgument(f"asks must be a list of Ask, not {type(asks).__name__}")
+    for ask in asks:
+        if not isinstance(ask, Ask):
+            raise InvalidArgument(f"asks must be a list of Ask, not of {type(ask).__name__}")
+    ids = [ask.id for ask in asks if ask.id is not None]
+    if len(set(ids)) < len(ids):
+        raise InvalidArgument("two asks have the same id")
+    return list(asks)
 
 
 def derived_id(runtime: Runtime, item: Any, args: Any, kwargs: Mapping[str, Any]) -> str:
@@ -138,59 +263,90 @@ def require_active(session: Row, id: str) -> None:
 def add_ask(
     runtime: Runtime,
     asker: SessionHandle[Any] | None,
+    draft: Draft,
+    known: Sequence[Row],
     *,
-    id: str,
-    agent: str,
-    input: Any,
-    correlation: Any = None,
-    timeout_ms: int | None = None,
     user: str | None = None,
     root_id: str,
     sender: str | None = None,
+    version: int = 0,
     origin: Origin | None = None,
 ) -> Op[Row]:
-    """Write a call, and the peer's session and work item or a message; the tree is locked.
+    """Write a call, and the peer's session and work item or a message.
 
-    An id that is known returns the call as it is, or raises RequestMismatch.
+    The tree is locked, and the asker was read and is open. `known` is what `draft.look` has found:
+    a call with the id is returned as it is, or RequestMismatch is raised.
     """
-    codec = runtime.codec
-    bodies = {
-        "input": codec.encode(input, name="input"),
-        "correlation": codec.encode(correlation, name="correlation"),
-    }
-    known = yield from one(READ_ASK, id=id)
-    if known is not None:
-        return (yield from _again(runtime, known, asker, agent, input, user))
+    codec, ask, id = runtime.codec, draft.ask, draft.id
+    if known:
+        return (yield from _again(runtime, known[0], asker, ask, user, version))
     route = None if origin is None else origin.route
     if origin is None and runtime.transport is not None:
         route = route_of(runtime.transport, sender)
-    [row] = yield from rows(
-        ADD_ASK,
-        id=id,
-        session_number=None if asker is None else asker.number,
-        session_id=None if asker is None else asker.id,
-        root_id=root_id,
-        agent=agent,
-        user_id=user,
-        route=route,
-        remote_store=None if origin is None else origin.store_id,
-        origin_id=None if origin is None else origin.ask_id,
-        timeout_ms=timeout_ms,
-        **{part: codec.seal(body, context=ask_context(id, part)) for part, body in bodies.items()},
-    )
+    given: Row = {
+        "id": id,
+        "session_number": None if asker is None else asker.number,
+        "session_id": None if asker is None else asker.id,
+        "root_id": root_id,
+        "agent": ask.agent,
+        "user_id": user,
+        "route": route,
+        "remote_store": None if origin is None else origin.store_id,
+        "origin_id": None if origin is None else origin.ask_id,
+        "cancel_key": None,
+        "asked_version": version,
+        "timeout_ms": draft.timeout_ms,
+        "input": codec.seal(draft.input, context=ask_context(id, "input")),
+        "correlation": codec.seal(draft.correlation, context=ask_context(id, "correlation")),
+    }
+    adding = Query(ADD_ASK, given)
     if origin is None and route is not None:
-        if (yield from one(READ_PLACE_BY_ID, id=id)) is not None:
+        given["cancel_key"] = f"{random_id((yield FreshId())):x}{random_id((yield FreshId())):x}"
+        [row], taken = yield from batch(adding, Query(READ_PLACE_BY_ID, {"id": id}))
+        if taken:
             raise _taken(id)
-        yield from post(runtime, "request", id, route, agent_address(agent))
+        yield from post(runtime, "request", id, route, agent_address(ask.agent))
     else:
-        yield from insert_delivery(runtime, row)
-    data = {"ask": id, "agent": agent, "deadline_at": row["deadline_at"]}
+        creation, created = yield from _peer_session(runtime, given)
+        [row], child = yield from batch(adding, creation)
+        yield from _deliver(runtime, given, child, created)
+    data = {"ask": id, "agent": ask.agent, "deadline_at": row["deadline_at"]}
     yield from emit(codec, root_id, row["session_id"] or id, "peer_asked", data)
     return row
 
 
+def asks_of(
+    asker: SessionHandle[Any],
+    row: Row,
+    here: Row,
+    drafts: Sequence[Draft],
+    known: Sequence[Sequence[Row]],
+) -> list[Op[Row]]:
+    """Return the operations that write the calls of a session, to be run side by side.
+
+    `row` and `here` are the session's, read with its tree locked.
+    """
+    given: dict[str, Any] = {"user": here["user_id"], "sender": here["agent"]}
+    given |= {"root_id": asker.root_id, "version": row["version"]}
+    return [
+        add_ask(asker.runtime, asker, draft, each, **given)
+        for draft, each in zip(drafts, known, strict=True)
+    ]
+
+
 def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
-    """Create the session that serves a call, and the work item that delivers the request to it."""
+    """Make the session that serves a call, and the work item that delivers the request to it.
+
+    Raises SessionNotFound or SessionEnded if the asker cannot have children any more.
+    """
+    yield from require_parent(ask["session_id"])
+    creation, created = yield from _peer_session(runtime, ask)
+    [child] = yield from batch(creation)
+    yield from _deliver(runtime, ask, child, created)
+
+
+def _peer_session(runtime: Runtime, ask: Row) -> Op[tuple[Query, Emit]]:
+    """Return the statement that makes the session of a peer, and its event."""
     codec, id = runtime.codec, ask["id"]
     given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
     metadata = None
@@ -198,12 +354,18 @@ def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
         asked = {"asked_by": {"store": ask["remote_store"], "ask": ask["origin_id"]}}
         metadata = codec.pack(asked, context=("hf_sessions", id))
     given |= {"metadata": metadata}
-    child = yield from insert_session(codec, given, ask["session_id"], ask["root_id"])
-    if child is None:
+    return (yield from new_session(codec, given, ask["session_id"], ask["root_id"]))
+
+
+def _deliver(runtime: Runtime, ask: Row, child: list[Row], created: Emit) -> Op[None]:
+    """Submit the work item that delivers the request to a session that was just made."""
+    id = ask["id"]
+    if not child:
         raise _taken(id)
-    place = Place(id, child["number"], ask["root_id"], None)
+    yield created
+    place = Place(id, child[0]["number"], ask["root_id"], None)
     delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(ask["agent"]), id=delivery_id(id))
-    yield from submit_all(runtime, [delivery], default=place)
+    yield from submit_all(runtime, [delivery], default=place, is_checked=True)
 
 
 def _taken(id: str) -> InvalidArgument:
@@ -214,13 +376,13 @@ def _again(
     runtime: Runtime,
     known: Row,
     asker: SessionHandle[Any] | None,
-    agent: str,
-    input: Any,
+    ask: Ask,
     user: str | None,
+    version: int,
 ) -> Op[Row]:
     """Return a call that is made again; its answer belongs to the next pause."""
     stored = opened(runtime.codec, known["input"], ask_context(known["id"], "input"))
-    is_same = known["agent"] == agent and digest(stored) == digest(input)
+    is_same = known["agent"] == ask.agent and digest(stored) == digest(ask.input)
     # The user of a session's asks is the session's own, and who reconnects need not name it.
     is_same &= asker is not None or user in {None, known["user_id"]}
     if not is_same or known["session_number"] != (None if asker is None else asker.number):
@@ -231,7 +393,7 @@ def _again(
         )
     if asker is None:
         return known
-    [row] = yield from rows(COLLECT_AGAIN, id=known["id"])
+    [row] = yield from rows(COLLECT_AGAIN, id=known["id"], version=version)
     return row
 
 

@@ -15,16 +15,27 @@ from typing import Any
 
 from ..arguments import require_text, require_text_or_none
 from ..errors import InvalidArgument
-from ..feed import create_tree
 from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, rows
 from ..kernel.schema import read_store_id
 from ..sessions.rows import READ_PLACE_BY_ID
 from ..work.claims import Claim, claim_item
 from .answers import answer, cancel_call
-from .asks import READ_ASK, Origin, add_ask, delivery_id, insert_delivery, read_ask, set_progress
+from .asks import (
+    READ_ASK,
+    Ask,
+    Origin,
+    add_ask,
+    delivery_id,
+    drafted,
+    insert_delivery,
+    lock_new_tree,
+    read_ask,
+    set_progress,
+)
 from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, post_answer, route_of, store_address
 from .records import Artifact
 
+UNKNOWN = "unknown"
 HEAR = "UPDATE hf_asks SET heard = :number WHERE id = :id AND heard < :number RETURNING id"
 
 
@@ -36,12 +47,17 @@ class Incoming:
     store_id: str
     ask_id: str
     number: int
+    token: str | None
+    """What tells apart whose call it is: the digest of a key that only the asker has."""
     body: Mapping[str, Any]
 
     @property
     def local_id(self) -> str:
-        """The id that an ask of another store has in this one."""
-        name = f"{self.store_id} {self.ask_id}"
+        """The id that an ask of another store has in this one.
+
+        A cancel with another key than the request's names another call, which nobody has made.
+        """
+        name = f"{self.store_id} {self.ask_id} {self.token}"
         return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
 
 
@@ -74,26 +90,13 @@ def _take_own(runtime: Runtime, incoming: Incoming) -> Op[bool]:
 def _take_foreign(runtime: Runtime, incoming: Incoming, agent: str) -> Op[bool]:
     id, user = incoming.local_id, incoming.body.get("user")
     require_text_or_none("user", user)
-    if (yield from _lock_foreign(id)) is not None:
+    asked = Ask(agent, incoming.body.get("input"), "never", id=id)
+    draft = yield from drafted(runtime, asked)
+    if (yield from lock_new_tree(draft)):
         return False
-    yield from add_ask(
-        runtime,
-        None,
-        id=id,
-        agent=agent,
-        input=incoming.body.get("input"),
-        user=user,
-        root_id=id,
-        origin=_origin(incoming, agent),
-    )
+    given: dict[str, Any] = {"root_id": id, "origin": _origin(incoming, agent)}
+    yield from add_ask(runtime, None, draft, (), user=user, **given)
     return True
-
-
-def _lock_foreign(id: str) -> Op[Row | None]:
-    """Lock the tree of an ask of another store, and return the ask if it is known."""
-    yield from create_tree(id)
-    yield Lock(id)
-    return (yield from one(READ_ASK, id=id))
 
 
 def _origin(incoming: Incoming, agent: str) -> Origin:
@@ -113,12 +116,12 @@ def take_cancel(runtime: Runtime, incoming: Incoming, agent: str | None) -> Op[N
         yield from rows(REMOVE_MESSAGE, number=incoming.number, ask_id=incoming.ask_id)
         return
     id = incoming.local_id
-    known = yield from _lock_foreign(id)
-    if known is None:
+    draft = yield from drafted(runtime, Ask(agent or UNKNOWN, None, "never", id=id))
+    if not (yield from lock_new_tree(draft)):
         if agent is None:
             return
-        given: dict[str, Any] = {"agent": agent, "input": None, "root_id": id}
-        yield from add_ask(runtime, None, id=id, **given, origin=_origin(incoming, agent))
+        given: dict[str, Any] = {"root_id": id, "origin": _origin(incoming, agent)}
+        yield from add_ask(runtime, None, draft, (), **given)
     if (yield from cancel_call(runtime, id)):
         # Who has cancelled it needs no answer.
         address = store_address(incoming.store_id)

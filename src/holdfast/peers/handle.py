@@ -16,32 +16,51 @@ from ..arguments import (
     require_whole,
 )
 from ..errors import AskNotFound, Compacted, InvalidArgument, NotFound
-from ..feed import create_tree, read_events
+from ..feed import read_events
 from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, perform, wait
 from ..kernel.nouns import find_row
-from ..kernel.operation import C, Handle, Lock, Op, Row, listed, one, operation, query, rows
+from ..kernel.operation import (
+    C,
+    Handle,
+    Op,
+    Query,
+    Row,
+    listed,
+    one,
+    operation,
+    query,
+    rows,
+    together,
+)
 from ..kernel.signals import TREE_TOPIC
 from ..kernel.sql import merged
 from ..leases import uptime_seconds
 from ..records import Event
-from ..sessions.access import lock_and_read, require_writable
+from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
+from ..sessions.rows import READ_SESSION
 from ..work.items import Item
-from .answers import answer, cancel_call, decide, expire_own
+from .answers import answer, cancel_call, decide, expire_locked
 from .artifacts import add_artifact, artifacts_of
 from .asks import (
     ASK_SECONDS,
     READ_ASK,
     SELECT_ASKS,
+    Ask,
     Timeout,
     add_ask,
     asking,
-    chosen_id,
+    asks_of,
+    derives_ids,
+    drafted,
+    drafted_all,
+    lock_new_tree,
+    pausing,
     read_ask,
     require_active,
-    require_timeout,
     set_progress,
+    with_ids,
 )
 from .pauses import (
     COUNT_UNCOLLECTED,
@@ -74,7 +93,6 @@ from .records import (
 ROWS_PER_PAGE_MAX = 1_000
 GRACE_SECONDS_MAX = 3_600.0
 POLL_SECONDS = 0.5
-AGENT_CHARACTERS_MAX = 200
 NUMBER_MAX = 2**62
 LIST_ASKS = f"{SELECT_ASKS} WHERE number > :after"
 LIST_PAUSES = f"{SELECT_PAUSES} WHERE number > :after"
@@ -112,26 +130,22 @@ class SessionPeers(SessionHandle[C]):
         same call, and its answer belongs to the next pause again; inside a work item the id is
         derived from the item and the request.
         """
-        require_text("agent", agent, AGENT_CHARACTERS_MAX)
-        timeout_ms = require_timeout(timeout_seconds)
-        ask_id = yield from chosen_id("id", id)
-        place = self._place
-        found = yield from lock_and_read(self.runtime, place)
-        require_active(require_writable(self.runtime, place, found), self.id)
-        here = yield from self._row()
-        row = yield from add_ask(
-            self.runtime,
-            self,
-            id=ask_id,
-            agent=agent,
-            input=input,
-            correlation=correlation,
-            timeout_ms=timeout_ms,
-            user=here["user_id"],
-            root_id=self.root_id,
-            sender=here["agent"],
-        )
-        return call_of(self.runtime.codec, row)
+        asked = Ask(agent, input, timeout_seconds, correlation, id)
+        [call] = yield from SessionPeers._ask_all(self, [asked])
+        return call
+
+    @operation
+    def _ask_all(self, asks: Sequence[Ask]) -> Op[list[PeerCall]]:
+        """Make several calls in one commit, in this order, all or none."""
+        runtime, place = self.runtime, self._place
+        drafts = yield from drafted_all(runtime, asks)
+        here = Query(READ_SESSION, {"id": self.id})
+        looks = [draft.look for draft in drafts]
+        found, asker, *known = yield from lock_and_read_with(runtime, place, here, *looks)
+        row = require_writable(runtime, place, found)
+        require_active(row, self.id)
+        made = yield from together(asks_of(self, row, asker[0], drafts, known))
+        return [call_of(runtime.codec, row) for row in made]
 
     @query
     def asks(self, *, last: int | None = None, before: int | None = None) -> Op[list[PeerCall]]:
@@ -172,28 +186,29 @@ class SessionPeers(SessionHandle[C]):
         found = yield from self._own(OWN_PAUSES, NEWEST_PAUSES, last, before)
         return [pause_of(self.runtime.codec, row) for row in found]
 
-    @operation
+    @pausing
     def pause(
         self,
         context: Any = None,
         *,
         need: int | Literal["all", "any"] = "all",
         rest: Literal["cancel", "keep"] = "cancel",
+        asks: Sequence[Ask] = (),
     ) -> Op[Parked | Answered]:
         """Wait for answers without holding anything, or return them if they have arrived.
 
-        `need` is how many must be `ok`: "any" is one, "all" waits for an answer of any status to
-        every ask. Once it is met, or can no longer be met, the `rest` is cancelled, or kept for the
-        next pause. If the session is parked, its lease is released, and the work item that drives
-        it is completed in the same commit; any instance of its agent resumes it.
+        The `asks` are made before, in the same commit. `need` is how many must be `ok`: "any" is
+        one, "all" waits for an answer of any status to every ask. Once it is met, or can no longer
+        be met, the `rest` is cancelled, or kept for the next pause. If the session is parked, its
+        lease is released, and the work item that drives it is completed in the same commit; any
+        instance of its agent resumes it.
         """
         needed = require_need(need)
         require_one_of("rest", rest, ("cancel", "keep"))
         body = self.runtime.codec.encode(context, name="context")
-        yield from self._lock()
-        yield from expire_own(self.runtime, self.number)
         wish = Wish(reason="peers", context=body, need=needed, keeps_rest=rest == "keep")
-        return (yield from begin_pause(self, wish))
+        drafts = yield from drafted_all(self.runtime, asks)
+        return (yield from begin_pause(self, wish, expire_locked, drafts))
 
     @operation
     def resumption(self) -> Op[Resumption[C] | None]:
@@ -233,10 +248,17 @@ class SessionPeers(SessionHandle[C]):
         grace_seconds: float,
         need: int | Literal["all", "any"] = "all",
         rest: Literal["cancel", "keep"] = "cancel",
+        asks: Sequence[Ask] = (),
     ) -> Flow[Parked | Answered]:
-        """Wait in memory for quick peers, and pause for slow ones after `grace_seconds`."""
+        """Wait in memory for quick peers, and pause for slow ones after `grace_seconds`.
+
+        The `asks` are made before that, in one commit.
+        """
         require_seconds("grace_seconds", grace_seconds, GRACE_SECONDS_MAX)
         needed = require_need(need)
+        if asks:
+            named = with_ids(self, asks) if derives_ids(self) else asks
+            yield from perform(SessionPeers._ask_all, self, named)
         signals, topic = self.runtime.signals, f"{TREE_TOPIC}{self.root_id}"
         ends_at = uptime_seconds() + grace_seconds
         while (left := ends_at - uptime_seconds()) > 0:
@@ -291,22 +313,11 @@ class StorePeers(Handle[C]):
 
         The same `request_id` is the same request. `holdfast.mesh.Mesh` also waits for the answer.
         """
-        require_text("agent", agent, AGENT_CHARACTERS_MAX)
         require_text_or_none("user", user)
-        timeout_ms = require_timeout(timeout_seconds)
-        id = yield from chosen_id("request_id", request_id)
-        yield from create_tree(id)
-        yield Lock(id)
-        row = yield from add_ask(
-            self.runtime,
-            None,
-            id=id,
-            agent=agent,
-            input=input,
-            timeout_ms=timeout_ms,
-            user=user,
-            root_id=id,
-        )
+        asked = Ask(agent, input, timeout_seconds, id=request_id)
+        draft = yield from drafted(self.runtime, asked, "request_id")
+        known = yield from lock_new_tree(draft)
+        row = yield from add_ask(self.runtime, None, draft, known, user=user, root_id=draft.id)
         return call_of(self.runtime.codec, row)
 
     @operation

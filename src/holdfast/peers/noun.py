@@ -16,7 +16,16 @@ from ..kernel.sql import given, given_keys
 from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
 from ..sessions.access import LOCK_SESSION, Place
 from ..sessions.rows import GIVEN_NUMBERS, SET_SESSION_STATUS, numbers_of
-from .answers import NEXT_DUE, UNANSWERED, answer_served, expire, find_due, follow_item
+from .answers import (
+    NEXT_DUE,
+    UNANSWERED,
+    answer_served,
+    expire,
+    find_due,
+    follow_item,
+    following,
+)
+from .artifacts import abandon
 from .asks import REQUEST, RESUME, SELECT_ASKS
 from .pauses import close_open
 from .portable import PeersPortable
@@ -126,8 +135,11 @@ class PeersNoun(Noun):
             answered = "cancelled" if status == "cancelled" else "error"
             yield from answer_served(runtime, session, answered, UNANSWERED)
 
-    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
+    def rewind(
+        self, runtime: Runtime, session: SessionRef, version: int, keeping: str | None
+    ) -> Op[None]:
         """Cancel the calls and the pause of the abandoned epoch; a waiting session is active."""
+        yield from abandon(session.number, version)
         found = yield from _abandon(runtime, session)
         if not found["has_pause"]:
             return
@@ -145,9 +157,15 @@ class PeersNoun(Noun):
         removed = yield from batch(*(Query(statement, here) for statement in REMOVALS))
         return max(map(len, removed))
 
-    def item_ended(self, runtime: Runtime, item: EndedItem) -> Op[None]:
+    def item_looks(self, item: EndedItem) -> list[Query]:
+        """Return what is to be read of the session, its pause and the call that it serves."""
+        return following(item)
+
+    def item_ended(
+        self, runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]
+    ) -> Op[None]:
         """Answer the call that the item's session serves, and end the session."""
-        yield from follow_item(runtime, item)
+        yield from follow_item(runtime, item, looked)
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
         """Time out calls whose deadline has passed, oldest first, one tree at a time."""

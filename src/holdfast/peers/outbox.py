@@ -8,10 +8,11 @@ whoever receives a message must expect it more than once.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..kernel.operation import AfterCommit, Op, Row, Runtime, one, rows
+from ..kernel.operation import AfterCommit, Op, Row, Runtime, defer, one
 from ..sessions.rows import READ_PLACE_BY_ID
 from .records import Artifact, plain_artifact
 
@@ -58,7 +59,7 @@ def post(
     if body is not None:
         sealed = runtime.codec.pack(body, context=message_context(ask_id), name=kind)
     given = {"kind": kind, "ask_id": ask_id, "route": route, "address": address}
-    yield from rows(ADD_MESSAGE, **given, body=sealed)
+    yield from defer(ADD_MESSAGE, **given, body=sealed)
     yield AfterCommit(lambda: runtime.signals.ring(topic_of(route)))
 
 
@@ -89,7 +90,12 @@ def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None
 
 def remove_message(number: int, ask_id: str) -> Op[None]:
     """Remove a message of this store that has arrived in it."""
-    yield from rows(REMOVE_MESSAGE, number=number, ask_id=ask_id)
+    yield from defer(REMOVE_MESSAGE, number=number, ask_id=ask_id)
+
+
+def cancel_token(key: str) -> str:
+    """Return what the request of a call tells of the key with which it can be cancelled."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def message_context(ask_id: str) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ submits that item at once, to become due at its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from ..arguments import require_whole, shown
 from ..checkpoints.handle import CheckpointOps
@@ -17,22 +17,44 @@ from ..checkpoints.write import record_status, write
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import AfterCommit, Op, Row, Runtime, fresh_id, one, rows
+from ..kernel.operation import (
+    AfterCommit,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    defer,
+    fresh_id,
+    one,
+    rows,
+    together,
+)
 from ..sessions.access import (
     LOCK_SESSION,
     Place,
     lock_and_read,
+    lock_and_read_with,
     require_writable,
 )
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import ACTIVATE_SESSION, SET_SESSION_STATUS
+from ..sessions.rows import ACTIVATE_SESSION, READ_SESSION, SET_SESSION_STATUS
 from ..trees import OPEN
 from ..work import transitions
 from ..work.items import LEASE_SECONDS, READ_ITEM, Item, Submission
 from ..work.submission import submit_all
 from ..work.transitions import Transition
-from .artifacts import artifacts_of
-from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, queue_of, require_active
+from .artifacts import LIST_ARTIFACTS, artifact_of
+from .asks import (
+    READ_ASK,
+    REQUEST,
+    RESUME,
+    SELECT_ASKS,
+    Draft,
+    asks_of,
+    queue_of,
+    require_active,
+)
 from .records import (
     Answer,
     Answered,
@@ -64,6 +86,14 @@ ORDER BY number
 COLLECTED = f"""
 {SELECT_ASKS} WHERE session_number = :session_number AND pause_number = :number ORDER BY number
 """
+COLLECTED_BY = f"""
+{SELECT_ASKS} WHERE session_number = :session_number
+    AND pause_number = (SELECT p.number FROM hf_pauses p WHERE p.id = :pause_id) ORDER BY number
+"""  # noqa: S608
+DUE_OF_SESSION = f"""
+{SELECT_ASKS} WHERE session_number = :session_number AND coalesce(state, '') = 'open'
+    AND deadline_at <= :now ORDER BY deadline_at, number
+"""
 ADD_PAUSE = f"""
 INSERT INTO hf_pauses (
     id, session_number, session_id, root_id, generation, agent, reason, state, need, keeps_rest,
@@ -94,9 +124,13 @@ KEEP_REST = """
 UPDATE hf_asks SET pause_number = NULL
 WHERE session_number = :session_number AND pause_number = :number AND state = 'open'
 """
+# Only if the statement before it has stored the answer: in a group of items that end together,
+# another may have cancelled the call meanwhile.
 COUNT_ANSWER = f"""
 UPDATE hf_pauses SET open_asks = open_asks - 1, ok_asks = ok_asks + :ok
-WHERE number = :number AND state = 'waiting' RETURNING {PAUSE_COLUMNS}
+WHERE number = :number AND state = 'waiting' AND EXISTS (
+    SELECT 1 FROM hf_asks a WHERE a.id = :id AND a.state = :status
+) RETURNING {PAUSE_COLUMNS}
 """  # noqa: S608
 MAKE_READY = f"""
 UPDATE hf_pauses SET state = 'ready', ready_at = :now, decision = CAST(:decision AS BLOB)
@@ -147,55 +181,85 @@ def is_met(need: int | None, open_asks: int, ok_asks: int) -> bool:
     return ok_asks >= need or ok_asks + open_asks < need
 
 
-def begin_pause(session: SessionHandle[Any], wish: Wish) -> Op[Parked | Answered]:
-    """Park a session that may be written, or return the answers if they meet its need already."""
+Expire: TypeAlias = Callable[[Runtime, Sequence[Row]], Op[int]]
+
+
+def begin_pause(
+    session: SessionHandle[Any],
+    wish: Wish,
+    expire: Expire | None = None,
+    drafts: Sequence[Draft] = (),
+) -> Op[Parked | Answered]:
+    """Park a session that may be written, or return the answers if they meet its need already.
+
+    The calls of `drafts` are made before. With `expire`, calls that are due are answered before.
+    """
     runtime, place = session.runtime, session._place
-    row = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
+    of_session = {"session_number": session.number}
+    looks = [Query(READ_SESSION, {"id": session.id}), Query(OPEN_PAUSE, of_session)]
+    if expire is not None:
+        looks += [Query(DUE_OF_SESSION, of_session), Query(UNCOLLECTED, of_session)]
+    looks += [draft.look for draft in drafts]
+    found, here, paused, *asked = yield from lock_and_read_with(runtime, place, *looks)
+    row = require_writable(runtime, place, found)
     require_active(row, session.id)
-    agent = yield from _require_agent(session)
-    asks = []
-    if wish.reason == "peers":
-        asks = yield from rows(UNCOLLECTED, session_number=session.number)
+    agent = _require_agent(session.id, here)
+    due, asks = asked[:2] or ([], [])
+    if drafts:
+        known = asked[2:]
+        made = yield from together(asks_of(session, row, here[0], drafts, known))
+        asks = [*asks, *made]
+    is_due = bool(due) or any(draft.timeout_ms == 0 for draft in drafts)
+    if expire is not None and (is_due or any(asked[2:])):
+        yield from expire(runtime, (yield from rows(DUE_OF_SESSION, **of_session)))
+        asks = yield from rows(UNCOLLECTED, **of_session)
     states = [ask["state"] for ask in asks]
     counts = {"open_asks": states.count("open"), "ok_asks": states.count("ok")}
     if wish.need is not None and wish.need > len(asks):
         raise InvalidArgument(f"need is {wish.need}, but there are only {len(asks)} asks")
-    yield from close_open(runtime, session)
+    for before in paused:
+        yield from close(runtime, before)
     is_over = wish.reason == "peers" and is_met(wish.need, **counts)
     pause_id = yield from fresh_id()
-    [added] = yield from rows(
-        ADD_PAUSE,
-        id=pause_id,
-        session_number=session.number,
-        session_id=session.id,
-        root_id=session.root_id,
-        agent=agent,
-        reason=wish.reason,
-        state="resumed" if is_over else "waiting",
-        need=wish.need,
-        keeps_rest=int(wish.keeps_rest),
+    adding = {
+        **of_session,
+        "id": pause_id,
+        "session_id": session.id,
+        "root_id": session.root_id,
+        "agent": agent,
+        "reason": wish.reason,
+        "state": "resumed" if is_over else "waiting",
+        "need": wish.need,
+        "keeps_rest": int(wish.keeps_rest),
         **counts,
-        wakes_at=wish.wakes_at,
-        resumed_version=row["version"] if is_over else None,
+        "wakes_at": wish.wakes_at,
+        "resumed_version": row["version"] if is_over else None,
         **_sealed(runtime.codec, pause_id, wish),
-    )
-    if asks:
-        given = {"number": added["number"], "session_number": session.number}
-        yield from rows(COLLECT, **given)
+    }
     if is_over:
+        added = yield from _add_pause(adding)
         yield from _leave_rest(runtime, added)
         answers, artifacts = yield from collected(runtime.codec, added)
         return Answered(pause_id=pause_id, answers=answers, artifacts=artifacts)
-    yield from _park(session, row, added, wish)
+    added = yield from _park(session, row, adding, wish)
     return Parked(pause_id=pause_id, session_id=session.id, generation=added["generation"])
 
 
-def _require_agent(session: SessionHandle[Any]) -> Op[str]:
+def _add_pause(adding: Row) -> Op[Row]:
+    """Add a pause, which collects the calls that no other has."""
+    [added] = yield from rows(ADD_PAUSE, **adding)
+    if adding["reason"] == "peers":
+        given = {"number": added["number"], "session_number": added["session_number"]}
+        yield from defer(COLLECT, **given)
+    return added
+
+
+def _require_agent(id: str, found: Sequence[Row]) -> str:
     """Return the agent whose instances can resume a session."""
-    agent: str | None = (yield from session._row())["agent"]
+    agent: str | None = found[0]["agent"]
     if agent is None:
         raise InvalidArgument(
-            f"session {session.id} has no agent, so nobody could resume it; start it with "
+            f"session {id} has no agent, so nobody could resume it; start it with "
             "store.session(…, agent=…)"
         )
     return agent
@@ -209,18 +273,25 @@ def _sealed(codec: Codec, id: str, wish: Wish) -> dict[str, bytes | None]:
     }
 
 
-def _park(session: SessionHandle[Any], row: Row, added: Row, wish: Wish) -> Op[None]:
+def _park(session: SessionHandle[Any], row: Row, adding: Row, wish: Wish) -> Op[Row]:
     """Set the session waiting, release its lease, and complete the work item that drove it."""
-    runtime, place = session.runtime, session._place
-    told = {"pause": added["id"], "reason": added["reason"]}
+    runtime = session.runtime
+    # The lease was checked when the session was read.
+    place = replace(session._place, guard=None)
+    told = {"pause": adding["id"], "reason": adding["reason"]}
     if wish.question is not None:
-        asked = {"pause": added["id"], "question": runtime.codec.decode(wish.question)}
-        yield from write(runtime, place, "approval_point", {}, asked)
-    yield from record_status(runtime, place, row["status"], "waiting", **told)
-    yield from _complete_item(session, added["id"])
-    yield from rows(SET_SESSION_STATUS, number=session.number, status="waiting", raised=0)
+        asked = {"pause": adding["id"], "question": runtime.codec.decode(wish.question)}
+        yield from write(runtime, place, "approval_point", {}, asked, locked=row)
+        yield from record_status(runtime, place, row["status"], "waiting", **told)
+        recorded = []
+    else:
+        recorded = [record_status(runtime, place, row["status"], "waiting", row, **told)]
+    parts: list[Op[Any]] = [_add_pause(adding), *recorded, _complete_item(session, adding["id"])]
+    added: Row = (yield from together(parts))[0]
+    yield from defer(SET_SESSION_STATUS, number=session.number, status="waiting", raised=0)
     if wish.wakes_at is not None:
         yield from _submit_resumption(runtime, added, available_at=wish.wakes_at)
+    return added
 
 
 def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[None]:
@@ -228,41 +299,67 @@ def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[None]:
     runtime, guard = session.runtime, session.guard
     if guard is None or guard.noun != "work item":
         return
-    row = yield from one(READ_ITEM, id=guard.id)
+    held = session.item if isinstance(session.item, Item) else None
+    if held is not None and (held.id, held.fence) == (guard.id, guard.fence):
+        row: Row | None = held._row()
+    else:
+        row = yield from one(READ_ITEM, id=guard.id)
     if row is None:
         raise guard.lost()
     item: Item[Any] = Item(runtime, {**row, "fence": guard.fence}, LEASE_SECONDS)
     body = runtime.codec.encode({"paused": pause_id})
     change = Transition("completed", "session paused", body, is_followed=False)
-    [done] = yield from transitions.finish([(item, change)])
+    [done] = yield from transitions.finish([(item, change)], transitions.FINISH_HELD)
     if done is None:
         raise (yield from transitions.lost(item))
-    if isinstance(session.item, Item):
-        held = session.item
+    if held is not None:
         yield AfterCommit(lambda: held._take(done))
 
 
-def count_answer(runtime: Runtime, ask: Row) -> Op[None]:
-    """Count an answer in the pause that waits for it; the one that meets its need ends it."""
+def counting(ask: Row, status: str) -> list[Query]:
+    """Return the statements that count the answer of a call in the pause that waits for it.
+
+    They follow the one that stores the answer, and their rows are for `count`.
+    """
     if ask["pause_number"] is None:
+        return []
+    given = {"number": ask["pause_number"], "ok": int(status == "ok")}
+    return [
+        Query(COUNT_ANSWER, {**given, "id": ask["id"], "status": status}),
+        Query(LOCK_SESSION, {"number": ask["session_number"]}),
+    ]
+
+
+def count(runtime: Runtime, counted: Sequence[list[Row]]) -> Op[None]:
+    """End the wait of a pause whose need is met by the answer that was counted."""
+    if not counted:
         return
-    is_ok = int(ask["state"] == "ok")
-    found = yield from one(COUNT_ANSWER, number=ask["pause_number"], ok=is_ok)
-    if found is not None and is_met(found["need"], found["open_asks"], found["ok_asks"]):
-        yield from make_ready(runtime, found)
+    found, session = counted
+    if found and is_met(found[0]["need"], found[0]["open_asks"], found[0]["ok_asks"]):
+        yield from make_ready(runtime, found[0], session)
 
 
-def make_ready(runtime: Runtime, pause: Row, decision: bytes | None = None) -> Op[Row | None]:
-    """End the wait of a pause, once, and submit the item that resumes its session."""
-    session = yield from one(LOCK_SESSION, number=pause["session_number"])
-    if session is None or session["status"] not in OPEN:
-        # It is being cancelled or deleted, and will not go on.
+def make_ready(
+    runtime: Runtime, pause: Row, session: Sequence[Row], decision: bytes | None = None
+) -> Op[Row | None]:
+    """End the wait of a pause, once, and submit the item that resumes its session.
+
+    Both rows were read with the tree locked.
+    """
+    if not session or session[0]["status"] not in OPEN or pause["state"] != "waiting":
+        # It is being cancelled or deleted, and will not go on; or it goes on already.
         return None
-    ready = yield from one(MAKE_READY, number=pause["number"], decision=decision)
+    # Of two answers in one transaction only one makes it ready; both find the item of that one.
+    ready, _ = yield from together(
+        (
+            one(MAKE_READY, number=pause["number"], decision=decision),
+            _submit_resumption(runtime, pause),
+        )
+    )
     if ready is None:
         return None
-    yield from _leave_rest(runtime, ready)
-    yield from _submit_resumption(runtime, ready)
+    if ready["open_asks"]:
+        yield from _leave_rest(runtime, ready)
     data = {"pause": ready["id"], "reason": ready["reason"]}
     yield from emit(runtime.codec, ready["root_id"], ready["session_id"], "pause_ready", data)
     return ready
@@ -274,7 +371,7 @@ def _leave_rest(runtime: Runtime, pause: Row) -> Op[None]:
         yield from cancel_rest(runtime, pause)
         return
     given = {"number": pause["number"], "session_number": pause["session_number"]}
-    yield from rows(KEEP_REST, **given)
+    yield from defer(KEEP_REST, **given)
 
 
 def _submit_resumption(
@@ -288,7 +385,7 @@ def _submit_resumption(
         available_at=available_at,
         id=resumption_id(pause),
     )
-    yield from submit_all(runtime, [item], default=place)
+    yield from submit_all(runtime, [item], default=place, is_checked=True)
 
 
 def resumption_id(pause: Row) -> str:
@@ -297,40 +394,71 @@ def resumption_id(pause: Row) -> str:
 
 
 def close_open(runtime: Runtime, session: Any) -> Op[Row | None]:
-    """Close the pause of a session and the asks it collected; return it as it was.
+    """Close the pause of a session and the asks it collected; return it as it was."""
+    found = yield from one(OPEN_PAUSE, session_number=session.number)
+    if found is not None:
+        yield from close(runtime, found)
+    return found
+
+
+def close(runtime: Runtime, pause: Row) -> Op[None]:
+    """Close a pause that was read with its tree locked, and the asks it collected.
 
     Its calls that are still open are cancelled, and nothing resumes from it any more.
     """
-    found = yield from one(OPEN_PAUSE, session_number=session.number)
-    if found is None:
-        return None
-    given = {"number": found["number"], "session_number": found["session_number"]}
-    yield from rows(CLOSE, number=found["number"])
-    if found["state"] == "waiting":
-        yield from cancel_rest(runtime, found)
-    yield from rows(CLOSE_ASKS, **given)
-    if found["state"] in {"waiting", "ready"}:
-        yield from withdraw_item(runtime, resumption_id(found))
-    return found
+    given = {"number": pause["number"], "session_number": pause["session_number"]}
+    yield from defer(CLOSE, number=pause["number"])
+    if pause["state"] == "waiting":
+        yield from cancel_rest(runtime, pause)
+    yield from defer(CLOSE_ASKS, **given)
+    if pause["state"] in {"waiting", "ready"}:
+        yield from withdraw_item(runtime, resumption_id(pause))
 
 
 def collected(codec: Codec, pause: Row) -> Op[tuple[tuple[Answer, ...], tuple[Artifact, ...]]]:
     """Return the answers of a pause in the order of dispatch, and all artifacts so far."""
-    given = {"number": pause["number"], "session_number": pause["session_number"]}
-    found = yield from rows(COLLECTED, **given)
-    answers = tuple(each for row in found if (each := answer_of(codec, row)) is not None)
-    own = yield from artifacts_of(codec, pause["session_number"])
+    number = {"session_number": pause["session_number"]}
+    given = {**number, "number": pause["number"]}
+    found = yield from batch(Query(COLLECTED, given), Query(LIST_ARTIFACTS, number))
+    return _came(codec, *found)
+
+
+def _came(
+    codec: Codec, asks: Sequence[Row], made: Sequence[Row]
+) -> tuple[tuple[Answer, ...], tuple[Artifact, ...]]:
+    """Return answers and artifacts from the rows of calls and of a session's own artifacts."""
+    answers = tuple(each for row in asks if (each := answer_of(codec, row)) is not None)
+    own = [artifact_of(codec, row) for row in made]
     return answers, (*own, *(each for answer in answers for each in answer.artifacts))
 
 
-def resume(session: SessionHandle[Any], pause_id: str) -> Op[Resumption[Any]]:
-    """Return the resumption of a session that was just leased by the item of a pause."""
-    row = yield from one(READ_PAUSE, id=pause_id)
-    if row is None or row["session_number"] != session.number:
+def resuming(session_number: int, pause_id: str) -> list[Query]:
+    """Return the queries whose rows `resume` needs."""
+    of_session = {"session_number": session_number}
+    return [
+        Query(READ_PAUSE, {"id": pause_id}),
+        Query(COLLECTED_BY, {**of_session, "pause_id": pause_id}),
+        Query(LIST_ARTIFACTS, of_session),
+    ]
+
+
+def resume(
+    session: SessionHandle[Any], pause_id: str, version: int, looked: Sequence[list[Row]]
+) -> Op[Resumption[Any]]:
+    """Return how a session goes on that was just leased by the item of a pause.
+
+    `version` is its newest one, and `looked` are the rows of `resuming`.
+    """
+    [paused, asks, made] = looked
+    if not paused or paused[0]["session_number"] != session.number:
         raise InvalidArgument(f"there is no pause {shown(pause_id)} of session {session.id}")
-    [now] = yield from rows(LOCK_SESSION, number=session.number)
-    resumed = yield from one(MARK_RESUMED, number=row["number"], version=now["version"])
-    return (yield from resumption_of(session, resumed or row))
+    [pause] = paused
+    is_consumed = pause["state"] in {"closed", "cancelled"}
+    if pause["state"] == "resumed":
+        is_consumed = yield from _has_turn_since(session, pause["resumed_version"])
+    elif not is_consumed:
+        yield from defer(MARK_RESUMED, number=pause["number"], version=version)
+    return resumption_of(session, pause, asks, made, is_consumed=is_consumed)
 
 
 def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
@@ -340,46 +468,54 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
     found = yield from one(OPEN_PAUSE, session_number=session.number)
     if found is None or found["state"] == "waiting":
         return None
+    version: int = row["version"]
     if row["status"] == "waiting":
         yield from record_status(runtime, place, "waiting", "active", pause=found["id"])
-        yield from rows(ACTIVATE_SESSION, number=session.number)
+        yield from defer(ACTIVATE_SESSION, number=session.number)
         yield from withdraw_item(runtime, resumption_id(found))
-    return (yield from resume(session, found["id"]))
+        version += 1
+    looked = yield from batch(*resuming(session.number, found["id"]))
+    return (yield from resume(session, found["id"], version, looked))
 
 
-def resumption_of(session: SessionHandle[Any], pause: Row) -> Op[Resumption[Any]]:
-    """Return the resumption of a session after a pause."""
-    runtime, pause_id = session.runtime, pause["id"]
-    is_consumed = pause["state"] in {"closed", "cancelled"}
-    if pause["state"] == "resumed":
-        is_consumed = yield from _has_turn_since(session, pause["resumed_version"])
-    answers, artifacts = yield from collected(runtime.codec, pause)
+def resumption_of(
+    session: Any, pause: Row, asks: Sequence[Row], made: Sequence[Row], *, is_consumed: bool
+) -> Resumption[Any]:
+    """Return how a session goes on after a pause."""
+    codec, pause_id = session.runtime.codec, pause["id"]
+    answers, artifacts = _came(codec, asks, made)
     return Resumption(
         session=session,
         pause_id=pause_id,
         generation=pause["generation"],
         reason=pause["reason"],
-        context=opened(runtime.codec, pause["context"], pause_context(pause_id, "context")),
+        context=opened(codec, pause["context"], pause_context(pause_id, "context")),
         answers=answers,
         artifacts=artifacts,
-        decision=decision_of(runtime.codec, pause),
+        decision=decision_of(codec, pause),
         is_consumed=is_consumed,
     )
 
 
-def receive(session: SessionHandle[Any], type: str) -> Op[PeerRequest[Any]]:
+def receiving(session_id: str) -> list[Query]:
+    """Return the queries whose rows `receive` needs."""
+    return [Query(READ_ASK, {"id": session_id}), Query(READ_SESSION, {"id": session_id})]
+
+
+def receive(
+    session: SessionHandle[Any], type: str, looked: Sequence[list[Row]]
+) -> PeerRequest[Any]:
     """Return the request that a session serves, which was just leased by its item."""
-    ask = yield from one(READ_ASK, id=session.id)
-    if ask is None or type != REQUEST:
+    asks, here = looked
+    if not asks or type != REQUEST:
         raise InvalidArgument(f"session {session.id} serves no request")
-    user = (yield from session._row())["user_id"]
     codec = session.runtime.codec
     return PeerRequest(
         session=session,
         ask_id=session.id,
-        agent=ask["agent"],
-        user=user,
-        input=opened(codec, ask["input"], ask_context(session.id, "input")),
+        agent=asks[0]["agent"],
+        user=here[0]["user_id"],
+        input=opened(codec, asks[0]["input"], ask_context(session.id, "input")),
     )
 
 

@@ -106,6 +106,8 @@ class AskRecord(portable.Record, frozen=True, kw_only=True, tag="ask"):
     agent: portable.Name
     state: AskState
     pause_number: portable.Positive | None = None
+    asked_version: portable.Count = 0
+    is_abandoned: portable.Flag = 0
     timeout_ms: portable.Count | None = None
     deadline_at: portable.Time | None = None
     input: bytes
@@ -182,6 +184,8 @@ class ArtifactRecord(portable.Record, frozen=True, kw_only=True, tag="artifact")
     uri: portable.Text | None = None
     data: bytes | None = None
     is_returned: portable.Flag
+    made_version: portable.Count = 0
+    is_abandoned: portable.Flag = 0
     created_at: portable.Time
 
     @property

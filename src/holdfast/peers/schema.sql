@@ -8,7 +8,8 @@
 --               concerns the ask, and remote_store is the store at the other end, once it is known.
 --               An ask that came from another store has the id it has there in origin_id; it is
 --               answered here like any other, and its answer is sent back. heard is the number of
---               the last progress that came through the transport.
+--               the last progress that came through the transport. cancel_key is a secret of a call
+--               that a transport carries: its request has the digest, its cancel the key itself.
 -- hf_pauses     one row per pause of a session; `generation` counts them. While it is `waiting`, it
 --               counts the asks that are open and those answered `ok`; need is how many of the latter
 --               it waits for, NULL for all. The answer that meets the need makes it `ready`, once, and
@@ -19,7 +20,12 @@
 --               tells, and removed when the other end has confirmed it. Until then it is due again
 --               at due_at; a sender that takes it puts that off, so that no other sends it too, and
 --               is recognised by `attempts`. A request has its body in its ask.
--- hf_artifacts  named outputs of a session, numbered by version.
+-- hf_artifacts  named outputs of a session, numbered by version. item_id and fence are the attempt
+--               that made it: another attempt that makes it again, before a turn was saved, replaces
+--               it.
+--
+-- asked_version and made_version are the newest version of the session at that moment. What a rewind
+-- leaves behind is_abandoned: it does not go out with the session's answer.
 --
 -- All of them change only under the lock of their tree. Rows of sessions that were deleted are removed.
 
@@ -35,6 +41,9 @@ CREATE TABLE hf_asks (
     route TEXT,
     remote_store TEXT,
     origin_id TEXT,
+    cancel_key TEXT,
+    asked_version INTEGER NOT NULL DEFAULT 0,
+    is_abandoned INTEGER NOT NULL DEFAULT 0 CHECK (is_abandoned IN (0, 1)),
     heard INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL CHECK (state IN ('open', 'ok', 'error', 'timeout', 'cancelled')),
     pause_number INTEGER,
@@ -137,6 +146,10 @@ CREATE TABLE hf_artifacts (
     uri TEXT,
     data BLOB,
     is_returned INTEGER NOT NULL CHECK (is_returned IN (0, 1)),
+    item_id TEXT,
+    fence INTEGER,
+    made_version INTEGER NOT NULL DEFAULT 0,
+    is_abandoned INTEGER NOT NULL DEFAULT 0 CHECK (is_abandoned IN (0, 1)),
     created_at INTEGER NOT NULL,
     UNIQUE (session_number, name, version),
     CHECK ((uri IS NULL) <> (data IS NULL))

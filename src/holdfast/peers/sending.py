@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, query, rows
 from .answers import answer
 from .asks import READ_ASK
-from .outbox import REMOVE_MESSAGE, Kind, message_context, post
+from .outbox import REMOVE_MESSAGE, Kind, cancel_token, message_context, post
 from .records import ask_context, opened
 
 TAKE_DUE = """
@@ -45,6 +45,7 @@ class Outgoing:
     user: str | None
     session_id: str | None
     root_id: str | None
+    token: str | None
     body: bytes
 
 
@@ -85,8 +86,16 @@ def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
         user=told.get("user_id"),
         session_id=told.get("session_id"),
         root_id=told.get("root_id"),
+        token=_token(kind, told.get("cancel_key")),
         body=codec.encode(body),
     )
+
+
+def _token(kind: Kind, key: str | None) -> str | None:
+    """Return what a message proves about the right to cancel its call."""
+    if key is None or kind == "cancel":
+        return key
+    return cancel_token(key) if kind == "request" else None
 
 
 @query

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..feed import emit
-from ..kernel.operation import Op, Row, Runtime, one, rows
+from ..kernel.operation import AfterCommit, Op, Query, Row, Runtime, one, rows
 from ..sessions.rows import READ_PLACE_BY_ID
 from ..trees import OPEN, Tree
 from ..work import transitions
@@ -48,18 +48,51 @@ def settle(
     A transport brings it to the store that asked. Unless the answer came from the peer itself, a
     peer at another store is told to stop.
     """
-    codec, id = runtime.codec, ask["id"]
-    packed = pack_answer(codec, id, "answer", status, result, artifacts)
-    settled = yield from one(statement, id=id, status=status, answer=packed)
+    settling = settlement(runtime, ask, status, result, artifacts, statement)
+    settled = yield from one(settling.sql, **settling.parameters)
     if settled is not None:
-        data = {"ask": id, "agent": ask["agent"], "status": status}
-        asker_id = ask["session_id"] or id
-        yield from emit(codec, ask["root_id"], asker_id, "peer_answered", data)
-        if settled["origin_id"] is not None:
-            yield from post_answer(runtime, settled, status, result, artifacts)
-        elif settled["route"] is not None:
-            yield from withdraw_request(runtime, settled, tells_peer=tells_peer)
+        yield from tell(runtime, settled, status, result, artifacts, tells_peer=tells_peer)
     return settled
+
+
+def settlement(
+    runtime: Runtime,
+    ask: Row,
+    status: str,
+    result: Any,
+    artifacts: Sequence[Artifact],
+    statement: str = SETTLE_OPEN,
+) -> Query:
+    """Return the statement that stores the answer of a call."""
+    id = ask["id"]
+    packed = pack_answer(runtime.codec, id, "answer", status, result, artifacts)
+    return Query(statement, {"id": id, "status": status, "answer": packed})
+
+
+def tell(
+    runtime: Runtime,
+    settled: Row,
+    status: str,
+    result: Any,
+    artifacts: Sequence[Artifact],
+    *,
+    tells_peer: bool = True,
+) -> Op[None]:
+    """Tell of an answer that was stored: the feed, whoever waits for it, and another store."""
+    id, asker_id = settled["id"], settled["session_id"] or settled["id"]
+    data = {"ask": id, "agent": settled["agent"], "status": status}
+    yield from emit(runtime.codec, settled["root_id"], asker_id, "peer_answered", data)
+    if settled["session_number"] is None:
+        yield AfterCommit(lambda: runtime.signals.ring(answer_topic(id)))
+    if settled["origin_id"] is not None:
+        yield from post_answer(runtime, settled, status, result, artifacts)
+    elif settled["route"] is not None:
+        yield from withdraw_request(runtime, settled, tells_peer=tells_peer)
+
+
+def answer_topic(ask_id: str) -> str:
+    """Return the signal topic on which the answer to a call without a session is announced."""
+    return f"answer:{ask_id}"
 
 
 def cancel_asks(runtime: Runtime, asks: Iterable[Row]) -> Op[None]:
@@ -84,9 +117,13 @@ def stop_peer(runtime: Runtime, id: str) -> Op[None]:
 
 def withdraw_item(runtime: Runtime, id: str) -> Op[bool]:
     """Cancel a work item that nobody is running; its session goes on. False if it is running."""
-    row = yield from one(READ_ITEM, id=id)
-    if row is None or row["state"] not in IDLE:
+    return (yield from withdraw(runtime, (yield from rows(READ_ITEM, id=id))))
+
+
+def withdraw(runtime: Runtime, found: Sequence[Row]) -> Op[bool]:
+    """Do the same with the row of the item, if it was found."""
+    if not found or found[0]["state"] not in IDLE:
         return False
     change = Transition("cancelled", "withdrawn", is_followed=False)
-    yield from transitions.finish([(Item[Any](runtime, row), change)], transitions.FINISH_IDLE)
+    yield from transitions.finish([(Item[Any](runtime, found[0]), change)], transitions.FINISH_IDLE)
     return True

@@ -14,6 +14,9 @@ SELECT number, version, epoch, head, origin_number, status, holder, fence, lease
     lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
+# For a transaction that has the lock of the tree: only a late renewal can change the row, and its
+# holder is fenced by whoever takes the lease.
+LOOK_AT_SESSION = LOCK_SESSION.replace("/*pg FOR NO KEY UPDATE */", "")
 # The statuses of sessions that are ended in several transactions; they cannot be reopened.
 CLOSING = frozenset({"cancelling", "deleting"})
 # The same rule as `require_writable`, as a condition of statements.
@@ -46,10 +49,15 @@ class Place:
 
 def lock_and_read(runtime: Runtime, place: Place) -> Op[list[Row]]:
     """Lock the tree and return the session's row. Raises LeaseLost."""
+    return (yield from lock_and_read_with(runtime, place))[0]
+
+
+def lock_and_read_with(runtime: Runtime, place: Place, *beside: Query) -> Op[list[list[Row]]]:
+    """Do the same, and run other queries in the same round trip; return the rows of each."""
     keeper = Keeper.of(runtime)
     read = Query(LOCK_SESSION, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), read)
-    return keeper.require(place.guard, answers)[0]
+    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), read, *beside)
+    return keeper.require(place.guard, answers)
 
 
 def ended(id: str, status: str) -> SessionEnded:

@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoints.diff import same
 from ..errors import KeyNotFound, LimitExceeded, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, sequence_event
-from ..kernel.operation import Batch, Lock, Op, Query, Row, Runtime
+from ..kernel.operation import Batch, Deferred, Lock, Op, Query, Row, Runtime
 from ..kernel.sql import given
 from ..leases import Keeper
 from ..sessions.access import LOCK_SESSION, Place, require_fence, require_open
@@ -361,7 +361,8 @@ class StateWrite:
             statements.append(Query(CHANGE_ENTRY if is_stored else ADD_ENTRY, row))
         for row in self._events:
             statements.append(Query(ADD_STATE_EVENT, row))
-        yield Batch(statements, is_unread=True)
+        for statement in statements:
+            yield Deferred(statement)
         why = {} if self.reason is None else {"reason": self.reason}
         for told in self._told:
             data = {**told, **why}

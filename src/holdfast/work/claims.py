@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_limit, require_text, shown
@@ -22,12 +22,13 @@ from ..kernel.operation import (
     Row,
     Runtime,
     batch,
+    defer,
     one,
     query,
     rows,
 )
 from ..leases import lease_milliseconds
-from ..sessions.access import lock_and_read, require_open, require_writable
+from ..sessions.access import lock_and_read_with, require_open, require_writable
 from ..sessions.rows import LEASE_SESSION_TO_ITEM, RELEASE_DRIVEN_SESSION, RENEW_SESSION
 from ..wire import travels
 from .items import ITEM_COLUMNS, SELECT_ITEMS, Item
@@ -238,25 +239,46 @@ def drive(item: Item[Any]) -> Op[int]:
 
     A waiting session becomes active. Raises SessionBusy while another holder drives it.
     """
+    return (yield from drive_with(item))[0].fence
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """A session that an attempt drives: the fence of its lease, and its version."""
+
+    fence: int
+    version: int
+
+
+def drive_with(item: Item[Any], *beside: Query) -> Op[tuple[Driven, list[list[Row]]]]:
+    """Do the same, and run queries in the round trip that reads the session, before it changes."""
     place = item._place(guard=item._guard())
     if place is None:
         raise InvalidArgument(f"work item {item.id} has no session to drive")
-    found = yield from lock_and_read(item.runtime, place)
+    looks = Query(READ_DRIVING, {"number": item.number})
+    found, held, *answers = yield from lock_and_read_with(item.runtime, place, looks, *beside)
     session = require_open(place, found)
-    held = yield from one(READ_DRIVING, number=item.number)
-    if held is not None and held["driving_fence"] == session["fence"] and session["holder"]:
-        return int(session["fence"])
+    if held and held[0]["driving_fence"] == session["fence"] and session["holder"]:
+        return Driven(int(session["fence"]), session["version"]), answers
     require_writable(item.runtime, place, found)
+    return (yield from take_session(item, session)), answers
+
+
+def take_session(item: Item[Any], session: Row) -> Op[Driven]:
+    """Lease a session to an attempt, which holds its item; the session may be written."""
+    fence = int(session["fence"]) + 1
     holder = f"work item {item.id}, fence {item.fence}"
-    taken = yield from one(
-        LEASE_SESSION, number=place.number, item_number=item.number, holder=holder
-    )
-    assert taken is not None
-    fence = int(taken["fence"])
-    yield from rows(SET_DRIVING, number=item.number, fence=fence)
+    number = session["number"]
+    yield from defer(LEASE_SESSION, number=number, item_number=item.number, holder=holder)
+    yield from defer(SET_DRIVING, number=item.number, fence=fence)
+    version: int = session["version"]
     if session["status"] == "waiting":
-        yield from record_status(item.runtime, replace(place, fence=fence), "waiting", "active")
-    return fence
+        place = item._place(fence)
+        assert place is not None
+        leased = {**session, "fence": fence, "holder": holder, "status": "active"}
+        yield from record_status(item.runtime, place, "waiting", "active", leased)
+        version += 1
+    return Driven(fence, version)
 
 
 def renew_sessions(items: Iterable[Row], lease_ms: int) -> Op[None]:
@@ -272,9 +294,5 @@ def release_sessions(items: Iterable[Row]) -> Op[None]:
 def _each_driven(statement: str, items: Iterable[Row], **given: int) -> Op[None]:
     """Run a statement for every driven session, ordered by number."""
     driven = {(row["session_number"], row["driving_fence"]) for row in items}
-    queries = [
-        Query(statement, {"number": number, "fence": fence, **given})
-        for number, fence in sorted(pair for pair in driven if None not in pair)
-    ]
-    if queries:
-        yield from batch(*queries)
+    for number, fence in sorted(pair for pair in driven if None not in pair):
+        yield from defer(statement, number=number, fence=fence, **given)

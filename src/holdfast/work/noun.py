@@ -128,7 +128,9 @@ class WorkNoun(Noun):
         [removed] = yield from through_door(f"work of {sessions[0].number}", removal)
         return len(removed)
 
-    def rewind(self, runtime: Runtime, session: SessionRef, keeping: str | None) -> Op[None]:
+    def rewind(
+        self, runtime: Runtime, session: SessionRef, version: int, keeping: str | None
+    ) -> Op[None]:
         """Fence the holders of a session's items and requeue these, without using up a retry.
 
         The item `keeping`, which rewinds its own session, keeps running.

@@ -65,8 +65,13 @@ def submit_all(
     *,
     default: Place | None = None,
     redriven: Item[Any] | None = None,
+    is_checked: bool = False,
 ) -> Op[list[Row]]:
-    """Submit items and return the row of each; the existing one if its id or key is taken."""
+    """Submit items and return the row of each; the existing one if its id or key is taken.
+
+    `is_checked` says that this transaction has locked the tree of the default place, and knows
+    that its session is open.
+    """
     codec = runtime.codec
     bodies = []
     for submission in wanted:
@@ -80,7 +85,9 @@ def submit_all(
     for submission in wanted:
         if _key(submission.session) not in places:
             places[_key(submission.session)] = yield from _place_of(submission.session)
-    yield from _lock(Keeper.of(runtime), [place for place in places.values() if place is not None])
+    if not is_checked:
+        named = [place for place in places.values() if place is not None]
+        yield from _lock(Keeper.of(runtime), named)
     drafts = []
     for submission, body in zip(wanted, bodies, strict=True):
         draft = _draft(submission, places[_key(submission.session)], redriven)

@@ -19,7 +19,19 @@ from ..effects import Issued
 from ..effects.statements import is_settled
 from ..feed import event
 from ..kernel.nouns import Noun
-from ..kernel.operation import Decide, Emit, FreshId, Lock, Op, Query, Row, batch, deciding, one
+from ..kernel.operation import (
+    Decide,
+    Emit,
+    FreshId,
+    Lock,
+    Op,
+    Query,
+    Row,
+    batch,
+    deciding,
+    one,
+    together,
+)
 from ..leases import Keeper
 from ..records import EndedItem, SessionRef
 from ..sessions.access import LOCK_SESSION
@@ -210,25 +222,34 @@ def _finish_each(
     for item, change in (ended[index] for index in by_number):
         held = COMPLETE_IN_GROUP if change.is_plain_completion else FINISH_HELD
         queries.append(change.query(statement or held, item))
-    answers = yield from batch(*map(Lock, roots), *queries, *beside)
+    # What follows a completion is read in the same round trip, and written side by side.
+    followed = {
+        index: follow
+        for index in by_number
+        if ended[index][1].is_plain_completion and (follow := _following(*ended[index])) is not None
+    }
+    looks = [look for follow in followed.values() for look in follow.looks]
+    answers = yield from batch(*map(Lock, roots), *queries, *looks, *beside)
+    rest = iter(answers[len(roots) :])
     found: list[Row | None] = [None] * len(ended)
-    for index, answer in zip(by_number, answers[len(roots) :], strict=False):
-        found[index] = answer[0] if answer else None
-    yield from release_sessions(filter(None, found))
-    ready = set()
+    for index in by_number:
+        found[index] = next(iter(next(rest)), None)
+    looked = {index: [next(rest) for _ in each.looks] for index, each in followed.items()}
+    yield from release_sessions(
+        row for index, row in enumerate(found) if row is not None and index not in followed
+    )
     for index in by_number:
         item, change = ended[index]
-        if (row := found[index]) is None:
-            continue
-        if row["state"] == "pending":
-            ready.add(item.queue)
-        yield from _follow(item, change, row)
-        yield from _tell(item, change, row["state"])
-        if row["state"] == "review" and (yield from is_settled(change.waits_for_effect)):
-            [found[index]] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
+        if (row := found[index]) is not None:
+            found[index] = yield from _follow(item, change, row, is_told=index not in followed)
+    done = {index: row for index in followed if (row := found[index]) is not None}
+    yield from together(followed[index].tell(looked[index]) for index in done)
+    # What followed was written with the lease of the session.
+    yield from release_sessions(done.values())
+    ready = {ended[n][0].queue for n, row in enumerate(found) if row and row["state"] == "pending"}
     if ready:
         yield from ring(ended[0][0].runtime.signals, ready)
-    return found, answers[len(roots) + len(ended) :]
+    return found, list(rest)
 
 
 def _save_with(item: Item[Any], change: Transition) -> Op[None]:
@@ -254,8 +275,8 @@ def _save_with(item: Item[Any], change: Transition) -> Op[None]:
         yield from submit_all(item.runtime, change.then, default=place)
 
 
-def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
-    """Record the error of an ended attempt, and emit its event."""
+def _follow(item: Item[Any], change: Transition, row: Row, *, is_told: bool) -> Op[Row | None]:
+    """Record the error of an ended attempt, and emit its event; return the row as it is now."""
     if change.error is not None and (change.is_failure or change.is_kept):
         yield from _keep_error(item, change.error, change.reason)
         if change.is_failure and change.is_recorded:
@@ -271,6 +292,12 @@ def _follow(item: Item[Any], change: Transition, row: Row) -> Op[None]:
             }
             yield from record(item, "error_boundary", evidence)
     yield from _event(item, change, row["state"], row["retry_count"])
+    if is_told:
+        yield from _tell(item, change, row["state"])
+    if row["state"] == "review" and (yield from is_settled(change.waits_for_effect)):
+        [again] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
+        return again
+    return row
 
 
 def follower(item: Item[Any]) -> Noun | None:
@@ -280,11 +307,26 @@ def follower(item: Item[Any]) -> Noun | None:
     return next((noun for noun in item.runtime.nouns if item.type in noun.item_types), None)
 
 
-def _tell(item: Item[Any], change: Transition, state: str) -> Op[None]:
-    """Tell the noun that submitted an item of its end."""
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The end of an item, the noun that has to know it, and what that reads first."""
+
+    item: Item[Any]
+    noun: Noun
+    ended: EndedItem
+    looks: Sequence[Query]
+
+    def tell(self, looked: Sequence[list[Row]]) -> Op[None]:
+        """Tell the noun, with the rows that it asked for."""
+        yield from self.noun.item_ended(self.item.runtime, self.ended, looked)
+
+
+def _following(item: Item[Any], change: Transition, state: str | None = None) -> Following | None:
+    """Return what follows the end of an item; None if nobody has to know it."""
+    state = state or change.state
     noun = follower(item) if change.is_followed and state in FINAL else None
     if noun is None:
-        return
+        return None
     assert item.session_id is not None
     assert item.session_number is not None
     assert item.root_id is not None
@@ -296,7 +338,14 @@ def _tell(item: Item[Any], change: Transition, state: str) -> Op[None]:
         output=change.output,
         error=change.error,
     )
-    yield from noun.item_ended(item.runtime, ended)
+    return Following(item, noun, ended, noun.item_looks(ended))
+
+
+def _tell(item: Item[Any], change: Transition, state: str) -> Op[None]:
+    """Tell the noun that submitted an item of its end."""
+    follow = _following(item, change, state)
+    if follow is not None:
+        yield from follow.tell((yield from batch(*follow.looks)))
 
 
 def _keep_error(item: Item[Any], error: str, reason: str) -> Op[None]:

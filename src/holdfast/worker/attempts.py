@@ -10,6 +10,7 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from ..items import WorkItem
 from ..kernel.flow import is_async
 from ..kernel.operation import Async, C, Call, Row, Runtime, Sync
 from ..leases import Guard, Kept
+from ..peers import PeerRequest, Resumption
+from ..peers.uptake import TakenUp
 from ..work.items import Item, error_text
 from ..work.transitions import Transition, turn
 from .inbox import Envelope
@@ -62,6 +65,12 @@ class RunningItem(WorkItem[C]):
         """Whether the lease is lost or about to expire; nothing more can be written."""
         return self.attempt.kept.is_lost
 
+    @property
+    def taken_up(self) -> PeerRequest[C] | Resumption[C] | None:
+        """The request or resumption that was taken up when the item was claimed, if it was."""
+        taken = self.attempt.taken_up
+        return None if taken is None else replace(taken.given, session=self._session(taken.fence))
+
     def check(self) -> None:
         """Raise WorkCancelled or LeaseLost if the handler should stop. Cheap enough for loops."""
         self._require_lease()
@@ -87,6 +96,7 @@ class HandlerRun:
         on_renewal: Callable[[HandlerRun, Row | None], None],
         *,
         envelope: Envelope | None = None,
+        taken_up: TakenUp | None = None,
     ) -> None:
         self.number: int = row["number"]
         guard = Guard("work item", row["id"], self.number, row["fence"])
@@ -105,7 +115,10 @@ class HandlerRun:
         self._is_loss_logged = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
-        self.item: RunningItem[Sync] = RunningItem(store.runtime, row, self)
+        self.taken_up = taken_up
+        """What was taken up for the handler when the item was claimed."""
+        driven = {} if taken_up is None else {"driving_fence": taken_up.fence}
+        self.item: RunningItem[Sync] = RunningItem(store.runtime, {**row, **driven}, self)
         self.given: RunningItem[Any] = self.item
 
     def begin(self) -> bool:

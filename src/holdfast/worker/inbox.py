@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from ..kernel.operation import Row
+from ..kernel.operation import Definition, Row
+from ..peers.uptake import TakenUp
 from ..store import Store
 from ..work.claims import Claim
 
@@ -40,6 +41,10 @@ class Intake:
     claim: Claim
     room: Callable[[], int]
     accept: Callable[[Delivered], None]
+
+
+Uptake: TypeAlias = Definition[tuple[list[Row], dict[int, TakenUp]]]
+"""Claims items, and takes up what their handlers need of some, by item number."""
 
 
 class Inbox(Protocol):

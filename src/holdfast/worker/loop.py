@@ -23,6 +23,7 @@ from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row, operation
 from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, lease_milliseconds, uptime_seconds
+from ..peers.uptake import TakenUp
 from ..store import Store
 from ..work import topic
 from ..work.claims import Claim, find_ready, not_ended
@@ -36,7 +37,7 @@ from .attempts import (
     HandlerRun,
     log,
 )
-from .inbox import Delivered, Inbox, Intake
+from .inbox import Delivered, Inbox, Intake, Uptake
 from .pools import GroupCommit, TaskPool, ThreadPool
 from .upkeep import Upkeep
 
@@ -63,6 +64,7 @@ class WorkerOptions:
     work_days: float | None
     tools: Any
     inbox: Inbox | None = None
+    uptake: Uptake | None = None
 
 
 # A run with an outcome has ended; a run alone has a completion to be written.
@@ -105,6 +107,8 @@ class WorkerLoop:
         self._poll_at = 0.0
         self._terms = (store, options.lease_seconds)
         self._keeper = Keeper.of(store.runtime)
+        # On SQLite whatever another process writes rings all topics.
+        self._rings_are_exact = store.runtime.driver.dialect == "postgres"
         self._ring: Callable[[], None] = partial(self._events.put, "rung")
         self._upkeep = Upkeep(store, options.sweep_interval_seconds, options.work_days, self._ring)
 
@@ -188,21 +192,38 @@ class WorkerLoop:
             taken = self._complete(returned, self._claim(room) if room else None)
             self._receive(0)
             if room and taken is not None:
-                self._accept(taken, room, asked_at)
+                self._accept(taken, {}, room, asked_at)
         room = self._room()
         is_due = time.monotonic() >= self._poll_at
         if not room or self._is_pausing() or not (self._has_more or self._is_rung or is_due):
             return
         try:
-            if self._has_more or self._poll():
+            # Without a ring of its queues, a read costs less than a claim.
+            is_told = self._is_rung and self._rings_are_exact and not is_due
+            if is_told and not self._has_more:
+                self._is_rung = False
+            if self._has_more or is_told or self._poll():
                 asked_at = uptime_seconds()
-                _, taken = self._ask(turn, (), self._claim(room))
-                self._accept(taken, room, asked_at)
+                self._accept(*self._take(self._claim(room)), room, asked_at)
         except TRANSIENT as error:
             # If the claim was made nevertheless, its leases expire and are swept.
             self._back_off("a claim", error)
         else:
             self._pause_seconds = 0.0
+
+    def _take(self, claim: Claim) -> tuple[Sequence[Row], Mapping[int, TakenUp]]:
+        """Claim items, and take up their sessions if the handlers are those of a service."""
+        uptake, runtime = self._options.uptake, self._store.runtime
+        if uptake is not None and not runtime.is_remote:
+            try:
+                return runtime.driver.run(Call(uptake, runtime, (claim,)))  # type: ignore[no-any-return]
+            except TRANSIENT:
+                raise
+            except Exception as error:
+                # What is wrong with one of them is found out by its own attempt.
+                log.info("items are claimed without their sessions: %s", error)
+        _, taken = self._ask(turn, (), claim)
+        return taken, {}
 
     def _ask(self, asked: operation[..., Any], *arguments: Any) -> Any:
         return self._store.runtime.driver.run(Call(asked, None, arguments))
@@ -223,10 +244,13 @@ class WorkerLoop:
         lease_ms = lease_milliseconds(options.lease_seconds)
         return Claim(options.holder, room, options.queues, lease_ms)
 
-    def _accept(self, taken: Sequence[Row], room: int, asked_at: float) -> None:
+    def _accept(
+        self, taken: Sequence[Row], given: Mapping[int, TakenUp], room: int, asked_at: float
+    ) -> None:
         """Run items that were claimed."""
         self._has_more = len(taken) == room
-        self._keep([HandlerRun(row, *self._terms, asked_at, self._renewed) for row in taken])
+        terms = (*self._terms, asked_at, self._renewed)
+        self._keep([HandlerRun(row, *terms, taken_up=given.get(row["number"])) for row in taken])
 
     def _keep(self, attempts: Sequence[HandlerRun]) -> None:
         """Start renewing the leases of attempts, and dispatch them."""

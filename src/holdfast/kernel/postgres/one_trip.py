@@ -24,7 +24,7 @@ NothingFound = pg.DivisionByZero
 def is_possible(execution: Execution[Any]) -> bool:
     """Whether all of a call can be sent at once, with its COMMIT."""
     decide = execution.decide
-    if decide is None or not execution.call.operation.decides or execution.emits:
+    if decide is None or not execution.call.operation.decides or execution.is_begun:
         return False
     return len({event.root_id for event in decide.emits}) < 2
 

@@ -241,7 +241,7 @@ class Transactions:
 
     def _write(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
         """BEGIN … COMMIT; a transaction that changed nothing is rolled back, without an fsync."""
-        if not execution.queries and not execution.emits:
+        if not (execution.queries or execution.emits or execution.deferred):
             return True
         if execution.call.operation.is_marked and not connection.writer_id:
             yield from self._name(connection)
@@ -249,16 +249,12 @@ class Transactions:
             return (yield from self._write_at_once(connection, execution))
         has_changed = False
         opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution)]
-        unread: list[Message] = []
         while queries := execution.queries:
-            if execution.is_unread:
-                unread += map(self.message, execution.skip())
-                continue
-            replies = yield from self._ask(connection, opening, execution, unread)
-            opening, has_changed, unread = [], has_changed or bool(unread), []
+            replies = yield from self._ask(connection, opening, execution)
+            opening = []
             has_changed |= any(map(self._changes, queries, replies))
             execution.advance([reply.rows for reply in replies])
-        closing = [*unread, *map(self.message, execution.closing())]
+        closing = [self.message(query) for query in execution.closing()]
         if has_changed or closing:
             commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
             yield from self._commit(connection, commit, execution)
@@ -350,18 +346,14 @@ class Transactions:
         return True
 
     def _ask(
-        self,
-        connection: Link,
-        opening: Sequence[Message],
-        execution: Execution[Any],
-        unread: Sequence[Message] = (),
+        self, connection: Link, opening: Sequence[Message], execution: Execution[Any]
     ) -> Steps[list[Reply]]:
-        """Send the current queries, after `opening` and what is unread; return their replies."""
+        """Send the current queries, after `opening`; return their replies."""
         messages = [self.message(query) for query in execution.queries]
-        replies = yield from self._send(connection, [*opening, *unread, *messages], execution)
+        replies = yield from self._send(connection, [*opening, *messages], execution)
         if opening:
             self._note_followers(replies[len(opening) - 1])
-        return replies[len(opening) + len(unread) :]
+        return replies[len(opening) :]
 
     def _send(
         self,

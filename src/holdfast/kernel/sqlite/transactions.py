@@ -395,7 +395,7 @@ class Writer:
         try:
             while execution.queries:
                 execution.advance(self.execute(execution.queries, call))
-            if execution.emits:
+            if execution.emits or execution.deferred:
                 self.execute(execution.closing(), call)
         except BaseException as error:
             if self.connection is None or not self.connection.in_transaction:

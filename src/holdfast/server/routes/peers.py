@@ -29,6 +29,7 @@ Wait = Annotated[
     msgspec.Meta(ge=0, description="How long to wait for the answer; more is cut to the limit."),
 ]
 Timeout = Annotated[float, msgspec.Meta(ge=0, le=ASK_SECONDS_MAX)]
+FILTERS = frozenset({"agent", "reason", "state"})
 PAUSE_PATH, ASK_PATH = "/pauses/{id}", "/asks/{id}"
 
 
@@ -126,11 +127,7 @@ class ChangedShape(msgspec.Struct):
             is_store_wide=True)  # fmt: skip
 async def list_pauses(call: Call) -> Answer:
     """List the pauses of all sessions, oldest first."""
-    query, limit = call.query, pages.limit_of(call)
-    given = {"agent": query.agent, "reason": query.reason, "state": query.state}
-    found = await call.store.pauses(**given, after=pages.place_of(call) or 0, limit=limit)
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, PausesShape(list(map(PAUSE, found)), cursor), cursor)
+    return await _listed(call, call.store.pauses, PAUSE, PausesShape)
 
 
 @routes.add("GET", "/sessions/{id}/pauses", "read", answers={200: SessionPausesShape})
@@ -151,9 +148,7 @@ async def get_pause(call: Call) -> Answer:
 )  # fmt: skip
 async def approve_pause(call: Call) -> Answer:
     """Approve what a session waits for, which then resumes; the token's name is recorded."""
-    pause = await reached_pause(call)
-    await call.acting_store.approve(pause.id, by=call.token.name, note=call.body.note)
-    return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
+    return await _decided(call, call.acting_store.approve)
 
 
 @routes.add(
@@ -162,19 +157,13 @@ async def approve_pause(call: Call) -> Answer:
 )  # fmt: skip
 async def reject_pause(call: Call) -> Answer:
     """Reject what a session waits for, which then resumes; the token's name is recorded."""
-    pause = await reached_pause(call)
-    await call.acting_store.reject(pause.id, by=call.token.name, note=call.body.note)
-    return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
+    return await _decided(call, call.acting_store.reject)
 
 
 @routes.add("GET", "/asks", "read", query=AsksQuery, answers={200: AsksShape}, is_store_wide=True)
 async def list_asks(call: Call) -> Answer:
     """List calls to agents in the order of dispatch."""
-    query, limit = call.query, pages.limit_of(call)
-    given = {"agent": query.agent, "state": query.state}
-    found = await call.store.asks(**given, after=pages.place_of(call) or 0, limit=limit)
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, AsksShape(list(map(PEER_CALL, found)), cursor), cursor)
+    return await _listed(call, call.store.asks, PEER_CALL, AsksShape)
 
 
 @routes.add("GET", "/sessions/{id}/asks", "read", answers={200: SessionAsksShape})
@@ -247,6 +236,22 @@ async def get_request(call: Call) -> Answer:
     return Answer(200, PEER_CALL(await _waited(call, found)))
 
 
+async def _listed(call: Call, read: Any, shown: Any, page: Any) -> Answer:
+    """Return a page of calls or pauses, filtered by what the query gives."""
+    wanted, limit = msgspec.structs.asdict(call.query), pages.limit_of(call)
+    given = {name: value for name, value in wanted.items() if name in FILTERS}
+    found = await read(**given, after=pages.place_of(call) or 0, limit=limit)
+    cursor = pages.next_cursor(found, limit, "number")
+    return pages.paged(call, page(list(map(shown, found)), cursor), cursor)
+
+
+async def _decided(call: Call, decide: Any) -> Answer:
+    """Decide what the session of a pause waits for, in the name of the token."""
+    pause = await reached_pause(call)
+    await decide(pause.id, by=call.token.name, note=call.body.note)
+    return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
+
+
 async def _waited(call: Call, asked: PeerCall) -> PeerCall:
     """Return a call when it has its answer, or as it is when the time is over."""
     context, mesh = call.context, Mesh(call.store)
@@ -265,15 +270,19 @@ async def _waited(call: Call, asked: PeerCall) -> PeerCall:
 
 async def _reached_ask(call: Call) -> PeerCall:
     """Return the call that the path names, if the token reaches its tree."""
-    found = await call.store.peer_call(call.path["id"])
-    if call.token.root_id not in {None, found.root_id}:
-        raise NotFound(f"there is no ask {call.path['id']!r}", id=call.path["id"])
+    found: PeerCall = await _reached(call, call.store.peer_call, "ask")
     return found
 
 
 async def reached_pause(call: Call) -> Pause:
     """Return the pause that the path names, if the token reaches its tree."""
-    found = await call.store.get_pause(call.path["id"])
+    found: Pause = await _reached(call, call.store.get_pause, "pause")
+    return found
+
+
+async def _reached(call: Call, read: Any, what: str) -> Any:
+    id = call.path["id"]
+    found = await read(id)
     if call.token.root_id not in {None, found.root_id}:
-        raise NotFound(f"there is no pause {call.path['id']!r}", id=call.path["id"])
+        raise NotFound(f"there is no {what} {id!r}", id=id)
     return found

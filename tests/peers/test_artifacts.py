@@ -1,0 +1,138 @@
+"""Artifacts of attempts that were repeated, and of epochs that were left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.testing.subject import Subject, done
+from tests.conftest import InColour
+from tests.peers.agents import claim, opened, planner, resume
+
+
+async def begun(store: Any, agent: str = "maker") -> tuple[Any, Any]:
+    """Claim the request of an agent, and drive its session."""
+    item = await claim(store, agent, lease_seconds=30)
+    return item, (await done(item.receive())).session
+
+
+async def begun_again(store: Any, clock: Any) -> tuple[Any, Any]:
+    """Let the lease of the attempt expire, and begin another."""
+    clock.advance(31)
+    await done(store.recover())
+    clock.advance(60)
+    await done(store.recover())
+    return await begun(store)
+
+
+async def asked(store: Any) -> Any:
+    session = await planner(store)
+    call = await done(session.ask("maker", timeout_seconds="never"))
+    await done(session.pause())
+    return call
+
+
+async def sent_with(store: Any, call: Any) -> list[tuple[str, int, Any]]:
+    answer = (await done(store.peer_call(call.id))).answer
+    return [(each.name, each.version, each.data) for each in answer.artifacts]
+
+
+def test_what_a_repeated_attempt_makes_again_replaces_what_the_first_made(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        call = await asked(store)
+        _, session = await begun(store)
+        await done(session.add_artifact("report", data="first of A"))
+        await done(session.add_artifact("report", data="second of A"))
+        await done(session.add_artifact("other", data="of A"))
+        item, session = await begun_again(store, clock)
+        assert (await done(session.add_artifact("report", data="first of B"))).version == 1
+        assert (await done(session.add_artifact("report", data="second of B"))).version == 2
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [
+            ("other", 1, "of A"),
+            ("report", 1, "first of B"),
+            ("report", 2, "second of B"),
+        ]
+
+    in_colour(case)
+
+
+def test_what_a_repeated_attempt_makes_the_same_way_stays_and_can_be_followed(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        call = await asked(store)
+        _, session = await begun(store)
+        await done(session.add_artifact("report", data="first"))
+        item, session = await begun_again(store, clock)
+        assert (await done(session.add_artifact("report", data="first"))).version == 1
+        assert (await done(session.add_artifact("report", data="second"))).version == 2
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [("report", 1, "first"), ("report", 2, "second")]
+
+    in_colour(case)
+
+
+def test_what_was_made_before_a_saved_turn_is_not_replaced(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        call = await asked(store)
+        _, session = await begun(store)
+        await done(session.add_artifact("report", data="draft"))
+        await done(session.save(step="drafted"))
+        await done(session.add_artifact("report", data="final of A"))
+        item, session = await begun_again(store, clock)
+        assert (await done(session.add_artifact("report", data="final of B"))).version == 2
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [("report", 1, "draft"), ("report", 2, "final of B")]
+
+    in_colour(case)
+
+
+def test_a_session_without_an_item_adds_versions_as_before(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        for text in ("one", "two", "three"):
+            await done(session.add_artifact("report", data=text))
+        assert [each.version for each in await done(session.artifacts())] == [1, 2, 3]
+
+    in_colour(case)
+
+
+def test_artifacts_of_an_epoch_that_was_left_do_not_go_out(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        top = await planner(store, "top")
+        call = await done(top.ask("maker", timeout_seconds="never"))
+        await done(top.pause())
+        _, session = await begun(store)
+        await done(session.add_artifact("early", data="kept"))
+        kept = await done(session.save(step=1))
+        await done(session.add_artifact("report", data="left behind"))
+        await done(session.save(step=2))
+        await done(session.add_artifact("late", data="left behind too"))
+        peer = await done(session.ask("helper", timeout_seconds="never"))
+        await done(session.pause())
+        helper, at_helper = await begun(store, "helper")
+        await done(at_helper.add_artifact("help", data="of a call left behind"))
+        await done(helper.complete("helped"))
+        item, resumption = await resume(store, "maker")
+        assert [each.name for each in resumption.artifacts] == ["early", "report", "late", "help"]
+        await done(resumption.session.rewind(kept.version))
+        names = [each.name for each in await done(resumption.session.artifacts())]
+        assert names == ["early"]
+        # Versions go on: nobody takes the new one for the one that was left.
+        again = await done(resumption.session.add_artifact("report", data="of the new epoch"))
+        assert again.version == 2
+        await done(item.complete("done"))
+        assert await sent_with(store, call) == [
+            ("early", 1, "kept"),
+            ("report", 2, "of the new epoch"),
+        ]
+        assert (await done(store.peer_call(peer.id))).answer.artifacts[0].name == "help"
+
+    in_colour(case)

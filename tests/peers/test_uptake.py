@@ -1,0 +1,105 @@
+"""Services claim items and take up their sessions in one commit, and wait for no tree."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.kernel.driver import Hooks, Trace
+from holdfast.kernel.operation import Call
+from holdfast.mesh import Mesh, Service
+from holdfast.peers.uptake import TakenUp, claim_and_take_up
+from holdfast.work.claims import Claim
+
+
+def taken_up(store: holdfast.Store, agent: str, limit: int = 10) -> dict[str, TakenUp | None]:
+    """Claim the items of an agent as its service does; return what was taken up, by item."""
+    claim = Claim("instance", limit, [f"agent:{agent}"], 30_000)
+    rows, given = store.runtime.driver.run(Call(claim_and_take_up, store.runtime, (claim,)))
+    return {row["id"]: given.get(row["number"]) for row in rows}
+
+
+def held(store: holdfast.Store, id: str) -> holdfast.WorkItem:
+    return store.work.get(id, fence=store.work.get(id).fence)
+
+
+def test_requests_and_resumptions_are_taken_up_in_one_commit(place: dict[str, Any]) -> None:
+    traces: list[Trace] = []
+    with holdfast.open(**place, hooks=Hooks(trace=traces.append)) as store:
+        session = store.session("plan", agent="planner", user="ann")
+        session.pause({"step": 1}, asks=[holdfast.Ask("peer", number) for number in range(3)])
+        asks = session.asks()
+        traces.clear()
+        found = taken_up(store, "peer")
+        assert len(traces) == 1
+        assert list(found) == [f"request {ask.id}" for ask in asks]
+        for number, (ask, taken) in enumerate(zip(asks, found.values(), strict=True)):
+            assert taken is not None
+            assert isinstance(taken.given, holdfast.PeerRequest)
+            assert (taken.given.input, taken.given.user) == (number, "ann")
+            info = store.find_session(ask.id).info()
+            assert info.holder == f"work item request {ask.id}, fence 1"
+            item = held(store, f"request {ask.id}")
+            assert item.driving_fence == taken.fence
+            item.complete(number * 10)
+        [taken] = taken_up(store, "planner").values()
+        assert taken is not None
+        assert isinstance(taken.given, holdfast.Resumption)
+        assert taken.given.context == {"step": 1}
+        assert [each.result for each in taken.given.answers] == [0, 10, 20]
+        assert session.info().status == "active"
+        assert session.pauses()[0].state == "resumed"
+
+
+def test_a_session_that_somebody_drives_or_that_has_ended_is_left_to_the_handler(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("plan", agent="planner")
+        calls = [session.ask("peer", number) for number in range(3)]
+        with store.find_session(calls[0].id).drive():
+            store.find_session(calls[1].id).end()
+            found = taken_up(store, "peer")
+            assert found[f"request {calls[0].id}"] is None
+        assert found[f"request {calls[1].id}"] is None
+        assert found[f"request {calls[2].id}"] is not None
+
+
+def test_an_item_whose_tree_is_in_use_is_claimed_and_nobody_waits(place: dict[str, Any]) -> None:
+    if "postgresql" not in place["url"]:
+        pytest.skip("SQLite has one writer at a time")
+    with holdfast.open(**place) as store, psycopg.connect(place["url"]) as other:
+        busy, free = (store.session(id, agent="planner") for id in ("busy", "free"))
+        asked = [session.ask("peer") for session in (busy, free)]
+        schema = place.get("namespace") or "holdfast"
+        lock = f"SELECT 1 FROM {schema}.hf_trees WHERE root_id = 'busy' FOR NO KEY UPDATE"
+        other.execute(lock.encode())
+        found = taken_up(store, "peer")
+        assert found[f"request {asked[0].id}"] is None
+        assert found[f"request {asked[1].id}"] is not None
+        other.rollback()
+        # Its handler takes it up by itself.
+        assert held(store, f"request {asked[0].id}").receive().ask_id == asked[0].id
+
+
+def test_an_item_that_cannot_be_taken_up_fails_alone(place: dict[str, Any]) -> None:
+    service = Service("peer", lambda request: request.input)
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("odd")
+        store.work.submit("resume", None, session=session, queue="agent:peer", max_retries=0)
+        worker = service.worker(store, poll_seconds=0.05)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        try:
+            call = Mesh(store).request("peer", "fine", wait_seconds=120)
+            assert call.answer is not None
+            assert call.answer.result == "fine"
+        finally:
+            worker.stop()
+            running.join()
+        [item] = store.work.list(type="resume")
+        assert item.status == "failed"
