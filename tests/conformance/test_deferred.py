@@ -1,11 +1,11 @@
-"""A batch whose answers nobody reads is part of its transaction, whatever comes after it."""
+"""A statement whose rows nobody reads is part of its transaction, whatever comes after it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import holdfast
-from holdfast.kernel.operation import Batch, Op, Query, rows
+from holdfast.kernel.operation import Op, defer, rows
 
 RENAME = "UPDATE hf_sessions SET name = :name WHERE id = 's'"
 
@@ -13,7 +13,7 @@ RENAME = "UPDATE hf_sessions SET name = :name WHERE id = 's'"
 def test_what_is_sent_later_is_committed_and_seen(place: dict[str, Any]) -> None:
 
     def rename(_: Any, name: str, *, reads: bool) -> Op[Any]:
-        yield Batch([Query(RENAME, {"name": name})], is_unread=True)
+        yield from defer(RENAME, name=name)
         if reads:
             return (yield from rows("SELECT name FROM hf_sessions WHERE id = 's'"))
         return None
