@@ -23,7 +23,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         status = self.conn.accept(event).status_code
         if status == 101:
             super().handle_connect(event)
-            self.scope["extensions"][PACKED] = {"write": self.write_now}
+            extensions = self.scope.setdefault("extensions", {})
+            extensions[PACKED] = {"write": self.write_now}
         else:
             code = "method_not_allowed" if status == 405 else "malformed"
             self._refuse(code, str(self.conn.handshake_exc))

@@ -67,10 +67,10 @@ def _changed(history: Sequence[Entry], path: Path, is_whole: bool) -> Entry | No
 def _at(entry: Entry, path: Path) -> Any:
     value: Any = _GONE if entry.is_deleted else entry.value
     for name in path:
-        is_there = name in value if isinstance(value, dict) else False
-        if isinstance(value, list) and isinstance(name, int):
-            is_there = name < len(value)
-        if not is_there:
+        if isinstance(value, dict):
+            value = value.get(name, _GONE)
+        elif isinstance(value, list) and isinstance(name, int) and name < len(value):
+            value = value[name]
+        else:
             return _GONE
-        value = value[name]
     return value
