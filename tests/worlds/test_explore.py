@@ -320,7 +320,7 @@ def test_a_checkpoint_that_fails_is_a_warning_and_the_state_is_replayed() -> Non
     result = explore(world, [add], strategy="dfs")
     assert result.warnings
     assert len(result.graph.states) >= 7
-    assert "memory made no checkpoint, so states are replayed" in " ".join(result.warnings)
+    assert "memory could not make a checkpoint, so states are replayed" in " ".join(result.warnings)
     assert not result.is_complete
 
 
@@ -362,7 +362,7 @@ def test_a_state_that_cannot_be_restored_is_left_out_with_a_warning() -> None:
     result = explore(World({"memory": system}), [add], max_depth=2, strategy="dfs")
     assert not result.is_complete
     assert "was not explored: The rollback failed. memory: refused" in result.warnings[0]
-    assert "not back at its initial state" in result.warnings[-1]
+    assert "could not be restored to its initial state" in result.warnings[-1]
 
 
 def test_a_shrunk_path_keeps_what_its_actions_require() -> None:

@@ -12,7 +12,7 @@ from .system import System
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where a world can go back to: a token of each system, the context, and what ran before."""
+    """A checkpoint of a world: a token of each system, the context, and what ran before."""
 
     id: str
     name: str

@@ -11,7 +11,7 @@ from ..errors import InvalidValue
 
 
 class Context(MutableMapping[str, Any]):
-    """Values by name that go back with the world; `get` returns None for a name it lacks."""
+    """Values by name that are rolled back with the world; `get` returns None for a missing name."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values: dict[str, Any] = dict(values or {})
@@ -67,7 +67,7 @@ def copied(values: Mapping[str, Any]) -> dict[str, Any]:
         except Exception as error:
             raise InvalidValue(
                 f"context[{shown(name)}] cannot be copied: {error}. Keep connections and other "
-                "live objects in the world's clients, which a rollback leaves alone.",
+                "live objects in the world's clients, which a rollback does not touch.",
                 path=f"context.{name}",
             ) from error
     return copy

@@ -76,7 +76,7 @@ def explore_crashes(
     expects: type[Exception] | Failures = Unresolved,
     max_crashes: int = 1_000,
 ) -> CrashExploration:
-    """Run an agent, let it crash at every durable step, resume it, and check the invariants.
+    """Run an agent, crash it at every durable step, resume it, and check the invariants.
 
     `agent(world, store)` runs it to its end as its program does, also after a crash. Each crash
     has a new SQLite store, and the world is rolled back before it. Then the function runs again

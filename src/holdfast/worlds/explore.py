@@ -58,15 +58,15 @@ def explore(
 ) -> Exploration:
     """Explore a world, or one that a function makes and that is closed at the end.
 
-    Whatever happens, the given world is back at its initial state afterwards, and the
-    checkpoints of the exploration are released. Ctrl-C ends it with what was found so far.
+    Whatever happens, the given world is restored to its initial state, and the checkpoints of the
+    exploration are released. Ctrl-C ends it with what was found so far.
 
     With a `store`, each step is written there under the `id` of the exploration. If the process is
-    killed, `resume` goes on where it was, with the same actions and invariants; at most
+    killed, `resume` continues where it stopped, with the same actions and invariants; at most
     `commit_every` actions are repeated.
 
-    With `workers`, so many processes explore together, each with a world of its own that `world`
-    makes. The functions must be importable: they stand at the top level of modules.
+    With `workers`, that many processes explore together, each with its own world, made by `world`.
+    The functions must be importable: define them at the top level of modules.
     """
     limits = Limits(max_steps, max_states, max_depth, max_seconds)
     explored = _unique("action", [as_action(what) for what in actions])
@@ -118,7 +118,9 @@ def made_world(world: World | Callable[[], World], closing: ExitStack) -> World:
 
 def _require_place(store: object, id: object, resume: bool) -> None:
     if (store is None) != (id is None):
-        raise InvalidArgument("store and id go together: the id finds the exploration again")
+        raise InvalidArgument(
+            "store and id must be given together: the id identifies the exploration"
+        )
     if resume and store is None:
         raise InvalidArgument("resume=True needs the store and the id of the exploration")
     if store is not None:
@@ -255,7 +257,9 @@ class Explorer(Findings):
         try:
             return self._world.keep_state(state, name)
         except CheckpointError as error:
-            self._warn(f"{error.system} made no checkpoint, so states are replayed: {error}")
+            self._warn(
+                f"{error.system} could not make a checkpoint, so states are replayed: {error}"
+            )
             return False
 
     def _discover(self, state: State) -> list[int] | None:
@@ -373,7 +377,7 @@ class Explorer(Findings):
             world.rollback(self._initial)
         except RollbackError as error:
             is_back = False
-            self._warn(f"the world is not back at its initial state: {error}")
+            self._warn(f"the world could not be restored to its initial state: {error}")
         for state in self.result.graph.states.values():
             if state.checkpoint_id is not None:
                 world.release(state.checkpoint_id)

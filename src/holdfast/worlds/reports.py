@@ -96,7 +96,8 @@ def to_junit(result: Exploration) -> str:
     """Return a test suite in which every violation and every leak is a failed case."""
     failed = [(violation.invariant, str(violation)) for violation in result.violations]
     failed += [
-        (f"rollback of {leak.system}", f"{leak.system} did not go back") for leak in result.leaks
+        (f"rollback of {leak.system}", f"{leak.system} was not fully restored")
+        for leak in result.leaks
     ]
     suite = ElementTree.Element(
         "testsuite",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[], World]) -> str:
-    """Return a test that fails as long as the violation is there.
+    """Return a test that fails until the violation is fixed.
 
     The function that makes the world, the actions and the invariant are imported from their
     modules, so they must stand at the top level there; arguments must be literals.
@@ -86,7 +86,7 @@ def place_of(thing: object, function: Callable[..., Any]) -> tuple[str, str]:
     kind = (thing.name if isinstance(thing, Action) else name) or shown(thing)
     if found is not thing and found is not function:
         raise InvalidArgument(
-            f"{kind} cannot be imported: it must stand at the top level of a module"
+            f"{kind} cannot be imported: it must be defined at the top level of a module"
         )
     if module == "__main__":
         raise InvalidArgument(
@@ -103,5 +103,5 @@ def _literal(value: object) -> str:
     except (ValueError, SyntaxError):
         is_same = False
     if not is_same:
-        raise InvalidArgument(f"{shown(value)} cannot be written into a test: it is no literal")
+        raise InvalidArgument(f"{shown(value)} cannot be written into a test: it is not a literal")
     return text

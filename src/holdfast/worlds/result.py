@@ -80,7 +80,7 @@ class Exploration:
         lines = [f"{size}, {time} ({self.strategy}; {extent})"]
         if self.unused_actions:
             lines.append(f"never possible: {', '.join(self.unused_actions)}")
-        lines += [f"leak: {leak.system} did not go back" for leak in self.leaks]
+        lines += [f"leak: {leak.system} was not fully restored" for leak in self.leaks]
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [*self.listed(), f"{len(self.violations)} violations"]
         return "\n".join(lines)

@@ -138,7 +138,7 @@ def _restore(system: System, token: Any) -> None:
 
 def _require_kept(token: Kept) -> Any:
     if token.data is None:
-        raise CheckpointInvalid("only the process that made the checkpoint could restore it")
+        raise CheckpointInvalid("only the process that made the checkpoint can restore it")
     return token.data
 
 
@@ -170,7 +170,7 @@ def in_order(systems: Systems) -> dict[str, System]:
 def _failed(outcomes: dict[str, str], *, is_consistent: bool) -> RollbackError:
     listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
     verdict = (
-        "The world is where it was."
+        "The world is as it was before."
         if is_consistent
         else "The world is inconsistent; only a rollback that succeeds makes it usable again."
     )

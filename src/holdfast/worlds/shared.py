@@ -268,7 +268,7 @@ class SharedExplorer(Findings):
         if initial is not None and state is not initial:
             raise Conflict(
                 "The worlds of the workers are at different initial states, or at another than "
-                "the exploration began with: each must be made anew, with systems of its own."
+                "the exploration began with: each must be newly made, with its own systems."
             )
         if self._is_to_discover(state):
             self._note_found(self._reader.read_found(body["found"]))

@@ -130,7 +130,7 @@ def list_explorations(store: Store, *, after: int = 0, limit: int = 100) -> list
 
 
 def read_exploration(store: Store, id: str) -> StoredExploration:
-    """Return an exploration with its graph; it may be going on. Raise NotFound if it is none."""
+    """Return an exploration with its graph; it may be running. Raise NotFound if there is none."""
     explorations = _of(store)
     session = store.find_session(id)
     info, journal = explorations.get(session), journal_of(session)

@@ -21,7 +21,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a system shows of its state; the metadata is no part of the state's identity."""
+    """The observed state of a system; the metadata is not part of the state's identity."""
 
     system: str
     data: Any
@@ -49,7 +49,7 @@ class System(ABC):
 
     @abstractmethod
     def checkpoint(self, name: str) -> object:
-        """Keep the present state and return its token; the name is a label, not an id."""
+        """Save the current state and return its token; the name is a label, not an id."""
 
     @abstractmethod
     def rollback(self, token: Any) -> None:
@@ -57,7 +57,7 @@ class System(ABC):
 
     @abstractmethod
     def observe(self) -> object:
-        """Return the state as new plain data, or as an Observation that also has metadata."""
+        """Return the state as fresh plain data, or as an Observation that also has metadata."""
 
     def identity(self) -> bytes | None:
         """Return the canonical form of what `observe` would return, or None to have it observed.
@@ -80,20 +80,20 @@ class System(ABC):
     def keep(self, token: Any) -> object | None:
         """Return plain data with which `restore` works in another process, or None.
 
-        It is asked right after the checkpoint was made. None says that only this process can
+        It is called right after the checkpoint was made. None says that only this process can
         restore it.
         """
         return None
 
     def restore(self, kept: Any) -> None:
-        """Restore what a process that died has kept, from whatever the system is at now."""
+        """Restore what a dead process has kept, whatever state the system is in now."""
         raise CheckpointInvalid("this system restores only what its own process has kept")
 
     def discard(self, kept: Any) -> None:  # noqa: B027
-        """Remove what `keep` has put aside."""
+        """Remove what `keep` has saved."""
 
     def sweep(self) -> int:
-        """Remove what killed processes left where this system works; return how many things."""
+        """Remove what killed processes left behind in this system; return how many things."""
         return 0
 
     def uses(self, store_id: str) -> bool:
@@ -101,7 +101,7 @@ class System(ABC):
         return False
 
     def close(self) -> None:  # noqa: B027
-        """Remove everything that the system made for its checkpoints."""
+        """Remove everything that the system created for its checkpoints."""
 
 
 def observation_of(name: str, system: System) -> Observation:

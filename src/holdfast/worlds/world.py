@@ -78,15 +78,15 @@ class Recovery:
 
 
 class World:
-    """Systems that go back together. It belongs to one thread; `with` closes its systems.
+    """Systems that are rolled back together. It belongs to one thread; `with` closes its systems.
 
     `identity` names values of the context that are part of a state's identity. `clients` are the
     caller's own and survive a rollback. With `verify`, each rollback to an observed state
     observes again, and adds what differs to `leaks`.
 
     With a `store`, checkpoints are kept under the `id` of the world until it is closed, and a
-    rollback writes down first where it goes. If the process is killed, the world that is opened
-    next with this id has the checkpoints, and finishes the rollback; `recovery` says how.
+    rollback first records its target. If the process is killed, the world that is opened next with
+    this id has the checkpoints, and finishes the rollback; `recovery` says how.
     """
 
     def __init__(
@@ -252,9 +252,9 @@ class World:
     def rollback(self, checkpoint: str, *, replay: bool = False) -> None:
         """Restore all systems and the context, or none of them.
 
-        RollbackError lists each system; if the way back failed too, the world is inconsistent. A
-        checkpoint that died raises CheckpointInvalid; with `replay` its state is reached by
-        repeating actions.
+        RollbackError lists each system; if undoing failed too, the world is inconsistent. An
+        invalid checkpoint raises CheckpointInvalid; with `replay` its state is reached by repeating
+        actions.
         """
         target = self.find(checkpoint)
         problem = self._checkpoints.why_invalid(target, self._systems)
@@ -329,7 +329,9 @@ class World:
     def _open(self, store: object, id: str | None) -> None:
         """Take over what a process that died kept in the store, and finish its rollback."""
         if store is None or id is None:
-            raise InvalidArgument("store and id go together: the id finds the world again")
+            raise InvalidArgument(
+                "store and id must be given together: the id identifies the world"
+            )
         keeper = require_store(store)
         require_foreign(keeper.store_id(), self._systems)
         self._journal = WorldJournal(keeper, id)
@@ -452,7 +454,7 @@ class World:
             outcomes = dict.fromkeys(self._systems, "untouched")
             outcomes[error.system] = f"refused: {error}"
             raise RollbackError(
-                f"Nothing was rolled back, because there would be no way back: {error}",
+                f"Nothing was rolled back, because it could not have been undone: {error}",
                 outcomes=outcomes,
                 is_consistent=True,
             ) from error

@@ -81,7 +81,7 @@ class FileSystem(System):
         """Raise unless the token is known and the directory is still there."""
         self._tree.find(token)
         if not self.path.is_dir():
-            raise NotFound(f"{self.path} is no directory any more", path=str(self.path))
+            raise NotFound(f"{self.path} is no longer a directory", path=str(self.path))
 
     def rollback(self, token: int) -> None:
         """Write what differs; each file appears whole, under its name."""
@@ -178,7 +178,7 @@ class FileSystem(System):
                 self._known[path] = _Known(_signature(status), now_ns, content)
                 return content
             status = after
-        raise SystemBusy(f"{file} changes while it is read; stop what writes to it")
+        raise SystemBusy(f"{file} changed while it was read; stop what writes to it")
 
     def _keep(self, file: str) -> str:
         digest = sha256()
@@ -293,7 +293,7 @@ def _signature(status: os.stat_result) -> tuple[int, ...]:
 
 def _require_own(path: Path) -> None:
     if not path.is_dir():
-        raise InvalidArgument(f"path must be a directory, and {path} is none")
+        raise InvalidArgument(f"path must be a directory, and {path} is not one")
     for precious in (Path.home().resolve(), Path.cwd().resolve()):
         if path == precious or path in precious.parents:
             raise InvalidArgument(

@@ -104,7 +104,9 @@ class CapturedRows:
                 wanted,
             )
             if content_of(connection, probe) != wanted or len(changed) != 4:
-                raise Conflict("a trial of capturing and restoring rows gave something else")
+                raise Conflict(
+                    "a self-test of capturing and restoring rows gave a different result"
+                )
 
     def drain(self) -> Changes:
         """Return what changed since the head, and empty the log."""
@@ -183,7 +185,7 @@ class CapturedRows:
         if changed:
             raise Conflict(
                 f"The schema changed: {', '.join(changed)}. A rollback covers rows, not "
-                "definitions; make the world anew after a migration."
+                "definitions; make a new world after a migration."
             )
         self._writers = writers
 

@@ -261,7 +261,7 @@ class RedisSystem(System):
                 raise Conflict("Redis does not report which keys change")
             self.rollback(before)
             if self._client.exists(key):
-                raise Conflict("a trial of restoring a key gave something else")
+                raise Conflict("a self-test of restoring a key gave a different result")
         finally:
             self._client.delete(key)
             self.release(before)

@@ -223,7 +223,7 @@ def _assemble(folder: Path, pieces: list[str], copy: Path) -> None:
             for piece in pieces:
                 log.write((folder / piece).read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointInvalid(f"{error.filename} is not there any more") from error
+        raise CheckpointInvalid(f"{error.filename} no longer exists") from error
 
 
 def _connect(path: Path, wait_seconds: float) -> apsw.Connection:
@@ -240,7 +240,7 @@ def copy_database(source: apsw.Connection, target: apsw.Connection) -> None:
             while not backup.done:
                 backup.step(-1)
         except (apsw.BusyError, apsw.LockedError) as error:
-            raise SystemBusy("a transaction of another connection stands in the way") from error
+            raise SystemBusy("a transaction of another connection is open") from error
 
 
 def _why_no_segments(connection: apsw.Connection, path: Path) -> str | None:
