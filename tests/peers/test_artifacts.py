@@ -76,6 +76,26 @@ def test_what_a_repeated_attempt_makes_the_same_way_stays_and_can_be_followed(
     in_colour(case)
 
 
+def test_of_several_versions_a_repeated_attempt_leaves_only_its_own(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        call = await asked(store)
+        _, session = await begun(store)
+        await done(session.add_artifact("report", data="before the turn"))
+        await done(session.save(step=1))
+        for text in ("begun", "half", "begun"):
+            await done(session.add_artifact("report", data=text))
+        # The first version that it makes equals the newest one.
+        item, session = await begun_again(store, clock)
+        for text in ("begun", "half", "begun"):
+            await done(session.add_artifact("report", data=text))
+        await done(item.complete("made"))
+        sent = [data for _, _, data in await sent_with(store, call)]
+        assert sent == ["before the turn", "begun", "half", "begun"]
+
+    in_colour(case)
+
+
 def test_what_was_made_before_a_saved_turn_is_not_replaced(in_colour: InColour) -> None:
     async def case(subject: Subject) -> None:
         store, clock = await opened(subject)

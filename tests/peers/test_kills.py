@@ -1,7 +1,8 @@
 """SIGKILL before every statement and COMMIT of a session's life with peers: all or nothing.
 
-The steps are two lives: asks, answers, pauses, a resumption, a timeout and an error; and a
-decision, a sleep, a cancellation and a late answer. Each step is whole or has left nothing.
+The steps are three lives: asks, answers, pauses, a resumption, a timeout and an error; a decision,
+a sleep, a cancellation and a late answer; and calls made with a pause, which a service takes up and
+ends together. Each step is whole or has left nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 
 import holdfast
 from tests.crash.steps import Step, kill_at_every_statement
+from tests.peers.uptakes import taken_up
 
 HOUR_MS = 3_600_000
 
@@ -120,6 +122,41 @@ DECIDED: dict[str, Step] = {
 }
 
 
+def pause_asking(session: holdfast.Session, store: holdfast.Store) -> None:
+    asks = [holdfast.Ask(f"peer {session.id}", n, id=f"{session.id} {n}") for n in ("a", "b")]
+    session.pause({"step": 1}, asks=asks)
+
+
+def take_up(kind: str, count: int) -> Step:
+    """Claim the items of an agent and take up their sessions, as its service does."""
+
+    def step(session: holdfast.Session, store: holdfast.Store) -> None:
+        found = taken_up(store, f"{kind} {session.id}")
+        assert len(found) == count
+        assert None not in found.values()
+
+    return step
+
+
+def complete_peers(session: holdfast.Session, store: holdfast.Store) -> None:
+    running = store.work.list(queue=f"agent:peer {session.id}", status="in_progress")
+    items = [store.work.get(item.id, fence=item.fence) for item in running]
+    assert store.work.complete_many([(item, item.id) for item in items]) == [True, True]
+
+
+def complete_resumed(session: holdfast.Session, store: holdfast.Store) -> None:
+    held(store, f"agent:agent {session.id}").complete("done")
+
+
+TAKEN_UP: dict[str, Step] = {
+    "pause with asks": pause_asking,
+    "take up the requests": take_up("peer", 2),
+    "both answers": complete_peers,
+    "take up the resumption": take_up("agent", 1),
+    "complete": complete_resumed,
+}
+
+
 def shape(store: holdfast.Store, id: str) -> Any:
     """Everything that can be read of a session's peers, without ids and times."""
     session = store.find_session(id)
@@ -147,6 +184,7 @@ def shape(store: holdfast.Store, id: str) -> Any:
     [
         pytest.param(ANSWERED, id="answered"),
         pytest.param(DECIDED, id="decided", marks=pytest.mark.slow),
+        pytest.param(TAKEN_UP, id="taken up"),
     ],
 )
 def test_killed_at_every_statement_all_or_nothing(

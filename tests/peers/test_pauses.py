@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -396,3 +397,30 @@ def test_the_newest_calls_and_pauses_are_read_in_parts(place: dict[str, Any]) ->
         for wrong in ({"last": 0}, {"last": 1_001}, {"before": 0}):
             with pytest.raises(holdfast.InvalidArgument):
                 session.asks(**wrong)
+
+
+PAUSES: dict[str, Callable[[holdfast.Session], object]] = {
+    "asks of the pause": lambda session: session.pause(asks=[holdfast.Ask("peer")]),
+    "an earlier ask": lambda session: (session.ask("peer"), session.pause())[1],
+    "an approval": lambda session: session.wait_for_approval("may I?"),
+    "a sleep": lambda session: session.sleep(session.info().updated_at + 3_600_000),
+}
+
+
+@pytest.mark.parametrize("pause", PAUSES.values(), ids=PAUSES)
+def test_a_repeated_attempt_pauses_in_a_process_that_has_not_read_the_session(
+    pause: Callable[[holdfast.Session], object], place: dict[str, Any]
+) -> None:
+    with holdfast.open(**place) as first, holdfast.open(**place) as second:
+        first.request("planner", request_id="r")
+        [item] = first.work.claim("one", queues="agent:planner")
+        item.receive()
+        # The failure is a version of the session that the second process does not know.
+        item.fail("again", delay_seconds=0)
+        [item] = second.work.claim("two", queues="agent:planner")
+        pause(item.receive().session)
+        info = second.find_session("r").info()
+        assert (info.status, info.holder) == ("waiting", None)
+        assert second.work.get(item.id).status == "completed"
+        with pytest.raises(holdfast.LeaseLost):
+            item.complete("too late")

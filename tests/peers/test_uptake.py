@@ -10,21 +10,8 @@ import pytest
 
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
-from holdfast.kernel.operation import Call
 from holdfast.mesh import Mesh, Service
-from holdfast.peers.uptake import TakenUp, claim_and_take_up
-from holdfast.work.claims import Claim
-
-
-def taken_up(store: holdfast.Store, agent: str, limit: int = 10) -> dict[str, TakenUp | None]:
-    """Claim the items of an agent as its service does; return what was taken up, by item."""
-    claim = Claim("instance", limit, [f"agent:{agent}"], 30_000)
-    rows, given = store.runtime.driver.run(Call(claim_and_take_up, store.runtime, (claim,)))
-    return {row["id"]: given.get(row["number"]) for row in rows}
-
-
-def held(store: holdfast.Store, id: str) -> holdfast.WorkItem:
-    return store.work.get(id, fence=store.work.get(id).fence)
+from tests.peers.uptakes import held, taken_up
 
 
 def test_requests_and_resumptions_are_taken_up_in_one_commit(place: dict[str, Any]) -> None:
@@ -103,3 +90,40 @@ def test_an_item_that_cannot_be_taken_up_fails_alone(place: dict[str, Any]) -> N
             running.join()
         [item] = store.work.list(type="resume")
         assert item.status == "failed"
+
+
+def test_of_two_items_of_one_session_one_is_taken_up(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("plan", agent="planner")
+        left = paused_and_answered(store, session)
+        [(_, taken)] = taken_up(store, "planner").items()
+        assert taken is not None
+        held(store, left).fail("again", delay_seconds=60)
+        # Somebody else goes on with the session, which leaves the item of the first pause behind.
+        next_one = paused_and_answered(store, session)
+        assert list(taken_up(store, "planner")) == [next_one]
+        held(store, next_one).fail("again", delay_seconds=60)
+        for id in (left, next_one):
+            store.work.retry(id)
+        found = taken_up(store, "planner")
+        assert list(found) == [left, next_one]
+        first, second = found.values()
+        assert first is not None
+        assert second is None
+        with pytest.raises(holdfast.SessionBusy):
+            held(store, next_one).resume()
+        item = held(store, left)
+        assert item.driving_fence == first.fence
+        assert item.resume().is_consumed
+        item.release()
+        assert held(store, next_one).resume().context == {"pause": 2}
+
+
+def paused_and_answered(store: holdfast.Store, session: holdfast.Session) -> str:
+    """Pause a session until a peer has answered; return the id of the item that resumes it."""
+    with session.drive() as driven:
+        number = len(session.pauses()) + 1
+        call = driven.ask("peer", number)
+        parked = driven.pause({"pause": number})
+    store.answer(call.id, number)
+    return f"resume {parked.pause_id}"

@@ -107,14 +107,15 @@ def add_artifact(
         known = artifact_of(codec, newest)
         is_same = (known.media_type, known.uri, known.returned) == (media_type, uri, returned)
         is_same &= not newest["is_abandoned"]
-        if is_same and (None if known.data is None else codec.encode(known.data)) == body:
-            if is_redone:
-                yield from defer(ADOPT, **here, version=known.version, fence=attempt["fence"])
-            return known
+        is_same &= (None if known.data is None else codec.encode(known.data)) == body
         if is_redone:
+            if is_same:
+                yield from defer(ADOPT, **here, version=known.version, fence=attempt["fence"])
             since = yield from _last_turn(session)
             removed = yield from rows(REMOVE_REPLACED, **here, **attempt, since=since)
             version = min((each["version"] for each in removed), default=version)
+        if is_same:
+            return known
     where = artifact_context(session.id, name, version)
     yield from defer(
         ADD_ARTIFACT,

@@ -41,6 +41,7 @@ from ..sessions.handle import SessionHandle
 from ..sessions.rows import ACTIVATE_SESSION, READ_SESSION, SET_SESSION_STATUS
 from ..trees import OPEN
 from ..work import transitions
+from ..work.claims import release_sessions
 from ..work.items import LEASE_SECONDS, READ_ITEM, Item, Submission
 from ..work.submission import submit_all
 from ..work.transitions import Transition
@@ -287,18 +288,24 @@ def _park(session: SessionHandle[Any], row: Row, adding: Row, wish: Wish) -> Op[
     else:
         recorded = [record_status(runtime, place, row["status"], "waiting", row, **told)]
     parts: list[Op[Any]] = [_add_pause(adding), *recorded, _complete_item(session, adding["id"])]
-    added: Row = (yield from together(parts))[0]
+    added: Row
+    added, *_, done = yield from together(parts)
+    # Only now: the record of the status is written with the lease.
+    yield from release_sessions([] if done is None else [done])
     yield from defer(SET_SESSION_STATUS, number=session.number, status="waiting", raised=0)
     if wish.wakes_at is not None:
         yield from _submit_resumption(runtime, added, available_at=wish.wakes_at)
     return added
 
 
-def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[None]:
-    """Complete the item that drives a session, so that no retry repeats what led to the pause."""
+def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[Row | None]:
+    """Complete the item that drives a session, so that no retry repeats what led to the pause.
+
+    Its row is returned, to release the session with; None if no item drives it.
+    """
     runtime, guard = session.runtime, session.guard
     if guard is None or guard.noun != "work item":
-        return
+        return None
     held = session.item if isinstance(session.item, Item) else None
     if held is not None and (held.id, held.fence) == (guard.id, guard.fence):
         row: Row | None = held._row()
@@ -308,12 +315,13 @@ def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[None]:
         raise guard.lost()
     item: Item[Any] = Item(runtime, {**row, "fence": guard.fence}, LEASE_SECONDS)
     body = runtime.codec.encode({"paused": pause_id})
-    change = Transition("completed", "session paused", body, is_followed=False)
+    change = Transition("completed", "session paused", body, is_followed=False, keeps_session=True)
     [done] = yield from transitions.finish([(item, change)], transitions.FINISH_HELD)
     if done is None:
         raise (yield from transitions.lost(item))
     if held is not None:
         yield AfterCommit(lambda: held._take(done))
+    return done
 
 
 def counting(ask: Row, status: str) -> list[Query]:

@@ -45,7 +45,10 @@ def claim_and_take_up(runtime: Runtime, claim: Claim) -> Op[Claimed]:
     free, answers = yield TryLock(trees, [each for some in looks.values() for each in some])
     found = iter(answers)
     looked = {number: [next(found) for _ in some] for number, some in looks.items()}
-    taking = [item for item in items if item.root_id in free]
+    # Of two items of one session, such as one that a pause has left behind, the first drives it.
+    first = {item.session_number: item for item in reversed(items)}
+    firsts = [item for item in items if first[item.session_number] is item]
+    taking = [item for item in firsts if item.root_id in free]
     taken = yield from together(_take_up(item, *looked[item.number]) for item in taking)
     pairs = zip(taking, taken, strict=True)
     return rows, {item.number: each for item, each in pairs if each is not None}

@@ -147,6 +147,8 @@ class Transition:
     """Whether its error is kept among the attempts, although it is not a failure."""
     is_followed: bool = True
     """Whether the noun that submitted the item is told of its end."""
+    keeps_session: bool = False
+    """Whether the session that the item drove is released by the caller, who still writes to it."""
 
     @property
     def is_failure(self) -> bool:
@@ -235,8 +237,9 @@ def _finish_each(
     for index in by_number:
         found[index] = next(iter(next(rest)), None)
     looked = {index: [next(rest) for _ in each.looks] for index, each in followed.items()}
+    kept = followed.keys() | {index for index in by_number if ended[index][1].keeps_session}
     yield from release_sessions(
-        row for index, row in enumerate(found) if row is not None and index not in followed
+        row for index, row in enumerate(found) if row is not None and index not in kept
     )
     for index in by_number:
         item, change = ended[index]
