@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from holdfast.errors import InvalidArgument, NotFound
+from holdfast.errors import CheckpointError, InvalidArgument, NotFound, RollbackError
 from holdfast.worlds import FileSystem, World, check_system
 
 NAMES = ["a", "b", "c", "é", "x\udc80", "with space"]
@@ -178,3 +178,58 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     system.close()
     assert not kept.exists()
     assert [path.name for path in root.iterdir()] == ["a"]
+
+
+def test_a_link_in_place_of_the_directory_refuses_the_rollback(
+    files: FileSystem, tmp_path: Path
+) -> None:
+    (files.path / "a").write_text("a")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("mine")
+    with World({"files": files}) as world:
+        before = world.checkpoint("before")
+        shutil.rmtree(files.path)
+        files.path.symlink_to(elsewhere)
+        with pytest.raises(RollbackError, match="is no longer a directory"):
+            world.rollback(before)
+        with pytest.raises(CheckpointError, match="is no longer a directory"):
+            world.checkpoint("elsewhere")
+    assert content_of(elsewhere).keys() == {"precious"}
+
+
+def test_what_a_link_leads_to_keeps_its_mode(files: FileSystem, tmp_path: Path) -> None:
+    inside = files.path / "link" / "below"
+    inside.mkdir(parents=True)
+    (inside / "file").write_text("inside")
+    outside = tmp_path / "outside" / "below"
+    outside.mkdir(parents=True)
+    (outside / "file").write_text("outside")
+    outside.chmod(0o500)
+    token, before = files.checkpoint("before"), content_of(files.path)
+    shutil.rmtree(files.path / "link")
+    (files.path / "link").symlink_to(outside.parent)
+    files.rollback(token)
+    assert content_of(files.path) == before
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o500
+    assert (outside / "file").read_text() == "outside"
+
+
+def test_a_rollback_that_was_killed_does_not_keep_a_directory(files: FileSystem) -> None:
+    empty = files.checkpoint("empty")
+    (files.path / "new").mkdir()
+    (files.path / "new" / ".holdfast-0123456789abcdef01234567").write_text("half of i")
+    files.rollback(empty)
+    assert content_of(files.path) == {}
+
+
+def test_a_file_with_such_a_name_belongs_to_its_user(files: FileSystem) -> None:
+    notes, other = files.path / ".holdfast-notes", files.path / ".holdfast-0123456789abcdef01234567"
+    notes.write_text("mine")
+    other.write_text("half of i")
+    token = files.checkpoint("before")
+    assert files.sweep() == 1
+    assert not other.exists()
+    notes.write_text("changed")
+    files.rollback(token)
+    assert notes.read_text() == "mine"

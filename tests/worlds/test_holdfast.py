@@ -15,9 +15,23 @@ import pytest
 
 import holdfast
 from holdfast import Store
-from holdfast.errors import CheckpointError, InvalidArgument, RollbackError, SystemBusy
+from holdfast.errors import (
+    CheckpointError,
+    InvalidArgument,
+    RollbackError,
+    SystemBusy,
+    WorldInconsistent,
+)
 from holdfast.store import check
-from holdfast.worlds import HoldfastSystem, SqliteSystem, World, action, check_system, explore
+from holdfast.worlds import (
+    HoldfastSystem,
+    MemorySystem,
+    SqliteSystem,
+    World,
+    action,
+    check_system,
+    explore,
+)
 from holdfast.worlds.values import decode, encode
 from tests.worlds.killed import killed, pay
 from tests.worlds.systems import Failing
@@ -507,3 +521,84 @@ def test_the_example_finds_its_bug_and_nothing_without_it(monkeypatch: pytest.Mo
     mended = explore(example.make_world, *given, max_depth=2)
     assert mended.violations == []
     assert mended.warnings == []
+
+
+def leave_open(store: Store, what: str) -> None:
+    """Have something in the store that no checkpoint covers."""
+
+    @holdfast.tool
+    def lost() -> None:
+        raise OSError("who knows")
+
+    if what == "work":
+        store.work.submit("job", {})
+    else:
+        with pytest.raises(holdfast.Unresolved):
+            store.find_session("s").call(lost)
+
+
+@pytest.mark.parametrize("what", ["work", "doubt"])
+def test_a_world_goes_back_from_a_store_that_is_not_at_rest(store: Store, what: str) -> None:
+    session, other = store.session("s"), MemorySystem({"n": 0})
+    # Of two systems the last one in order is in this process, and changes nothing if it fails.
+    with World({"store": HoldfastSystem(store), "other": other}) as world:
+        rest = world.checkpoint("rest")
+        leave_open(store, what)
+        session.save(n=1)
+        other.data["n"] = 1
+        with pytest.raises(CheckpointError, match="a checkpoint needs a store at rest"):
+            world.checkpoint("busy")
+        world.rollback(rest)
+        assert (session.latest(kind="turn"), other.data["n"]) == (None, 0)
+        assert session.unresolved() == []
+        assert store.work.list(status="pending") == []
+        world.checkpoint("at rest again")
+
+
+def test_a_store_that_is_not_at_rest_moves_last_and_flags_the_world(store: Store) -> None:
+    system, first, last = HoldfastSystem(store), Failing({"n": 0}), MemorySystem({"n": 0})
+    world = World({"store": system, "first": first, "last": last})
+    rest = world.checkpoint("rest")
+    item = store.work.submit("job", {})
+    first.data["n"] = last.data["n"] = 1
+    first.fail("rollback", times=1)
+    with pytest.raises(RollbackError) as refused:
+        world.rollback(rest)
+    assert world.is_consistent
+    assert refused.value.outcomes["store"] == "untouched"
+    assert (first.data["n"], last.data["n"]) == (1, 1)
+    assert store.work.get(item.id).status == "pending"
+
+    def fails(*_: object) -> None:
+        raise OSError("no rollback today")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(system, "rollback", fails)
+        with pytest.raises(RollbackError, match=r"store: failed: .*; not moved back: ") as failed:
+            world.rollback(rest)
+    assert not failed.value.is_consistent
+    assert (first.data["n"], last.data["n"]) == (1, 1)
+    with pytest.raises(WorldInconsistent):
+        world.checkpoint("flagged")
+    world.rollback(rest)
+    assert (first.data["n"], last.data["n"]) == (0, 0)
+    assert store.work.get(item.id).status == "cancelled"
+    world.close()
+
+
+def test_an_exploration_leaves_states_in_which_a_store_is_not_at_rest(store: Store) -> None:
+    session = store.session("s")
+
+    @action(limit=1)
+    def submit(world: World) -> None:
+        store.work.submit("job", {})
+
+    @action(limit=1)
+    def say(world: World) -> None:
+        session.append("said", ["hello"])
+
+    with World({"store": HoldfastSystem(store)}) as world:
+        result = explore(world, [submit, say])
+        assert [len(result.graph.states), len(result.graph.transitions)] == [4, 4]
+        assert not any("not explored" in warning for warning in result.warnings)
+        assert store.work.list(status="pending") == []

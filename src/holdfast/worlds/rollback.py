@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, CheckpointInvalid, InvalidValue, RollbackError
+from ..errors import CheckpointError, CheckpointInvalid, InvalidValue, RollbackError, SystemBusy
 from .system import System
 
 Systems = Mapping[str, System]
 Tokens = Mapping[str, Any]
 
 MOVED = "moved"
+_ORIGIN = "before rollback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,26 @@ def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
         moved.append(name)
 
 
+def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any]]:
+    """Return all systems in the order in which they move, and tokens of where `most` of them are.
+
+    What leaves a state without a checkpoint cannot return there, so it moves after all others.
+    """
+    left: list[str] = []
+    while True:
+        try:
+            tokens = take_tokens({name: most[name] for name in most if name not in left}, _ORIGIN)
+        except CheckpointError as error:
+            is_busy = isinstance(error.__cause__, SystemBusy)
+            if not is_busy or not systems[error.system].leaves_without_checkpoint:
+                raise
+            left.append(error.system)
+            # Even one that changes nothing if it fails is not the last any more.
+            most = systems
+        else:
+            return {name: systems[name] for name in sorted(systems, key=left.__contains__)}, tokens
+
+
 def returning(systems: Systems) -> Systems:
     """Return those that may have to go back if one fails; they are given in the order of moves."""
     last = next(reversed(list(systems)), None)
@@ -149,6 +170,8 @@ def _move_back(
     for name in reversed(touched):
         failure = outcomes[name] if outcomes[name] != MOVED else ""
         try:
+            if name not in origin:
+                raise CheckpointInvalid("the state that it left has no checkpoint")
             systems[name].rollback(origin[name])
             outcomes[name] = f"{failure}; moved back" if failure else "moved back"
         except Exception as error:

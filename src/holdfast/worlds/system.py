@@ -40,6 +40,8 @@ class System(ABC):
     is_in_process: ClassVar[bool] = False
     # A rollback that raises has changed nothing, so it needs no way back.
     is_atomic: ClassVar[bool] = False
+    # It goes back from a state in which it makes no checkpoint, raising SystemBusy; not to it.
+    leaves_without_checkpoint: ClassVar[bool] = False
     not_covered: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:

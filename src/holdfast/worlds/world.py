@@ -28,6 +28,7 @@ from .replay import replay
 from .rollback import (
     MOVED,
     Kept,
+    Systems,
     Tokens,
     finish,
     in_order,
@@ -36,6 +37,7 @@ from .rollback import (
     release_all,
     require_prepared,
     returning,
+    take_origin,
     take_tokens,
 )
 from .system import Observation, System, identity_of, observation_of, state_id
@@ -414,13 +416,13 @@ class World:
     def _restore(self, target: Checkpoint) -> None:
         context = copied(target.context)
         require_prepared(self._systems, target.tokens)
-        origin = self._origin()
+        moving, origin = self._origin()
         if self._journal is not None:
             self._journal.begin(target.id)
         # Also an interrupt in the middle leaves the world flagged.
         self._is_consistent = False
         try:
-            move(self._moving, target.tokens, origin)
+            move(moving, target.tokens, origin)
         except RollbackError as error:
             self._is_consistent = error.is_consistent
             if error.is_consistent:
@@ -444,12 +446,12 @@ class World:
         if self._journal is not None:
             self._journal.end()
 
-    def _origin(self) -> Tokens | None:
-        """Return where the systems are, to return to; an inconsistent world has no such place."""
+    def _origin(self) -> tuple[Systems, Tokens | None]:
+        """Return how the systems move, and where they are now; an inconsistent world is nowhere."""
         if not self._is_consistent:
-            return None
+            return self._moving, None
         try:
-            return take_tokens(self._returning, "before rollback")
+            return take_origin(self._moving, self._returning)
         except CheckpointError as error:
             outcomes = dict.fromkeys(self._systems, "untouched")
             outcomes[error.system] = f"refused: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -23,6 +24,8 @@ _CHUNK_BYTES: Final = 1 << 20
 _TICK_NS: Final = 20_000_000
 _READS_MAX: Final = 5
 _KIND: Final = "files"
+# What a rollback has not renamed yet, and what finds out how fine times are.
+_TEMPORARY: Final = re.compile(re.escape(PREFIX) + "(?:[0-9a-f]{24}|probe)")
 
 
 class _Entry(NamedTuple):
@@ -32,6 +35,9 @@ class _Entry(NamedTuple):
     mode: int
     content: str = ""
     modified_ns: int = 0
+
+
+_DIRECTORY: Final = _Entry("directory", 0)
 
 
 class _Known(NamedTuple):
@@ -80,8 +86,7 @@ class FileSystem(System):
     def prepare(self, token: int) -> None:
         """Raise unless the token is known and the directory is still there."""
         self._tree.find(token)
-        if not self.path.is_dir():
-            raise NotFound(f"{self.path} is no longer a directory", path=str(self.path))
+        self._require_there()
 
     def rollback(self, token: int) -> None:
         """Write what differs; each file appears whole, under its name."""
@@ -122,10 +127,8 @@ class FileSystem(System):
 
     def sweep(self) -> int:
         """Remove the folders of killed processes, and files that they had not renamed yet."""
-        ours = [path for path in self.path.rglob(f"{PREFIX}*") if path.is_file()]
-        for path in ours:
-            path.unlink(missing_ok=True)
-        return len(ours) + sweep_folders(_KIND)
+        places = [Path(place) for place, _, _ in os.walk(self.path)]
+        return sum(map(_sweep_temporary, places)) + sweep_folders(_KIND)
 
     def observe(self) -> object:
         """Return every path with what it holds."""
@@ -143,19 +146,28 @@ class FileSystem(System):
         """Return what differs from the head of the tree."""
         return _differences(self._entries, now)
 
+    def _require_there(self) -> None:
+        # Through a link in its place, a rollback would delete what is elsewhere.
+        if self.path.is_symlink() or not self.path.is_dir():
+            raise NotFound(f"{self.path} is no longer a directory", path=str(self.path))
+
     def _scan(self) -> dict[str, _Entry]:
+        self._require_there()
         started_ns = self._now_ns()
         return dict(self._walk(str(self.path), "", started_ns))
 
     def _walk(self, directory: str, prefix: str, now_ns: int) -> Iterator[tuple[str, _Entry]]:
         with os.scandir(directory) as found:
             for item in found:
-                if item.name.startswith(PREFIX):
+                if _TEMPORARY.fullmatch(item.name):
                     continue
                 path = prefix + item.name
                 status = item.stat(follow_symlinks=False)
                 mode = stat.S_IMODE(status.st_mode)
                 if stat.S_ISDIR(status.st_mode):
+                    # A folder of a system that works here, or of a world in another process.
+                    if item.name.startswith(PREFIX):
+                        continue
                     yield path, _Entry("directory", mode)
                     yield from self._walk(item.path, f"{path}/", now_ns)
                 elif stat.S_ISLNK(status.st_mode):
@@ -202,7 +214,7 @@ class FileSystem(System):
 
     def _apply(self, changes: Changes) -> None:
         paths = sorted(changes)
-        closed = self._open_directories(paths)
+        closed = self._open_directories(changes)
         for path in reversed(paths):
             now, wanted = changes[path]
             if now is not None and (wanted is None or now.kind != wanted.kind):
@@ -223,6 +235,8 @@ class FileSystem(System):
 
     def _remove(self, path: str, entry: _Entry) -> None:
         if entry.kind == "directory":
+            # A process that was killed in a rollback may have left something there.
+            _sweep_temporary(self.path / path)
             (self.path / path).rmdir()
         else:
             (self.path / path).unlink()
@@ -242,16 +256,19 @@ class FileSystem(System):
         # Its times are new, so the next scan reads it again rather than trust them.
         self._known.pop(path, None)
 
-    def _open_directories(self, paths: list[str]) -> dict[str, int]:
+    def _open_directories(self, changes: Changes) -> dict[str, int]:
         """Allow changes where something changes; return the modes that directories had."""
         modes = {}
-        for path in sorted({path.rpartition("/")[0] for path in paths} | set(paths)):
+        for path in sorted({path.rpartition("/")[0] for path in changes} | set(changes)):
+            now, _ = changes.get(path, (_DIRECTORY, None))
+            # What is not a directory now may lead out of the tree, by a link above it.
+            if now is None or now.kind != _DIRECTORY.kind:
+                continue
             place = self.path / path
-            if place.is_dir() and not place.is_symlink():
-                mode = stat.S_IMODE(place.stat().st_mode)
-                if mode & stat.S_IRWXU != stat.S_IRWXU:
-                    modes[path] = mode
-                    place.chmod(mode | stat.S_IRWXU)
+            mode = stat.S_IMODE(place.stat().st_mode)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                modes[path] = mode
+                place.chmod(mode | stat.S_IRWXU)
         return modes
 
     def _now_ns(self) -> int:
@@ -277,6 +294,14 @@ class FileSystem(System):
             stacklevel=3,
         )
         return False
+
+
+def _sweep_temporary(directory: Path) -> int:
+    """Remove files of a directory that a rollback had not renamed yet; return how many."""
+    ours = [name for name in os.listdir(directory) if _TEMPORARY.fullmatch(name)]
+    for name in ours:
+        (directory / name).unlink(missing_ok=True)
+    return len(ours)
 
 
 def _differences(before: dict[str, _Entry], now: dict[str, _Entry]) -> Changes:

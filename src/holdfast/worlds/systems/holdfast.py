@@ -45,6 +45,7 @@ class HoldfastSystem(System):
     shows; by default it is all of the above, without versions and generated ids.
     """
 
+    leaves_without_checkpoint = True
     not_covered = (
         "work items, peer calls and pauses: a rollback cancels what is open of them, and no "
         "checkpoint is made meanwhile",
