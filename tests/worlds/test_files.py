@@ -158,7 +158,7 @@ def test_a_directory_that_is_gone_refuses_the_rollback(files: FileSystem) -> Non
     world = World({"files": files})
     here = world.checkpoint("here")
     files.path.rmdir()
-    with pytest.raises(NotFound, match="no directory any more"):
+    with pytest.raises(NotFound, match="no longer a directory"):
         files.prepare(world.find(here).tokens["files"])
     files.path.mkdir()
     world.rollback(here)
