@@ -211,6 +211,43 @@ def test_only_changed_keys_are_read(client: Any, redis_url: str) -> None:
     system.close()
 
 
+@pytest.fixture
+def unreported_url(client: Any, redis_url: str) -> Iterator[str]:
+    """The address of a user to whom the server reports no changes."""
+    client.acl_setuser(
+        "deaf", enabled=True, passwords=["+x"], keys=["*"], categories=["+@all"],
+        commands=["-client"], reset=True,
+    )  # fmt: skip
+    yield f"{redis_url}{'&' if '?' in redis_url else '?'}username=deaf&password=x"
+    client.acl_deluser("deaf")
+
+
+def test_without_reports_every_key_is_read_and_a_warning_says_so(
+    client: Any, unreported_url: str
+) -> None:
+    client.set("before", 1)
+    with pytest.warns(UserWarning, match=r"refuses to report changes.*reads every key"):
+        system = RedisSystem(unreported_url)
+    check_system(system, lambda random: change(client, random), lambda: content(client), seed=1)
+    client.set("after", 2)
+    assert observed(system)[b"after"] == [b"string", b"2"]
+    assert observed(system).keys() == content(client).keys()
+    system.close()
+
+
+def test_a_server_that_forgets_to_report_is_noticed_at_the_start(
+    client: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RedisSystem, "_hear", lambda self, message: None)
+    with pytest.warns(UserWarning, match="does not report which keys change"):
+        system = RedisSystem(redis_url)
+    token = system.checkpoint("start")
+    client.set("k", 1)
+    system.rollback(token)
+    assert content(client) == {}
+    system.close()
+
+
 def test_many_writers_are_reported_without_a_miss(client: Any, redis_url: str) -> None:
     system = RedisSystem(redis_url)
     token = system.checkpoint("empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from ..tree import Changes, DeltaTree
 with required("RedisSystem", "worlds"):
     import redis
     from redis.exceptions import ConnectionError as Disconnected
+    from redis.exceptions import ResponseError
 
 _BATCH: Final = 500
 # Without PEXPIRETIME, which Redis 6 lacks, the moment of expiry is known to a millisecond or two.
@@ -49,6 +51,9 @@ class _Value(NamedTuple):
 class RedisSystem(System):
     """The keys of one database that begin with a prefix; a checkpoint costs the keys that changed.
 
+    Where the server does not report changes to us, each checkpoint and rollback reads every key,
+    and a warning says so.
+
     Keys keep the moment at which they expire: one that has expired meanwhile is not brought back.
     `observe` is a function of a client that returns what a state shows; by default it is the
     content of all keys, without their expiry.
@@ -74,6 +79,7 @@ class RedisSystem(System):
         self._observe = observe
         self._client = redis.Redis.from_url(url, protocol=3, decode_responses=False)
         self._tracker: Any = None
+        self._is_reporting = True
         self._reported: set[bytes] = set()
         self._is_complete = False
         # What each key held at the head of the tree, and the dump that stands for it now.
@@ -159,7 +165,21 @@ class RedisSystem(System):
         self._client.close()
 
     def _collect(self) -> None:
-        """Hear which keys changed; everything that was written before is reported by now."""
+        """Find out which keys may have changed: those that were reported, or all of them."""
+        if self._is_reporting:
+            try:
+                self._listen()
+            except ResponseError as error:
+                self._distrust(f"the server refuses to report changes: {error}")
+        if not self._is_complete:
+            self._is_complete = self._is_reporting
+            found = self._client.scan_iter(match=_pattern(self._prefix), count=1_000)
+            self._reported.update(found)
+            self._reported.update(self._values)
+        self._unseen |= self._reported
+
+    def _listen(self) -> None:
+        """Receive reports; everything that was written before is reported by now."""
         try:
             tracker = self._tracker or self._track()
             tracker.send_command("PING")
@@ -167,12 +187,13 @@ class RedisSystem(System):
         except Disconnected:
             # What was reported to the lost connection is unknown.
             self._track()
-        if not self._is_complete:
-            self._is_complete = True
-            found = self._client.scan_iter(match=_pattern(self._prefix), count=1_000)
-            self._reported.update(found)
-            self._reported.update(self._values)
-        self._unseen |= self._reported
+
+    def _distrust(self, reason: str) -> None:
+        """Read every key from now on."""
+        self._is_reporting = self._is_complete = False
+        warnings.warn(
+            f"Redis: {reason}; each checkpoint and rollback reads every key.", stacklevel=2
+        )
 
     def _track(self) -> Any:
         tracker: Any = self._client.connection_pool.make_connection()
@@ -258,7 +279,7 @@ class RedisSystem(System):
         try:
             self._client.set(key, b"1", px=60_000)
             if key not in self._pending():
-                raise Conflict("Redis does not report which keys change")
+                self._distrust("the server does not report which keys change")
             self.rollback(before)
             if self._client.exists(key):
                 raise Conflict("a self-test of restoring a key gave a different result")
