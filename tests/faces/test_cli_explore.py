@@ -102,6 +102,25 @@ def test_reports_and_tests_are_written(shop: str, run: Run) -> None:
     assert "stock_is_never_negative does not hold" in ran.stdout
 
 
+def test_invariants_with_similar_names_have_a_test_each(shop: str, run: Run) -> None:
+    Path("tests").mkdir()
+    names = ("never negative", "never-negative", "¡!", "?")
+    with Path(f"{shop}.py").open("a") as module:
+        for number, name in enumerate(names):
+            module.write(
+                f"\n@invariant(name={name!r})\n"
+                f"def check_{number}(world):\n    return stock_is_never_negative(world)\n"
+            )
+    run(f"{shop}:make_world", "--tests=tests")
+    assert sorted(file.name for file in Path("tests").iterdir()) == [
+        "test_never_negative.py",
+        "test_never_negative_2.py",
+        "test_stock_is_never_negative.py",
+        "test_violation.py",
+        "test_violation_2.py",
+    ]
+
+
 def test_what_cannot_be_explored_is_named(shop: str, run: Run) -> None:
     Path("empty_of_actions.py").write_text("def make_world(): ...\n")
     for arguments, said in (
@@ -113,6 +132,7 @@ def test_what_cannot_be_explored_is_named(shop: str, run: Run) -> None:
         ([f"{shop}:make_world", "--max-steps=0"], "--max-steps must be"),
         ([f"{shop}:make_world", "--report=r.pdf"], "a report ends in one of"),
         ([f"{shop}:make_world", "--tests=nowhere"], "--tests must name a directory"),
+        ([f"{shop}:make_world", "--report=nowhere/r.html"], "--report needs a directory"),
     ):
         found = run(*arguments)
         assert (found.returncode, said in found.stderr) == (2, True), (arguments, found.stderr)

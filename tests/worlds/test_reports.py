@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import InvalidArgument
 from holdfast.worlds import Exploration, MemorySystem, World, action, explore, write_report
-from holdfast.worlds.changes import readable
+from holdfast.worlds.changes import changes, readable
 from holdfast.worlds.reports import to_data, to_dot, to_html, to_junit, to_mermaid
 from tests.worlds.counter_shop import ACTIONS, make_world, stock_is_never_negative
 
@@ -115,3 +115,40 @@ def test_the_end_of_the_name_decides_on_the_form(
     assert write_report(result, tmp_path / name).read_text()
     with pytest.raises(InvalidArgument, match=r"one of \.json, \.xml"):
         write_report(result, tmp_path / "r.pdf")
+
+
+def test_what_has_no_encoding_and_huge_numbers_are_written(tmp_path: Path) -> None:
+    system = MemorySystem({"n": 0})
+
+    @action(parameters={"name": ["\udc80", 10**5000]})
+    def put(world: World, name: object) -> None:
+        system.data["n"] = name
+        raise OSError("\udc80")
+
+    result = explore(World({"n": system}), [put])
+    for name in ("r.json", "r.xml", "r.html", "r.mmd", "r.dot"):
+        assert write_report(result, tmp_path / name).read_text(encoding="utf-8")
+    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    shown = [state["observations"]["n"]["n"] for state in found["states"]]
+    assert shown == [0, "\udc80", hex(10**5000)]
+
+
+def test_a_label_of_mermaid_has_each_character_once() -> None:
+    @action(parameters={"x": ["a:b;c#d<i>"]}, limit=1)
+    def put(world: World, x: str) -> None: ...
+
+    lines = to_mermaid(explore(World({"n": MemorySystem({})}), [put])).splitlines()
+    [label] = [line.partition(" : ")[2] for line in lines if " : " in line]
+    assert label == "put(x='a#58;b#59;c#35;d#60;i#62;')"
+
+
+def test_a_change_of_the_type_alone_is_a_change() -> None:
+    system = MemorySystem({"n": 1, "list": [1]})
+
+    @action
+    def change(world: World) -> None:
+        system.data.update(n=True, list=[1.0])
+
+    graph = explore(World({"s": system}), [change]).graph
+    before, after = graph.states.values()
+    assert changes(before, after) == ["s.list: [1] → [1.0]", "s.n: 1 → True"]

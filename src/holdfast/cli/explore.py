@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -86,6 +87,9 @@ def explore(
     from ..worlds.reports import report_file
 
     files = [report_file(file) for file in report or ()]
+    for file in files:
+        if not file.parent.is_dir():
+            raise InvalidArgument(f"--report needs a directory, and {shown(file.parent)} is none")
     if tests is not None and not Path(tests).is_dir():
         raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is not one")
     make_world, actions, invariants = _loaded(world)
@@ -172,10 +176,16 @@ def _tests(
     """Write a test for the nearest violation of each invariant; say which cannot be written."""
     from ..worlds import write_reproducer
 
-    written = []
+    written: list[str] = []
     for violation in result.nearest():
         name = violation.invariant
-        file = Path(directory) / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_').lower()}.py"
+        words = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() or "violation"
+        file = Path(directory) / f"test_{words}.py"
+        # Names that differ in other characters only.
+        for number in count(2):
+            if str(file.resolve()) not in written:
+                break
+            file = file.with_name(f"test_{words}_{number}.py")
         try:
             written.append(str(write_reproducer(violation, result.graph, make_world, file)))
         except HoldfastError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, overload
 
 from ..arguments import require_text, require_whole, shown
 from ..errors import InvalidArgument
+from .words import message_of, text_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -36,10 +37,10 @@ class Outcome:
 
     def failure_of(self, action: str) -> tuple[str, str] | None:
         """Return the name of such a violation and what was said, or None."""
-        if not self.is_failure:
+        if self.error is None or not self.is_failure:
             return None
         kind = type(self.error).__name__
-        return f"{action} raises {kind}", str(self.error) or kind
+        return f"{action} raises {kind}", message_of(self.error) or kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Step:
     arguments: Arguments
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        given = ", ".join(f"{name}={text_of(value)}" for name, value in self.arguments.items())
         return f"{self.action}({given})"
 
 

@@ -8,12 +8,17 @@ from typing import Any, Final
 from ..arguments import shown
 from .actions import Step
 from .graph import State, StateGraph
+from .values import canonical
 
 _CHANGES_MAX: Final = 30
+# Python does not write larger numbers in decimal.
+_BITS_MAX: Final = 10_000
 
 
 def readable(value: Any) -> Any:
     """Return a value as plain JSON data; what JSON lacks is written as text."""
+    if isinstance(value, int) and value.bit_length() > _BITS_MAX:
+        return hex(value)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -65,5 +70,5 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
                 yield f"{path}.{key}: {shown(new[key])} is new"
             else:
                 yield from _differences(f"{path}.{key}", old[key], new[key])
-    elif old != new:
+    elif canonical(old, path) != canonical(new, path):
         yield f"{path}: {shown(old)} → {shown(new)}"

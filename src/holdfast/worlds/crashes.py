@@ -19,6 +19,7 @@ from ..store import open as open_store
 from ..testing.crashes import InjectedCrash
 from .actions import Failures
 from .invariants import Invariant, as_invariant
+from .words import said
 from .world import World
 
 Agent = Callable[[World, Store], object]
@@ -167,7 +168,7 @@ class _Trial:
         try:
             self._run(_Probe(None))
         except Exception as error:
-            ended = f"{type(error).__name__}: {error}"
+            ended = said(error)
             if not isinstance(error, self._expects):
                 problems.append(f"the resumption raises {ended}")
         return Crash(

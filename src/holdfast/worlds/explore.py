@@ -28,6 +28,7 @@ from .result import Ended, Exploration, Progress
 from .shared import SharedExplorer
 from .shrink import shrink
 from .strategies import Candidate, Strategy, as_strategy
+from .words import said
 from .world import World
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class Explorer(Findings):
         try:
             return action.is_possible(self._world, arguments)
         except Exception as error:
-            self._warn(f"the precondition of {action.name} raised {type(error).__name__}: {error}")
+            self._warn(f"the precondition of {action.name} raised {said(error)}")
             return False
 
     def _go_to(self, state: State) -> bool:
@@ -361,6 +362,9 @@ class Explorer(Findings):
                 shrink(self._world, violation, self._initial)
             except RollbackError as error:
                 self._warn(f"the path to {violation.invariant} was not shortened: {error}")
+            except KeyboardInterrupt:
+                self._warn("interrupted: paths may be longer than necessary")
+                break
         # A shorter path may end in a state whose violation was known by a longer one.
         found = [*self.result.violations, *nearest]
         self.result.violations = list({violation.key: violation for violation in found}.values())

@@ -10,6 +10,7 @@ from ..arguments import require_one_of, require_text, shown
 from ..errors import InvalidArgument
 from .actions import Step
 from .system import shown_id
+from .words import said
 
 if TYPE_CHECKING:
     from .world import World
@@ -48,8 +49,7 @@ class Invariant:
             if self.check(world) is not False:
                 return None
         except Exception as error:
-            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            return f"{self.message}: {said}" if self.message else said
+            return f"{self.message}: {said(error)}" if self.message else said(error)
         return self.message or f"{self.name} does not hold"
 
 

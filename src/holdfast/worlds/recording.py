@@ -20,6 +20,7 @@ from .rollback import MOVED, finish, keep_tokens
 from .strategies import Candidate
 from .system import Observation
 from .values import canonical, decode, encode
+from .words import message_of, text_of
 from .world import World
 
 Choice = tuple[Action, Arguments]
@@ -316,14 +317,14 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     error = outcome.error
     body = {
         "value": outcome.value,
-        "error": None if error is None else (type(error).__name__, str(error)),
+        "error": None if error is None else (type(error).__name__, message_of(error)),
         "seconds": outcome.seconds,
         "is_expected": outcome.is_expected,
     }
     try:
         encode(body, "outcome")
     except InvalidValue:
-        body["value"] = repr(outcome.value)
+        body["value"] = text_of(outcome.value)
     return body
 
 

@@ -19,12 +19,15 @@ from .graph import State, StateGraph
 from .invariants import Violation
 from .result import Exploration
 from .system import shown_id
+from .words import text_of
 
 
 def write_report(result: Exploration, path: str | Path) -> Path:
     """Write the report that the end of the file's name asks for: .json, .xml, .html, .mmd, .dot."""
     file = report_file(path)
-    file.write_text(_WRITERS[file.suffix](result), encoding="utf-8")
+    # Names of files that are not UTF-8 have characters that no encoding has.
+    text = _WRITERS[file.suffix](result)
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")
     return file
 
 
@@ -68,7 +71,7 @@ def to_data(result: Exploration) -> dict[str, Any]:
                 "from": run.from_id,
                 "to": run.to_id,
                 **_step(run.step),
-                "error": None if run.outcome.error is None else repr(run.outcome.error),
+                "error": None if run.outcome.error is None else text_of(run.outcome.error),
                 "seconds": run.outcome.seconds,
             }
             for run in graph.transitions
@@ -123,7 +126,7 @@ def to_mermaid(result: Exploration) -> str:
         lines.append(f"    [*] --> {names[result.graph.initial.id]}")
     for run in result.graph.transitions:
         if run.from_id in names and run.to_id in names:
-            label = str(run.step).replace(":", "#58;").replace(";", "#59;").replace("\n", " ")
+            label = str(run.step).translate(_MERMAID)
             lines.append(f"    {names[run.from_id]} --> {names[run.to_id]} : {label}")
     lines.append("    classDef wrong fill:#f8d0d0,stroke:#b00000")
     lines += [f"    class {names[id]} wrong" for id in sorted(_wrong(result)) if id in names]
@@ -196,6 +199,8 @@ def _path(graph: StateGraph, violation: Violation) -> str:
     return f"<ol>{''.join(items)}</ol>" if items else "<p>In the initial state.</p>"
 
 
+# What ends a label of Mermaid, or is more than text in it.
+_MERMAID: Final = str.maketrans({each: f"#{ord(each)};" for each in ":;#<>"} | {"\n": " "})
 _PAGE: Final = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">

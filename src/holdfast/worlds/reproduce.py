@@ -6,8 +6,9 @@ import ast
 import re
 import sys
 from collections.abc import Callable
+from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..arguments import require_path, shown
 from ..errors import InvalidArgument
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from .graph import StateGraph
     from .invariants import Violation
     from .world import World
+
+Place = tuple[str, str]
+
+# What the lines of a test call by these names.
+_NAMES: Final = {"world", "outcome", "assert_holds", "repr"}
 
 
 def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[], World]) -> str:
@@ -28,20 +34,20 @@ def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[],
     actions = {step.action: graph.action(step.action) for step in violation.path}
     names = {name: place_of(found, found.run) for name, found in actions.items()}
     maker = place_of(make_world, make_world)
-    places = {maker, *names.values()}
+    checked = violation.check
+    check = None if checked is None else place_of(checked, checked.check)
+    called = _called([maker, *names.values(), *([check] if check else [])])
     lines = []
     for index, step in enumerate(violation.path, 1):
-        given = "".join(f", {name}={_literal(value)}" for name, value in step.arguments.items())
-        call = f"world.act({names[step.action][1]}{given})"
-        is_judged = violation.check is None and index == len(violation.path)
+        given = "".join(_given(name, value) for name, value in step.arguments.items())
+        call = f"world.act({called[names[step.action]]}{given})"
+        is_judged = check is None and index == len(violation.path)
         lines.append(f"outcome = {call}" if is_judged else call)
-    if violation.check is None:
+    if check is None:
         lines.append("assert not outcome.is_failure, repr(outcome.error)")
     else:
-        check = place_of(violation.check, violation.check.check)
-        places.add(check)
-        lines.append(f"assert_holds(world, {check[1]})")
-    return _file(violation, maker[1], sorted(places), lines)
+        lines.append(f"assert_holds(world, {called[check]})")
+    return _file(violation, called[maker], called, lines)
 
 
 def write_reproducer(
@@ -55,10 +61,26 @@ def write_reproducer(
     return file
 
 
-def _file(violation: Violation, maker: str, places: list[tuple[str, str]], lines: list[str]) -> str:
+def _called(places: list[Place]) -> dict[Place, str]:
+    """Return what each is called in the file: its name, unless that means something else there."""
+    called: dict[Place, str] = {}
+    for place in sorted(set(places)):
+        name = place[1]
+        is_taken = name in _NAMES or name in called.values() or name.lower().startswith("test")
+        called[place] = f"imported_{len(called)}_{name}" if is_taken else name
+    return called
+
+
+def _given(name: str, value: object) -> str:
+    if name.isidentifier() and not iskeyword(name):
+        return f", {name}={_literal(value)}"
+    return f", **{{{name!r}: {_literal(value)}}}"
+
+
+def _file(violation: Violation, maker: str, called: dict[Place, str], lines: list[str]) -> str:
     modules: dict[str, list[str]] = {}
-    for module, name in places:
-        modules.setdefault(module, []).append(name)
+    for (module, name), alias in called.items():
+        modules.setdefault(module, []).append(name if name == alias else f"{name} as {alias}")
     if violation.check is not None:
         modules.setdefault("holdfast.worlds", []).append("assert_holds")
     imports = [f"from {module} import {', '.join(names)}" for module, names in modules.items()]
@@ -79,7 +101,7 @@ def _file(violation: Violation, maker: str, places: list[tuple[str, str]], lines
     )
 
 
-def place_of(thing: object, function: Callable[..., Any]) -> tuple[str, str]:
+def place_of(thing: object, function: Callable[..., Any]) -> Place:
     """Return where something can be imported from."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError, CheckpointInvalid, InvalidValue, RollbackError, SystemBusy
 from .system import System
+from .words import message_of, said
 
 Systems = Mapping[str, System]
 Tokens = Mapping[str, Any]
@@ -37,7 +38,7 @@ def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
             if not isinstance(error, Exception):
                 raise
             raise CheckpointError(
-                f"System {system_name} could not make checkpoint {name}: {error}",
+                f"System {system_name} could not make checkpoint {name}: {message_of(error)}",
                 system=system_name,
             ) from error
     return tokens
@@ -55,7 +56,7 @@ def keep_tokens(systems: Systems, tokens: Tokens, name: str) -> dict[str, Any]:
                 raise
             raise CheckpointError(
                 f"System {system_name} could not keep checkpoint {name} for another process: "
-                f"{error}",
+                f"{message_of(error)}",
                 system=system_name,
             ) from error
     return kept
@@ -84,7 +85,7 @@ def require_prepared(systems: Systems, tokens: Tokens) -> None:
             refused[name] = error
     if refused:
         outcomes = dict.fromkeys(systems, "untouched")
-        outcomes |= {name: f"refused: {_said(error)}" for name, error in refused.items()}
+        outcomes |= {name: f"refused: {said(error)}" for name, error in refused.items()}
         raise _failed(outcomes, is_consistent=True) from next(iter(refused.values()))
 
 
@@ -101,7 +102,7 @@ def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
         except Exception as error:
             outcomes = dict.fromkeys(systems, "untouched")
             outcomes |= dict.fromkeys(moved, MOVED)
-            outcomes[name] = f"failed: {_said(error)}"
+            outcomes[name] = f"failed: {said(error)}"
             touched = moved if system.is_atomic else [*moved, name]
             is_consistent = origin is not None and _move_back(systems, origin, touched, outcomes)
             raise _failed(outcomes, is_consistent=is_consistent) from error
@@ -146,7 +147,7 @@ def finish(systems: Systems, target: Tokens) -> dict[str, str]:
             _restore(system, target[name])
             outcomes[name] = MOVED
         except Exception as error:
-            outcomes[name] = f"failed: {_said(error)}"
+            outcomes[name] = f"failed: {said(error)}"
     return outcomes
 
 
@@ -176,7 +177,7 @@ def _move_back(
             outcomes[name] = f"{failure}; moved back" if failure else "moved back"
         except Exception as error:
             is_back = False
-            outcomes[name] = f"{failure or 'moved'}; not moved back: {_said(error)}"
+            outcomes[name] = f"{failure or 'moved'}; not moved back: {said(error)}"
     return is_back
 
 
@@ -200,7 +201,3 @@ def _failed(outcomes: dict[str, str], *, is_consistent: bool) -> RollbackError:
     return RollbackError(
         f"The rollback failed. {listed}. {verdict}", outcomes=outcomes, is_consistent=is_consistent
     )
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -23,6 +23,7 @@ from .journal import require_foreign
 from .recording import Notes, read_outcome, settings_of
 from .strategies import Candidate, Strategy
 from .values import decode, encode
+from .words import said
 from .world import World
 
 _NOTHING = {"value": None, "error": None, "seconds": 0.0, "is_expected": True}
@@ -118,8 +119,7 @@ def main(descriptor: int) -> None:
         except (EOFError, ConnectionError):
             return
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            connection.send_bytes(encode({"failed": said}, "failure"))
+            connection.send_bytes(encode({"failed": said(error)}, "failure"))
 
 
 if __name__ == "__main__":
