@@ -1,4 +1,8 @@
-"""Requests to agents with peers while instances of both are killed: every one ends once."""
+"""Requests to agents with peers while instances of both are killed: every one ends once.
+
+Here an item has as many retries as it needs: how many leases expire in turn depends on how busy the
+machine is. What follows when its retries are used up is shown in test_deadlines.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import random
 import time
 from typing import Any
 
+import apsw
+import psycopg
 import pytest
 
 import holdfast
@@ -14,6 +20,7 @@ from tests.crash.children import Child
 
 LEASE_SECONDS = 3.0
 WAIT_SECONDS = 240.0
+RETRIES = 1_000
 
 
 def plan(request: holdfast.PeerRequest[Any]) -> Any:
@@ -45,6 +52,32 @@ def serve_peer(request: holdfast.PeerRequest[Any]) -> Any:
 SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
 
 
+def allow_retries(place: dict[str, Any]) -> None:
+    """Give every item of a store as many retries as it needs, whoever submits it."""
+    with holdfast.open(**place):
+        pass
+    _, is_sqlite, path = place["url"].partition("sqlite:///")
+    if is_sqlite:
+        database = apsw.Connection(path)
+        database.execute(
+            "CREATE TRIGGER retry AFTER INSERT ON hf_work BEGIN "
+            f"UPDATE hf_work SET max_retries = {RETRIES} WHERE number = new.number; END"
+        )
+        database.close()
+        return
+    schema = place["namespace"]
+    with psycopg.connect(place["url"], autocommit=True) as connection:
+        body = f"BEGIN NEW.max_retries := {RETRIES}; RETURN NEW; END"
+        function = f'"{schema}".allow_retries()'
+        statements = (
+            f"CREATE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql AS '{body}'",
+            f'CREATE TRIGGER retry BEFORE INSERT ON "{schema}".hf_work '
+            f"FOR EACH ROW EXECUTE FUNCTION {function}",
+        )
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
 def start(place: dict[str, Any], name: str) -> Child:
     def serve(say: Any) -> None:
         with holdfast.open(**place, durability="normal") as store:
@@ -73,6 +106,7 @@ def test_every_request_ends_once_while_instances_are_killed(
         for number in range(requests)
     }
     names = ["planner"] * 3 + ["peer"] * 2
+    allow_retries(place)
     children = [start(place, name) for name in names]
     try:
         with holdfast.open(**place, durability="normal") as store:
@@ -127,4 +161,5 @@ def check(store: holdfast.Store, wanted: dict[str, list[str]]) -> None:
     resumed = [item.input["pause"] for item in store.work.list(type="resume", limit=1_000)]
     assert len(set(resumed)) == len(resumed)
     assert unfinished(store) == []
+    assert {item.max_retries for item in store.work.list(limit=1_000)} == {RETRIES}
     assert [each for each in store.sessions(limit=1_000) if each.holder is not None] == []

@@ -92,6 +92,51 @@ def test_an_item_that_cannot_be_taken_up_fails_alone(place: dict[str, Any]) -> N
         assert item.status == "failed"
 
 
+def test_the_item_of_a_function_drives_the_session_that_was_taken_up(place: dict[str, Any]) -> None:
+    seen: list[bool] = []
+
+    def serve(request: holdfast.PeerRequest[Any]) -> str:
+        item: Any = request.session.item
+        seen.append(item.taken_up is not None)
+        item.session.save(through="the item")
+        return "saved"
+
+    with holdfast.open(**place, durability="normal") as store:
+        call = store.request("peer")
+        Service("peer", serve).worker(store).run(until_empty=True)
+        answer = store.peer_call(call.id).answer
+        assert answer is not None
+        assert (answer.result, seen) == ("saved", [True])
+
+
+def test_an_item_of_a_pause_that_is_gone_does_not_stop_the_others(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        odd = store.session("odd")
+        gone = {"pause": "gone"}
+        store.work.submit("resume", gone, session=odd, queue="agent:peer", id="odd")
+        call = store.session("plan", agent="planner").ask("peer")
+        found = taken_up(store, "peer")
+        assert found["odd"] is None
+        assert found[f"request {call.id}"] is not None
+
+
+def test_what_a_turn_has_consumed_is_known_when_the_session_is_taken_up_again(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("plan", agent="planner")
+        id = paused_and_answered(store, session)
+        for is_consumed in (False, True):
+            [taken] = taken_up(store, "planner").values()
+            assert taken is not None
+            assert isinstance(taken.given, holdfast.Resumption)
+            assert taken.given.is_consumed is is_consumed
+            item = held(store, id)
+            assert item.session is not None
+            item.session.save(went_on=True)
+            item.fail("again", delay_seconds=0)
+
+
 def test_of_two_items_of_one_session_one_is_taken_up(place: dict[str, Any]) -> None:
     with holdfast.open(**place) as store:
         session = store.session("plan", agent="planner")

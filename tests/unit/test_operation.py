@@ -214,6 +214,19 @@ def test_trees_that_are_free_are_locked_and_the_others_are_not_waited_for() -> N
     assert [query.parameters["kind"] for query in execution.closing()] == ["told"]
 
 
+def test_a_tree_before_one_that_was_free_is_locked_only_if_it_is_free_too() -> None:
+    class TryingOps:
+        @operation
+        def lock(self) -> Op[None]:
+            yield TryLock(["b"])
+            yield Lock("a")
+
+    execution = begun(Call(TryingOps.lock, TryingOps()), SERVICES)
+    execution.advance([[{"root_id": "b"}]])
+    assert [query.sql for query in execution.queries] == ["LOCK a False"]
+    assert execution.is_lock_immediate
+
+
 class Deciding:
     @operation
     def decide(self) -> Op[list[Any]]:
