@@ -69,6 +69,59 @@ def test_the_printed_address_signs_in_and_survives_a_restart(
     assert token_file(place).exists()
 
 
+def test_a_page_that_asks_again_and_again_tells_that_the_server_is_away(
+    browser: Browser, tmp_path: Any
+) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    port = free_port()
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    with server_process(f"--port={port}", **place) as (_, told):
+        page.goto(told["dashboard"])
+        page.wait_for_url(f"{told['url']}/ui/")
+        page.goto(f"{told['url']}/ui/work")
+        expect(page.locator("#live")).to_contain_text("Live")
+    expect(page.locator("#live")).to_contain_text("Reconnecting")
+    in_another_process(place, "store.work.submit('while-away')")
+    with server_process(f"--port={port}", **place):
+        expect(page.get_by_role("cell", name="while-away")).to_be_visible()
+        expect(page.locator("#live")).to_contain_text("Live")
+    context.close()
+
+
+def test_an_open_page_of_a_revoked_token_asks_to_sign_in(
+    browser: Browser, server: Live, place: dict[str, Any]
+) -> None:
+    with holdfast.open(**place) as store:
+        created = store.tokens.create("leaver")
+        context = browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        sign_in(page, server.url, created.secret, "/ui/sessions")
+        expect(page.locator("#live")).to_contain_text("Live")
+        store.tokens.revoke(created.id)
+        page.wait_for_url(f"{server.url}/ui/login?next=**")
+        expect(page.get_by_label("Token")).to_be_visible()
+        context.close()
+
+
+def test_an_open_page_of_what_was_removed_says_so(
+    browser: Browser, server: Live, place: dict[str, Any]
+) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("removed")
+        context = browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        sign_in(page, server.url, secret_of(server), "/ui/sessions/removed")
+        expect(page.locator("#live")).to_contain_text("Live")
+        session.delete()
+        expect(page.locator("#live")).to_contain_text("Removed")
+        expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+        context.close()
+
+
 def test_a_page_goes_on_when_the_server_was_started_again(browser: Browser, tmp_path: Any) -> None:
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     port = free_port()

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 import holdfast
 from tests.server.live import Live, live
 from tests.ui.browsers import looking, sign_in
-from tests.ui.content import fill
+from tests.ui.content import fill, pages
 
 KEYS, VERSIONS = 10_000, 5_000
 PAGE_CHARACTERS_MAX = 1_500_000
@@ -76,6 +76,25 @@ def test_large_and_hostile_content_is_shown_in_part_and_as_text(page: Page, serv
     said = {"channels": {"transcript": [{"role": "user", "content": "and now?"}]}}
     assert server.client.post("/sessions/large/checkpoints", json=said).status_code == 201
     expect(page.get_by_text("and now?")).to_be_visible()
+
+
+def test_long_words_do_not_make_pages_wider_than_the_window(
+    browser: Browser, tmp_path: Any
+) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        fill(store, "w" * 150)
+        long = store.session("s" * 256)
+        long.state.set("k" * 256, 1)
+        effect = store.effects(status="unknown")[0].id
+        pauses = [f"/ui/pauses/{each.id}" for each in store.pauses()]
+    narrow: Any = {"width": 320, "height": 700}
+    with live(**place) as server, looking(browser, server.url, viewport=narrow) as page:
+        sign_in(page, server.url, server.secret)
+        of_long = [f"/ui/sessions/{long.id}{part}" for part in ("", "/state", "/timeline")]
+        for path in (*pages(), *pauses, f"/ui/effects/{effect}", *of_long):
+            page.goto(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320, path
 
 
 def test_5_000_versions_are_walked_page_by_page(page: Page) -> None:

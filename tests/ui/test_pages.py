@@ -111,7 +111,7 @@ def test_a_limited_token_sees_its_own_tree(filled: Served) -> None:
 
 
 MARK = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
-TURNED = "\u202e\u2066\u200f\x1b[31m"
+TURNED = "\u202e\u2066\u200f\x1b[31m\xad\u2060\u3164\U000e0041"
 
 
 def test_what_agents_wrote_is_shown_as_text(tmp_path: Any) -> None:
@@ -136,6 +136,27 @@ def test_what_agents_wrote_is_shown_as_text(tmp_path: Any) -> None:
                 assert "&#34;&#39;&amp;" in tag or "%22%27%26" in tag, tag
             seen += text.count("&lt;script&gt;alert")
     assert seen > 40
+
+
+def test_a_value_is_edited_with_what_is_not_seen_in_it(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    value = {"text": f"a{TURNED}\r\x7f\U0001d173b", "emoji": "👩\u200d🚀"}
+    with holdfast.open(**place) as store:
+        store.session(ROOT).state.set("k", value)
+    with serving(**place) as served:
+        page = served.get(f"/ui/sessions/{ROOT}/state/k", headers=HTML).text
+    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", page, re.S)
+    assert found is not None
+    assert json.loads(html.unescape(found[1])) == value
+    assert "👩\u200d🚀" in page
+
+
+@pytest.mark.parametrize(
+    "version", ["0", "x", "2147483648", "1" + "0" * 5_000, "0" * 10 + "1" * 5_000]
+)
+def test_a_version_that_cannot_be_is_not_found(filled: Served, version: str) -> None:
+    answer = filled.get(f"/ui/sessions/{ROOT}/checkpoints/{version}")
+    assert error(answer) == (404, "checkpoint_not_found")
 
 
 def test_a_fork_and_a_rewind_need_the_right_to_write(filled: Served) -> None:

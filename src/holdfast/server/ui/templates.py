@@ -22,9 +22,12 @@ from ...clock import iso
 from ...formatting import ago, plural, size
 from .files import STATIC
 
-# Controls but for the tab and the line feed, and what turns the direction of text.
+# Controls but for the tab and the line feed, what turns the direction of text, and what is not
+# seen but for what joins letters and emoji or chooses how they look.
 _COMMANDING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e"
+    "\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
 )
 VALUE_CHARACTERS = 64_000
 NAVIGATION = (
@@ -49,11 +52,9 @@ class Commands:
     line: str | None = None
 
     @classmethod
-    def of(cls, path: str, *words: str, **options: object) -> Commands:
-        """Return them for a command with options; those that are None are left out."""
-        given = {name: value for name, value in options.items() if value is not None}
-        pairs = [(f"--{name}", str(value)) for name, value in given.items()]
-        return cls(path, shlex.join([*words, *(part for pair in pairs for part in pair)]))
+    def of(cls, path: str, noun: str, verb: str, *words: str, **options: object) -> Commands:
+        """Return them for a command with options; those that are None or False are left out."""
+        return cls(path, command_line(noun, verb, *words, **options))
 
 
 @dataclass(slots=True)
@@ -130,6 +131,29 @@ class Frame:
         return here.partition("/")[0] == part
 
 
+def command_line(noun: str, verb: str, *words: object, **options: object) -> str:
+    """Return a command without its program; a word that begins with a dash is no option of it."""
+    told = [str(word) for word in words]
+    if any(word.startswith("-") and word != "-" for word in told):
+        told.insert(0, "--")
+    for name, value in reversed(options.items()):
+        if value is not None and value is not False:
+            told[:0] = [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return " ".join(map(_word, (noun, verb, *told)))
+
+
+def _word(text: str) -> str:
+    """Return a word as a shell reads it; what pages show by its number is written so here too."""
+    if not _COMMANDING.search(text):
+        return shlex.quote(text)
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_COMMANDING.sub(_numbered, plain)}'"
+
+
+def _numbered(found: re.Match[str]) -> str:
+    return f"\\U{ord(found[0]):08x}"
+
+
 def _joined(parts: Iterable[object]) -> str:
     return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
@@ -165,8 +189,8 @@ def _environment() -> jinja2.Environment:
         "pretty": pretty,
         "compact": compact,
         "cut": cut,
-        "quoted": shlex.quote,
     }
+    environment.globals["command_line"] = command_line
     return environment
 
 
@@ -182,7 +206,8 @@ def _printed(value: object) -> object:
 
 
 def _shown(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    # As JSON has it: what is edited on a page is JSON, and means the same when it is sent.
+    return json.dumps(found[0])[1:-1]
 
 
 def pretty(value: Any, most: int = VALUE_CHARACTERS) -> str:

@@ -188,6 +188,6 @@ def _page(call: Call, *parts: str) -> str:
 
 
 def _number(given: str) -> int:
-    if given.isascii() and given.isdecimal() and 0 < int(given[:11]) < 2**31:
+    if given.isascii() and given.isdecimal() and len(given) < 11 and 0 < int(given) < 2**31:
         return int(given)
     raise Refusal("checkpoint_not_found", f"there is no version {given!r}")

@@ -61,7 +61,7 @@ async def session_effects_page(call: Call) -> View:
         call,
         "effects",
         data=EffectsShape(list(map(EFFECT, found)), cursor),
-        words=("effects", "list", "--session", id),
+        words=("effects", "list"),
         effects=found,
         is_of_all=False,
         query=call.query,

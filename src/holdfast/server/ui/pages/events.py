@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 from ....answers.problems import Refusal
 from ....errors import Compacted
@@ -51,14 +52,14 @@ async def events_page(call: Call) -> View:
     else:
         last = None
     asked = {"session": query.session or None, "kind": query.kind or None}
-    words = ("feed", "export", query.session) if query.session else ("feed", "export")
-    path = f"/sessions/{query.session}/feed" if query.session else "/feed"
+    path = f"/sessions/{quote(query.session, safe='')}/feed" if query.session else "/feed"
+    whose = (query.session,) if query.session else ()
     cursor = None if last is None else f"{last.position} {last.root_id}"
     return View(
         template="events.html",
         title="Events",
         data={"events": [event_message(each) for each in found], "next_cursor": cursor},
-        commands=Commands.of(path, *words),
+        commands=Commands.of(path, "feed", "export", "-", *whose, all=not whose),
         given={
             "events": found,
             "query": query,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -99,7 +100,12 @@ async def exploration_page(call: Call) -> View:
         template="exploration.html",
         title=f"{info.id} - exploration",
         data={**_data(found), "states": _states(rows), "next_cursor": cursor},
-        commands=Commands.of(call.instance + "?format=json", "explorations", "show", info.id),
+        commands=Commands.of(
+            f"/ui/explorations/{quote(info.id, safe='')}?format=json",
+            "explorations",
+            "show",
+            info.id,
+        ),
         given={
             "found": found,
             "info": info,

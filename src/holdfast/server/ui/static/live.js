@@ -101,6 +101,11 @@ function exchange(/** @type {Document} */ fresh) {
   return changes;
 }
 
+/** Whether what has changed is told, or looked for. */
+function isFollowed() {
+  return !place || feed?.readyState === EventSource.OPEN;
+}
+
 async function refresh() {
   timer = 0;
   if (paused || asking || document.hidden) {
@@ -116,12 +121,23 @@ async function refresh() {
       return;
     }
     if (answer.ok) {
+      if (!paused && isFollowed()) show("Live");
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (exchange(fresh) > 0) speak("The page was updated.");
       document.dispatchEvent(new CustomEvent("refreshed", { detail: fresh }));
+    } else if (answer.status === 404) {
+      paused = true;
+      button.hidden = true;
+      stop();
+      show("Removed");
+    } else {
+      if (!paused) show("Behind");
+      if (place) later(RETRY_MS[1]);
     }
   } catch {
-    stale = true;
+    // A feed that is opened again asks for the page by itself.
+    stale = isFollowed();
+    if (!paused) show("Reconnecting…");
   } finally {
     asking = false;
   }
@@ -144,7 +160,8 @@ function follow() {
     feed.close();
     feed = null;
     show("Reconnecting…");
-    setTimeout(() => { if (!paused && !document.hidden && feed === null) follow(); },
+    // Who is no longer signed in is told so by the page, not by its feed.
+    setTimeout(() => { if (!paused && !document.hidden && feed === null) { follow(); later(0); } },
       retry * (0.5 + Math.random() / 2));
     retry = Math.min(retry * 2, RETRY_MS[1]);
   };
