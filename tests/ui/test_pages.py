@@ -110,6 +110,21 @@ def test_a_limited_token_sees_its_own_tree(filled: Served) -> None:
     assert (f">{CHILD}<" in page, ">other<" in page) == (False, True)
 
 
+def test_a_limited_token_is_offered_only_what_it_may_do(filled: Served) -> None:
+    async def made() -> str:
+        created = await filled.store.tokens.create("of-trip", permission="write", session=ROOT)
+        return created.secret
+
+    given = {"token": filled.runner.run(made()), "headers": HTML}
+    page = filled.get("/ui/sessions", **given).text
+    offered = re.findall(r'href="(/ui/[^"]*)"', page[page.index("<nav") : page.index("</nav>")])
+    assert offered == ["/ui/sessions"]
+    # The fork of a root would be another tree.
+    for id, offers in ((ROOT, False), (CHILD, True)):
+        page = filled.get(f"/ui/sessions/{id}/checkpoints/1", **given).text
+        assert ("Fork at version 1" in page, "Rewind to version 1" in page) == (offers, True)
+
+
 MARK = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
 TURNED = "\u202e\u2066\u200f\x1b[31m\xad\u2060\u3164\U000e0041"
 

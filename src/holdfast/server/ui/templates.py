@@ -91,6 +91,12 @@ class Frame:
             return False
         return self.token.permission in {"approve", "admin"}
 
+    @property
+    def navigation(self) -> tuple[tuple[str, str], ...]:
+        """The pages that the navigation names; a token of one tree has no others of all trees."""
+        is_limited = self.token is not None and self.token.root_id is not None
+        return (("sessions", "Sessions"),) if is_limited else NAVIGATION
+
     def link(self, *parts: object, **query: object) -> str:
         """Return the address of a page; each part is one of its path."""
         return f"{self.base_path}{api_path(f'/ui{_joined(parts)}', **query)}"
@@ -166,7 +172,7 @@ def api_path(path: str, **query: object) -> str:
 
 def render(template: str, frame: Frame, **given: Any) -> str:
     """Return a page as text."""
-    known = {"frame": frame, "link": frame.link, "navigation": NAVIGATION, "release": __version__}
+    known = {"frame": frame, "link": frame.link, "release": __version__}
     return _environment().get_template(template).render(known | given)
 
 
