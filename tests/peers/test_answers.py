@@ -312,3 +312,41 @@ def test_peers_share_the_state_of_the_whole_tree(in_colour: InColour) -> None:
         assert await done(request.session.state.get("budget")) == 7
 
     in_colour(case)
+
+
+def test_two_items_of_a_session_that_end_together_answer_once(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        asker = store.session("asker", agent="asker")
+        call, other = asker.ask("peer"), asker.ask("another")
+        parked = asker.pause()
+        [request] = store.work.claim("one", queues="agent:peer")
+        request.receive()
+        gone = {"pause": "gone"}
+        store.work.submit("resume", gone, session=call.id, queue="agent:peer")
+        [extra] = store.work.claim("two", queues="agent:peer")
+        assert store.work.complete_many([(request, "first"), (extra, "second")]) == [True, True]
+        answer = store.peer_call(call.id).answer
+        assert answer is not None
+        assert answer.result == "first"
+        assert store.find_session(call.id).info().status == "completed"
+        [pause] = asker.pauses()
+        assert (pause.id, pause.state, pause.open_asks) == (parked.pause_id, "waiting", 1)
+        store.answer(other.id, "last")
+        assert [each.state for each in asker.pauses()] == ["ready"]
+
+
+def test_of_items_that_end_together_one_whose_lease_was_lost_answers_nothing(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        asker = store.session("asker", agent="asker")
+        calls = [asker.ask("peer", number) for number in range(2)]
+        asker.pause()
+        stale, held = store.work.claim("one", queues="agent:peer", limit=2)
+        for item in (stale, held):
+            item.receive()
+        store.work.release(stale.id, reason="taken away")
+        assert store.work.complete_many([(stale, "zombie"), (held, "fine")]) == [False, True]
+        assert [store.peer_call(call.id).state for call in calls] == ["open", "ok"]
+        assert store.find_session(calls[0].id).info().status == "active"
+        assert [(each.state, each.open_asks) for each in asker.pauses()] == [("waiting", 1)]

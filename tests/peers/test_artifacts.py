@@ -156,3 +156,48 @@ def test_artifacts_of_an_epoch_that_was_left_do_not_go_out(in_colour: InColour) 
         assert (await done(store.peer_call(peer.id))).answer.artifacts[0].name == "help"
 
     in_colour(case)
+
+
+def test_a_repeated_attempt_does_not_reuse_the_version_that_a_rewind_left_behind(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        call = await asked(store)
+        _, session = await begun(store)
+        kept = await done(session.save(step=1))
+        await done(session.add_artifact("report", data="left behind"))
+        await done(session.rewind(kept.version))
+        await done(session.add_artifact("report", data="of A"))
+        item, session = await begun_again(store, clock)
+        assert (await done(session.add_artifact("report", data="of B"))).version == 2
+        await done(session.rewind(kept.version))
+        # Equal to one that was left behind, it is made again.
+        assert (await done(session.add_artifact("report", data="of B"))).version == 3
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [("report", 3, "of B")]
+
+    in_colour(case)
+
+
+def test_a_repeated_resumption_leaves_what_was_made_before_the_pause(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        call = await done(store.request("maker"))
+        _, session = await begun(store)
+        await done(session.add_artifact("report", data="before the pause"))
+        peer = await done(session.ask("helper"))
+        await done(session.pause())
+        await done(store.answer(peer.id, "helped"))
+        item, resumption = await resume(store, "maker")
+        await done(resumption.session.add_artifact("report", data="of A"))
+        await done(item.fail("again", delay_seconds=0))
+        item, resumption = await resume(store, "maker")
+        await done(resumption.session.add_artifact("report", data="of B"))
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [
+            ("report", 1, "before the pause"),
+            ("report", 2, "of B"),
+        ]
+
+    in_colour(case)

@@ -424,3 +424,20 @@ def test_a_repeated_attempt_pauses_in_a_process_that_has_not_read_the_session(
         assert second.work.get(item.id).status == "completed"
         with pytest.raises(holdfast.LeaseLost):
             item.complete("too late")
+
+
+def test_a_session_that_serves_nobody_is_free_when_its_resumption_is_completed(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("plan", agent="planner")
+        store.answer(session.ask("peer").id, "early")
+        call = session.ask("peer")
+        session.pause()
+        store.answer(call.id, "last")
+        [item] = store.work.claim("one", queues="agent:planner")
+        item.resume()
+        item.complete("done")
+        info = session.info()
+        assert (info.status, info.holder) == ("active", None)
+        session.save(by="anybody")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -224,11 +225,15 @@ def _finish_each(
     for item, change in (ended[index] for index in by_number):
         held = COMPLETE_IN_GROUP if change.is_plain_completion else FINISH_HELD
         queries.append(change.query(statement or held, item))
-    # What follows a completion is read in the same round trip, and written side by side.
+    # What follows a completion is read in the same round trip, and written side by side; what
+    # follows those of one session, one after the other.
+    sessions = Counter(item.session_number for item, _ in ended)
     followed = {
         index: follow
         for index in by_number
-        if ended[index][1].is_plain_completion and (follow := _following(*ended[index])) is not None
+        if ended[index][1].is_plain_completion
+        and sessions[ended[index][0].session_number] == 1
+        and (follow := _following(*ended[index])) is not None
     }
     looks = [look for follow in followed.values() for look in follow.looks]
     answers = yield from batch(*map(Lock, roots), *queries, *looks, *beside)
