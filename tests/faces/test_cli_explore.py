@@ -121,6 +121,17 @@ def test_invariants_with_similar_names_have_a_test_each(shop: str, run: Run) -> 
     ]
 
 
+def test_what_the_explored_code_says_does_not_command_a_terminal(shop: str, run: Run) -> None:
+    with Path(f"{shop}.py").open("a") as module:
+        module.write(
+            "\n@action(limit=1)\ndef fail(world):\n    raise OSError('\\x1b[2J\\udc80\\nnext')\n"
+        )
+    found = run(f"{shop}:make_world")
+    assert ("\x1b" in found.stdout, "\ufffd[2J\ufffd\nnext" in found.stdout) == (False, True)
+    data = json.loads(run(f"{shop}:make_world", "--json").stdout)
+    assert "\x1b[2J\udc80\nnext" in {each["message"] for each in data["violations"]}
+
+
 def test_what_cannot_be_explored_is_named(shop: str, run: Run) -> None:
     Path("empty_of_actions.py").write_text("def make_world(): ...\n")
     for arguments, said in (

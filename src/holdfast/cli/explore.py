@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from .. import store
 from ..arguments import shown
+from ..checkpoints.diff import printable
 from ..errors import HoldfastError, InvalidArgument
 from ..formatting import plural
 from .command import Answer, Namespace, Url, argument, cause, flag, imported, option
@@ -131,7 +132,9 @@ def _answer(
         written += _tests(result, make_world, tests, refused)
     lines = [result.summary(), *(f"wrote {file}" for file in written), *refused]
     data = {**to_data(result), "written": written, "refused": refused}
-    return Answer(data, "\n".join(lines), 0 if result.has_passed else FOUND)
+    # What the explored code says must not command the terminal.
+    text = "\n".join(printable(line) for line in "\n".join(lines).split("\n"))
+    return Answer(data, text, 0 if result.has_passed else FOUND)
 
 
 def _clean(

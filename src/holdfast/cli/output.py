@@ -31,8 +31,11 @@ SHORT_ID_MIN = 13
 
 # Output that goes to a file or a pipe is not wrapped, so that it can be searched line by line.
 WIDTH_UNWRAPPED = 10_000
-# Controls beyond ASCII, which JSON does not escape, and what turns the direction of text.
-_COMMANDING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# Controls beyond ASCII, which JSON does not escape, what turns the direction of text, and what
+# has no encoding.
+_COMMANDING = re.compile(
+    "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 # A command in backticks is one word: a suggestion that is wrapped cannot be copied.
 SUGGESTED = re.compile(r"(?:`|^  )holdfast [a-z][^`\n]*", re.MULTILINE)
 WORDS = re.compile(r"`[^`]*`\S*|\S+")
