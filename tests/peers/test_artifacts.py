@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast import Artifact
 from holdfast.testing.subject import Subject, done
 from tests.conftest import InColour
 from tests.peers.agents import claim, opened, planner, resume
@@ -199,5 +200,28 @@ def test_a_repeated_resumption_leaves_what_was_made_before_the_pause(in_colour: 
             ("report", 1, "before the pause"),
             ("report", 2, "of B"),
         ]
+
+    in_colour(case)
+
+
+def test_a_call_that_is_made_again_after_a_rewind_sends_its_artifacts_again(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        call = await done(store.request("maker"))
+        item, session = await begun(store)
+        first = await done(session.save(step=1))
+        for name in ("kept", "left"):
+            made = [Artifact(name=name, data=name)]
+            await done(session.ask("helper", id=name))
+            await done(store.answer(name, "helped", artifacts=made))
+        await done(session.rewind(first.version))
+        await done(session.ask("helper", id="kept"))
+        second = await done(session.save(step=2))
+        await done(session.ask("helper", id="left"))
+        await done(session.rewind(second.version))
+        await done(item.complete("made"))
+        assert await sent_with(store, call) == [("kept", 1, "kept")]
 
     in_colour(case)

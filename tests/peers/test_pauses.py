@@ -441,3 +441,16 @@ def test_a_session_that_serves_nobody_is_free_when_its_resumption_is_completed(
         info = session.info()
         assert (info.status, info.holder) == ("active", None)
         session.save(by="anybody")
+
+
+def test_a_call_that_was_made_before_counts_once_when_its_pause_makes_it_again(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        session = store.session("plan", agent="planner")
+        session.ask("peer", id="known")
+        session.pause(asks=[holdfast.Ask("peer", id="known"), holdfast.Ask("peer", id="new")])
+        assert [(each.state, each.open_asks) for each in session.pauses()] == [("waiting", 2)]
+        for id in ("known", "new"):
+            store.answer(id, "came")
+        assert [(each.state, each.open_asks) for each in session.pauses()] == [("ready", 0)]
