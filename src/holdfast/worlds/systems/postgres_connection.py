@@ -42,6 +42,7 @@ class PostgresConnectionSystem(System):
         "changes of the schema: they are refused by name",
         "other connections: they see nothing of it, and wait if they write to the same tables",
         "tables without a key cost a copy of their content at each checkpoint",
+        "rows that change while triggers are disabled, or in replica mode",
         "large objects, notifications, advisory locks, system columns such as ctid and xmin",
         "tables with inheritance other than partitions",
     )
