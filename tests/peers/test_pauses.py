@@ -443,13 +443,14 @@ def test_a_session_that_serves_nobody_is_free_when_its_resumption_is_completed(
         session.save(by="anybody")
 
 
-def test_a_call_that_was_made_before_counts_once_when_its_pause_makes_it_again(
-    place: dict[str, Any],
+@pytest.mark.parametrize("ids", [["known", "new"], ["new"]], ids=["again", "not again"])
+def test_a_call_that_was_made_before_counts_once_with_those_that_its_pause_makes(
+    ids: list[str], place: dict[str, Any]
 ) -> None:
     with holdfast.open(**place) as store:
         session = store.session("plan", agent="planner")
         session.ask("peer", id="known")
-        session.pause(asks=[holdfast.Ask("peer", id="known"), holdfast.Ask("peer", id="new")])
+        session.pause(asks=[holdfast.Ask("peer", id=id) for id in ids])
         assert [(each.state, each.open_asks) for each in session.pauses()] == [("waiting", 2)]
         for id in ("known", "new"):
             store.answer(id, "came")
