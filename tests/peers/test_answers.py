@@ -350,3 +350,19 @@ def test_of_items_that_end_together_one_whose_lease_was_lost_answers_nothing(
         assert [store.peer_call(call.id).state for call in calls] == ["open", "ok"]
         assert store.find_session(calls[0].id).info().status == "active"
         assert [(each.state, each.open_asks) for each in asker.pauses()] == [("waiting", 1)]
+
+
+def test_two_answers_that_come_together_and_are_each_enough_make_ready_once(
+    place: dict[str, Any],
+) -> None:
+    with holdfast.open(**place) as store:
+        asker = store.session("asker", agent="asker")
+        asker.pause(need="any", asks=[holdfast.Ask("peer", number) for number in range(2)])
+        items = store.work.claim("one", queues="agent:peer", limit=2)
+        for item in items:
+            item.receive()
+        assert store.work.complete_many([(item, "came") for item in items]) == [True, True]
+        assert [call.state for call in asker.asks()] == ["ok", "ok"]
+        kinds = [event.kind for event in store.events("asker")]
+        assert kinds.count("pause_ready") == 1
+        assert len(store.work.list(type="resume")) == 1
