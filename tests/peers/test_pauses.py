@@ -455,3 +455,16 @@ def test_a_call_that_was_made_before_counts_once_with_those_that_its_pause_makes
         for id in ("known", "new"):
             store.answer(id, "came")
         assert [(each.state, each.open_asks) for each in session.pauses()] == [("ready", 0)]
+
+
+def test_a_repeated_attempt_that_waits_in_memory_makes_no_ask_twice(place: dict[str, Any]) -> None:
+    with holdfast.open(**place) as store:
+        store.request("planner", request_id="r")
+        asks = [holdfast.Ask("peer", "city")]
+        [item] = store.work.claim("one", queues="agent:planner")
+        with pytest.raises(holdfast.InvalidArgument, match="only 1 asks"):
+            item.receive().session.answers(grace_seconds=0, need=2, asks=asks)
+        item.fail("again", delay_seconds=0)
+        [item] = store.work.claim("two", queues="agent:planner")
+        item.receive().session.answers(grace_seconds=0, asks=asks)
+        assert [call.input for call in store.find_session("r").asks()] == ["city"]
