@@ -70,7 +70,7 @@ from .maintenance import MaintenanceOps, RecoveryOps
 from .peers import PeersNoun, StorePeers
 from .portable import PortableOps
 from .records import Event, Finding, FollowedEvent, StoreInfo
-from .redaction import Redaction, Redactor, require_key
+from .redaction import Redaction, Redactor, checked_redaction
 from .replies import RepliesNoun
 from .session import Session
 from .sessions import SessionsNoun
@@ -448,7 +448,7 @@ def open(
     target = parse(url, namespace, token)
     settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
     cipher, redaction = _keys(cipher, redaction)
-    codec, redaction = _codec(limits, cipher, compression), _redaction(redaction)
+    codec, redaction = _codec(limits, cipher, compression), checked_redaction(redaction)
     driver = open_driver(target, settings, migrate=migrate)
     store = Store(_runtime(driver, target, settings, codec, redaction, is_async=False))
     try:
@@ -481,7 +481,7 @@ def aopen(
         target = parse(url, namespace, token)
         settings = _settings(mode, durability, clock, busy_timeout_seconds, hooks)
         used, redactor = _keys(cipher, redaction)
-        codec, chosen = _codec(limits, used, compression), _redaction(redactor)
+        codec, chosen = _codec(limits, used, compression), checked_redaction(redactor)
         driver = await open_async_driver(target, settings, migrate=migrate)
         store = AsyncStore(_runtime(driver, target, settings, codec, chosen, is_async=True))
         try:
@@ -593,19 +593,6 @@ def _require_keys(
     if not is_noted and ledger.runtime.settings.mode == "write":
         run(Call(CipherKeys.note, keys))
     run(Call(Ledger.require_key, ledger))
-
-
-def _redaction(redaction: Redaction | None) -> Redaction:
-    """Return the checked redaction, before anything is opened."""
-    if redaction is None:
-        return Redactor()
-    if not callable(getattr(redaction, "redact", None)):
-        raise InvalidArgument(
-            f"redaction must have redact(), which {type(redaction).__name__} lacks; "
-            "holdfast.NoRedaction() stores secrets in plain text"
-        )
-    require_key(getattr(redaction, "key", None))
-    return redaction
 
 
 def _name(function: object) -> str:

@@ -92,6 +92,19 @@ class Redactor:
         return text if raw is before else raw.decode("utf-8", "surrogatepass")
 
 
+def checked_redaction(redaction: Redaction | None) -> Redaction:
+    """Return a redaction that can be used, the default without one, or raise InvalidArgument."""
+    if redaction is None:
+        return Redactor()
+    if not callable(getattr(redaction, "redact", None)):
+        raise InvalidArgument(
+            f"redaction must have redact(), which {type(redaction).__name__} lacks; "
+            "holdfast.NoRedaction() stores secrets in plain text"
+        )
+    require_key(getattr(redaction, "key", None))
+    return redaction
+
+
 def require_key(key: object) -> None:
     """Refuse an invalid key."""
     if key is not None and (type(key) is not bytes or len(key) < _KEY_BYTES_MIN):
