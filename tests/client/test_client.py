@@ -128,7 +128,7 @@ def test_a_server_that_is_not_there_is_told_within_the_limit() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://example.org", "in clear"),
+        ("http://example.org", "in the clear"),
         ("http://user:secret@localhost", "not the address"),
         ("http://localhost/?x=1", "not the address"),
         ("https://", "not the address"),

@@ -24,4 +24,5 @@ leave_out(
     limits_are_told_and_nothing_is_written=OPENS,
     the_same_in_an_event_loop=OPENS,
     ten_thousand_keys_are_written_at_once=OPENS,
+    a_key_is_as_old_as_its_last_creation=OPENS,
 )

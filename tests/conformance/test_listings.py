@@ -310,6 +310,7 @@ BESIDE = {
     "root_id": BIG,
     "session": 0,
     "after": 0,
+    "upto": 10,
     "last": 10,
     "data": b"",
     "status": "active",

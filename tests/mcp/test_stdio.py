@@ -126,7 +126,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_made(
         ([], "no session to act for"),
         (["--session", "a\nb"], "--session must be text"),
         (["--session", "x" * 300], "--session must be text"),
-        (["--config"], "name the session"),
+        (["--config"], "--session ID is required"),
     ):
         assert command_line(["mcp", *options]) != 0
         printed = capsys.readouterr()
