@@ -69,8 +69,9 @@ def fetch(
         if first is None:
             return []
         if not columns:
-            # The description is available only while there is a row.
-            columns += [column[0] for column in cursor.get_description()]
+            # The description is available only while there is a row. Threads share the statement,
+            # so its names are replaced as a whole: two that add to them would double them.
+            columns[:] = [column[0] for column in cursor.get_description()]
         found = [dict(zip(columns, first, strict=True))]
         for row in cursor:
             found.append(dict(zip(columns, row, strict=True)))
