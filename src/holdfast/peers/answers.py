@@ -48,7 +48,7 @@ UNANSWERED = "The session ended without an answer."
 
 KEEP_LATE = """
 UPDATE hf_asks SET late = CAST(:late AS BLOB), late_at = :now
-WHERE id = :id AND state IN ('timeout', 'cancelled') AND late IS NULL RETURNING id
+WHERE id = :id AND coalesce(state, '') IN ('timeout', 'cancelled') AND late IS NULL RETURNING id
 """
 FIND_DUE = f"""
 {SELECT_ASKS} INDEXED BY ix_asks_due

@@ -81,7 +81,7 @@ WHERE id = :id RETURNING {ASK_COLUMNS}
 """  # noqa: S608
 SET_PROGRESS = f"""
 UPDATE hf_asks SET progress = CAST(:progress AS BLOB), deadline_at = :now + timeout_ms
-WHERE id = :id AND state = 'open' RETURNING {ASK_COLUMNS}
+WHERE id = :id AND coalesce(state, '') = 'open' RETURNING {ASK_COLUMNS}
 """  # noqa: S608
 
 

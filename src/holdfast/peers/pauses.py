@@ -130,7 +130,7 @@ WHERE session_number = :session_number AND pause_number = :number AND state = 'o
 COUNT_ANSWER = f"""
 UPDATE hf_pauses SET open_asks = open_asks - 1, ok_asks = ok_asks + :ok
 WHERE number = :number AND state = 'waiting' AND EXISTS (
-    SELECT 1 FROM hf_asks a WHERE a.id = :id AND a.state = :status
+    SELECT 1 FROM hf_asks a WHERE a.id = :id AND coalesce(a.state, '') = :status
 ) RETURNING {PAUSE_COLUMNS}
 """  # noqa: S608
 MAKE_READY = f"""

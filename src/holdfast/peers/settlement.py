@@ -17,10 +17,12 @@ from .outbox import post_answer, withdraw_request
 from .records import Artifact, pack_answer
 
 # A caller that is no session does not collect answers: its call is closed with the answer.
+# What is asked of the state does not lead away from the id: in a new database, PostgreSQL would
+# read all calls of that state.
 SETTLE = f"""
 UPDATE hf_asks SET state = :status, answer = CAST(:answer AS BLOB), answered_at = :now,
     closed_at = CASE WHEN session_number IS NULL THEN :now END
-WHERE id = :id AND state = 'open' {{also}} RETURNING {ASK_COLUMNS}
+WHERE id = :id AND coalesce(state, '') = 'open' {{also}} RETURNING {ASK_COLUMNS}
 """  # noqa: S608
 SETTLE_OPEN = SETTLE.format(also="")
 SETTLE_DUE = SETTLE.format(also="AND deadline_at <= :now")

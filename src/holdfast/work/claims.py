@@ -61,7 +61,7 @@ SELECT number, priority FROM hf_work {of_queue}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """
 OF_QUEUE = "WHERE state = 'pending' AND queue = :queue{index}"
-OF_ALL_QUEUES = "INDEXED BY ix_work_ready_all WHERE state = 'pending'"
+OF_ALL_QUEUES = "INDEXED BY ix_work_ready_all WHERE state = 'pending' AND number > 0"
 IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
 FIND_READY = """
 SELECT {ready} AS is_ready, :now AS now{due}

@@ -77,10 +77,12 @@ CREATE TABLE hf_attempts (
     PRIMARY KEY (work_number, attempt)
 ) WITHOUT ROWID;
 
--- Ready items in the order of claims: of one queue, and of all.
+-- Ready items in the order of claims: of one queue, and of all. Every number is positive; that it
+-- is asked for keeps PostgreSQL from reading all queues for a claim of one in a new database.
 CREATE INDEX ix_work_ready ON hf_work (queue, priority DESC, number) WHERE state = 'pending';
 
-CREATE INDEX ix_work_ready_all ON hf_work (priority DESC, number) WHERE state = 'pending';
+CREATE INDEX ix_work_ready_all ON hf_work (priority DESC, number)
+WHERE state = 'pending' AND number > 0;
 
 CREATE INDEX ix_work_scheduled ON hf_work (available_at, number) WHERE state = 'scheduled';
 
