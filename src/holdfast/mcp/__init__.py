@@ -1,4 +1,4 @@
-"""The Model Context Protocol: shared state of a session's tree as tools and resources."""
+"""The Model Context Protocol: the shared state of a session's tree as tools and resources."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def register_tools(
     *,
     session: str | None = None,
 ) -> None:
-    """Add Holdfast's tools and resources to a server of your own.
+    """Add Holdfast's tools and resources to your own MCP server.
 
-    `store` is open in the server's event loop, or a function that returns it for a request, such as
-    `lambda request: request.lifespan_context["store"]`. All calls act for `session`, which is
-    started if there is none, or else for the session of the environment (`$AGENT_SESSION_ID`).
+    `store` is a store opened in the server's event loop, or a function that returns one for a
+    request, such as `lambda request: request.lifespan_context["store"]`. All calls act for
+    `session`, which is created if it does not exist; without it, for the session that the
+    environment names (`$AGENT_SESSION_ID`).
     """
     from .registration import register
 

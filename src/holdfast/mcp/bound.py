@@ -1,4 +1,4 @@
-"""Connections that are opened for one session, by an option or by the environment."""
+"""Connections that act for one session, named by an option or by the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .caller import Claim, Permission, Source
 
 @dataclass(frozen=True, slots=True)
 class BoundReach:
-    """The reach of a connection that was opened for one session: its tree."""
+    """The reach of a connection that acts for one session: that session's tree."""
 
     store: AsyncStore
     session: Session[Async]
@@ -25,17 +25,17 @@ class BoundReach:
 
     @property
     def default(self) -> Claim:
-        """The session that it was opened for."""
+        """The session that the connection acts for."""
         return Claim(self.source, self.session.id)
 
     def require(self, permission: Permission) -> None:
-        """Allow all that the store allows."""
+        """Allow everything: there is no token that could restrict it."""
 
     def note_refusal(self, code: str) -> None:
-        """Count nothing: who has the store needs no token."""
+        """Do nothing: only refusals by the server are counted."""
 
     async def find(self, id: str) -> Session[Async]:
-        """Return a session of the same tree."""
+        """Return a session of the same tree; any other is reported as not found."""
         if id == self.session.id:
             return self.session
         found = await self.store.find_session(id)
@@ -45,21 +45,19 @@ class BoundReach:
 
 
 def bound_claim(session: str | None) -> Claim:
-    """Return the session that was named, or else the one that started this process."""
+    """Return the session named by the caller, or else the one that `$AGENT_SESSION_ID` names."""
     if session is not None:
         return Claim("option", require_text("session", session))
     named = os.environ.get("AGENT_SESSION_ID")
     if not named:
-        raise InvalidArgument(
-            "no session to act for: name it (--session ID), or set AGENT_SESSION_ID"
-        )
+        raise InvalidArgument("no session to act for: pass --session ID, or set AGENT_SESSION_ID")
     return Claim("environment", named)
 
 
 async def bound_reach(store: AsyncStore, claim: Claim) -> BoundReach:
-    """Return the reach of a session; one that was named is started if there is none.
+    """Return the reach of a session; one named by an option is created if it does not exist.
 
-    That of the environment must exist, with the root that the environment names.
+    One named by the environment must exist, with the root that the environment names.
     """
     if claim.source == "environment":
         asked = (claim.session_id, os.environ.get("AGENT_ROOT_SESSION_ID"), "")
@@ -69,7 +67,7 @@ async def bound_reach(store: AsyncStore, claim: Claim) -> BoundReach:
 
 
 async def _started(store: AsyncStore, id: str) -> Session[Async]:
-    """Return a session, ended or not; no other whose id begins alike."""
+    """Return the session with exactly this id, ended or not; a prefix of an id does not match."""
     try:
         found = await store.find_session(id)
     except SessionNotFound:

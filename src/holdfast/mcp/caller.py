@@ -1,4 +1,4 @@
-"""Who calls: the session that a request acts for, and how it is known."""
+"""The caller of a request: the session that it acts for, and how that was determined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Source = Literal["argument", "metadata", "header", "token", "option", "environme
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A session by its id, and where the id comes from."""
+    """The id of a session, and where the id comes from."""
 
     source: Source
     session_id: str
@@ -38,34 +38,34 @@ class Caller:
 
     @property
     def metadata(self) -> dict[str, object]:
-        """What a result tells of it."""
+        """The metadata that identifies the session in a result."""
         return {SESSION_META: self.session.id, SOURCE_META: self.source}
 
 
 class Reach(Protocol):
-    """What a connection may do, and for which sessions."""
+    """What a connection is allowed to do, and for which sessions."""
 
     @property
     def store(self) -> AsyncStore:
-        """The store that it uses."""
+        """The store that requests use."""
         ...
 
     @property
     def default(self) -> Claim | None:
-        """Whom a request acts for that names nobody."""
+        """The session for requests that name none."""
         ...
 
     @property
     def is_bound(self) -> bool:
-        """Whether the default was chosen by who runs the agent: a model cannot choose another."""
+        """Whether whoever runs the agent chose the default, so that a model cannot override it."""
         ...
 
     def require(self, permission: Permission) -> None:
-        """Refuse what the connection may not do."""
+        """Raise if the connection does not have a permission."""
         ...
 
     async def find(self, id: str) -> Session[Async]:
-        """Return a session; one out of reach is as unknown as one that never was."""
+        """Return a session; one out of reach is reported as not found."""
         ...
 
     def note_refusal(self, code: str) -> None:
@@ -74,18 +74,18 @@ class Reach(Protocol):
 
 
 async def find_caller(reach: Reach, claims: list[Claim], argument: str | None = None) -> Caller:
-    """Return whom a request acts for: whom the client names, the argument, or the default.
+    """Return the session that a request acts for: the client's, the argument's, or the default.
 
-    An argument is chosen by a model. It cannot contradict what the client or a bound connection
-    says. Every session must be within reach.
+    The argument is chosen by a model, so it may not contradict the client or a bound connection.
+    Whichever it is, the session must be within reach.
     """
     if len({each.session_id for each in claims}) > 1:
-        raise Refusal("invalid_request", "the header and the metadata name two sessions")
+        raise Refusal("invalid_request", "the header and the metadata name different sessions")
     fixed = claims[0] if claims else reach.default if reach.is_bound else None
     if fixed is not None and argument not in {None, fixed.session_id}:
         raise Forbidden(
-            f"this connection acts for session {shown(fixed.session_id)} and for no other; "
-            "leave `session` out"
+            f"this connection acts only for session {shown(fixed.session_id)}; "
+            "omit the argument `session`"
         )
     claim = fixed
     if claim is None:
@@ -93,7 +93,7 @@ async def find_caller(reach: Reach, claims: list[Claim], argument: str | None = 
     if claim is None:
         raise Refusal(
             "invalid_request",
-            "name a session: by the header X-Agent-Session-Id, the argument `session`, or a token "
-            "that is limited to a tree",
+            "no session to act for: pass the argument `session`, send the header "
+            "X-Agent-Session-Id, or use a token that is limited to a tree",
         )
     return Caller(await reach.find(claim.session_id), claim.source, reach.store)

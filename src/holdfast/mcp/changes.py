@@ -1,4 +1,4 @@
-"""Changes of shared state for those who listen: each process follows the event log itself."""
+"""Notifications of changes to shared state: each process follows the event log itself."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from .uris import Address
 log = logging.getLogger("holdfast.mcp")
 
 Listener = Callable[[ServerEvent], None]
-# Requests are answered between so many listeners.
+# After notifying this many listeners, the event loop gets a turn to answer requests.
 LISTENERS_AT_ONCE = 16
-# Changes that come closer together than this are told once.
+# Changes of one resource within this time are combined into one notification.
 PAUSE_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class _Reader:
-    """The task that follows one tree, for all who listen to it."""
+    """The task that follows one tree on behalf of all its listeners."""
 
     task: asyncio.Task[None]
     listeners: int = 0
 
 
 class Changes:
-    """A bus that tells what was committed, by whichever process; writes publish nothing."""
+    """A bus of committed changes, whichever process made them; writers publish nothing to it."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
         self._readers: dict[str, _Reader] = {}
 
     async def publish(self, event: ServerEvent) -> None:
-        """Do nothing: every change comes back by the event log."""
+        """Do nothing: every change arrives through the event log."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call a listener with every change of the trees that are followed."""
+        """Call a listener for every change in the trees that are being followed."""
         token = object()
         self._listeners[token] = listener
 
@@ -54,8 +54,8 @@ class Changes:
 
     @contextlib.asynccontextmanager
     async def following(self, session: Session[Async]) -> AsyncIterator[asyncio.Task[None]]:
-        """Follow a session's tree from now on; the task that is yielded ends if that fails."""
-        # The place is read first: what is committed after the acknowledgement is told.
+        """Follow a session's tree from now on; the yielded task ends if following fails."""
+        # The version is read first, so that no commit after the acknowledgement is missed.
         after = await session.state.version()
         reader = self._readers.get(session.root_id)
         if reader is None or reader.task.done():
@@ -83,7 +83,7 @@ class Changes:
                     changed |= {Address(session.root_id, key) for key in (None, *keys)}
                     has_more.set()
         except* Exception:
-            log.exception("cannot follow the state of %s; listeners are ended", session.root_id)
+            log.exception("cannot follow the state of %s; its subscriptions end", session.root_id)
 
     async def _tell(self, changed: set[Address], has_more: asyncio.Event) -> None:
         while True:

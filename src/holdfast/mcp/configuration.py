@@ -1,4 +1,4 @@
-"""What to paste into the configuration of an MCP client."""
+"""The configuration to paste into an MCP client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 NAME = "holdfast"
-# Clients fill it from their environment; the secret itself stays out of files.
+# Clients substitute it from their environment, so the secret itself is in no file.
 BEARER = "Bearer ${HOLDFAST_TOKEN}"
 
 
@@ -17,7 +17,7 @@ def stdio_configuration(url: str, session: str) -> dict[str, Any]:
 
 
 def http_configuration(url: str, session: str | None) -> dict[str, Any]:
-    """Return the configuration of a client of a server."""
+    """Return the configuration of a client that connects to a server."""
     headers = {"Authorization": BEARER}
     if session is not None:
         headers["X-Agent-Session-Id"] = session

@@ -1,4 +1,4 @@
-"""The tools and resources on a server that somebody else has made."""
+"""Registering the tools and resources on an application's own MCP server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ StoreGiven = AsyncStore | Callable[[Request], AsyncStore]
 
 
 def register(server: MCPServer[Any], store: StoreGiven, session: str | None) -> None:
-    """Add all tools and resources."""
+    """Add all tools and resources to a server."""
     reach = _Reach(store, session)
     for tool in tools.all:
         added = server.tool(
@@ -46,12 +46,14 @@ def register(server: MCPServer[Any], store: StoreGiven, session: str | None) -> 
 
 
 class _Reach:
-    """The reach of all calls: the tree of one session, which is looked up once in each store."""
+    """The reach of every call: the tree of one session, which is looked up once per store."""
 
     def __init__(self, store: StoreGiven, session: str | None) -> None:
         if not isinstance(store, AsyncStore) and not callable(store):
             kind = type(store).__name__
-            raise InvalidArgument(f"store must be an AsyncStore, or return one, not a {kind}")
+            raise InvalidArgument(
+                f"store must be an AsyncStore or a function that returns one, not a {kind}"
+            )
         self._store = store
         self._session = session
         self._known: BoundReach | None = None
@@ -66,11 +68,11 @@ class _Reach:
 
 
 def _function(tool: Tool, reach: _Reach) -> Run:
-    """Return a function with the parameters of a tool, as the SDK wants it."""
+    """Return a function with the signature that the SDK expects for a tool."""
 
     async def run(ctx: Context[Any, Any], **arguments: Any) -> types.CallToolResult:
         request = ctx.request_context
-        # Those that were not given have no value of their own here.
+        # Taken from the request, where arguments that were omitted are absent, not None.
         given = (request.params or {}).get("arguments")
         return await call_tool(tool, reach, request, given)
 
@@ -88,16 +90,16 @@ def _function(tool: Tool, reach: _Reach) -> Run:
 
 
 def _result_type(tool: Tool) -> Any:
-    """Return what the SDK takes the schema of the result from."""
+    """Return the type from which the SDK derives the schema of the result."""
     schema = classmethod(lambda *_: tool.output_schema)
     model = type(tool.name, (RootModel[dict[str, Any]],), {"__get_pydantic_json_schema__": schema})
     return Annotated[types.CallToolResult, model]
 
 
 def _parameter(name: str, schema: dict[str, Any], *, is_required: bool) -> inspect.Parameter:
-    """Return a parameter of any value; what it must be is checked where tools are called.
+    """Return a parameter that accepts any value; `call_tool` validates it.
 
-    It is text to the SDK, which would parse what looks like JSON if it were anything else.
+    It is declared as a string because the SDK parses strings that look like JSON for other types.
     """
     free = Annotated[str, PlainValidator(lambda value: value), WithJsonSchema(schema)]
     default = inspect.Parameter.empty if is_required else None

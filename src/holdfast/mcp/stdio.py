@@ -1,4 +1,4 @@
-"""`holdfast mcp`: one session's tools over the standard streams."""
+"""`holdfast mcp`: the tools for one session over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .service import Request, Service
 
 
 async def serve_stdio(claim: Claim, **place: Any) -> None:
-    """Serve until the client closes the stream; nothing but the protocol is written to stdout."""
+    """Serve until the client closes stdin; nothing but the protocol is written to stdout."""
     async with stores.aopen(**place) as store:
         reach = await bound_reach(store, claim)
 
@@ -22,7 +22,7 @@ async def serve_stdio(claim: Claim, **place: Any) -> None:
 
         service = Service(reach_of, is_one_connection=True)
         server = service.server()
-        # The SDK moves stdout aside: what is printed by mistake goes to stderr.
+        # The SDK redirects stdout, so anything printed by mistake goes to stderr.
         async with stdio_server() as (read, write):
             try:
                 await server.run(read, write, server.create_initialization_options())

@@ -1,4 +1,4 @@
-"""Subscriptions of a client that speaks the protocol as it was before 2026-07-28."""
+"""Subscriptions of clients that use a version of the protocol before 2026-07-28."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBSCRIPTIONS_MAX = 1_024
 
 
 class Subscriptions:
-    """What the one client of a connection has subscribed to, all of it in one tree."""
+    """The subscriptions of one connection's client, all of them in one tree."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
@@ -27,7 +27,7 @@ class Subscriptions:
         self._telling: asyncio.Task[None] | None = None
 
     async def add(self, uri: str, session: Session[Async], client: ServerSession) -> None:
-        """Tell the client from now on when a resource changes."""
+        """Notify the client from now on when a resource changes."""
         if len(self._uris | {uri}) > SUBSCRIPTIONS_MAX:
             raise Refusal("too_large", "too many subscriptions", limit=SUBSCRIPTIONS_MAX)
         self._uris.add(uri)
@@ -39,11 +39,11 @@ class Subscriptions:
             waiting.cancel()
 
     def remove(self, uri: str) -> None:
-        """Tell the client no more of a resource."""
+        """Stop notifying the client of changes to a resource."""
         self._uris.discard(uri)
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the tree."""
         if self._telling is not None:
             self._telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -67,7 +67,7 @@ class Subscriptions:
                 unsubscribe()
 
     def _note(self, event: ServerEvent) -> None:
-        """Remember a change; several of one resource are told once."""
+        """Remember a change; several changes of one resource become one notification."""
         if isinstance(event, ResourceUpdated) and event.uri in self._uris:
             self._changed.add(event.uri)
             self._wake.set()

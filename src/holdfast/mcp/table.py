@@ -1,4 +1,4 @@
-"""The table of tools: what each takes, gives and does; listings, calls and tests read it."""
+"""The table of tools: the arguments, result and function of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SessionId = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=256,
-        description="Your session, if the connection does not say it already.",
+        description="The id of your session; omit it if the connection already identifies you.",
     ),
 ]
 IdempotencyKey = Annotated[
@@ -28,19 +28,19 @@ IdempotencyKey = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=255,
-        description="Any text; a call repeated with the same one changes nothing again.",
+        description="Any string; repeating a call with the same key applies it only once.",
     ),
 ]
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every tool takes."""
+    """The arguments of every tool."""
 
     session: SessionId | None = None
 
 
 class WriteArguments(Arguments, kw_only=True):
-    """What every tool takes that changes something."""
+    """The arguments of every tool that writes."""
 
     idempotency_key: IdempotencyKey | None = None
 
@@ -52,7 +52,7 @@ class Tool:
     name: str
     title: str
     about: str
-    """What a model reads; never made of stored data."""
+    """The description that a model reads; it never contains stored data."""
     takes: type[Arguments]
     input_schema: Schema
     output_schema: Schema
@@ -63,7 +63,7 @@ class Tool:
 
 
 class Tools:
-    """Tools in the order in which they are listed."""
+    """The tools, in the order in which they are listed."""
 
     def __init__(self) -> None:
         self.all: list[Tool] = []
@@ -78,9 +78,9 @@ class Tools:
         is_destructive: bool = False,
         is_idempotent: bool = True,
     ) -> Callable[[R], R]:
-        """Return a decorator that makes a function a tool of its name.
+        """Return a decorator that adds a function as a tool of the same name.
 
-        `gives` is the type of its result, or a union of types.
+        `gives` is the type of its result, or a union of types. The docstring is the description.
         """
 
         def adding(run: R) -> R:
@@ -103,7 +103,7 @@ class Tools:
 
 
 def _schema(kind: Any) -> Schema:
-    """Return a schema whose root is an object, as older clients need it, without references."""
+    """Return a schema whose root is an object, which older clients need, without references."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     found, parts = msgspec.json.schema_components(kinds, ref_template="{name}")
     roots = [_inlined(each, parts) for each in found]

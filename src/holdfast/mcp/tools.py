@@ -1,4 +1,4 @@
-"""What the tools do: shared state, and the session's own effects and checkpoints."""
+"""The tools: shared state, and the session's own effects, checkpoints, pauses and answer."""
 
 from __future__ import annotations
 
@@ -35,32 +35,58 @@ tools = Tools()
 PAGE, PAGE_MAX = 100, 1_000
 Json = Any
 Key = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=256, description="The name of a key; dots are part.")
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=256,
+        description="The name of the key. Dots are part of the name; they do not address a path.",
+    ),
 ]
-JsonText = Annotated[str, msgspec.Meta(description="A JSON text; a string is given with quotes.")]
-JsonList = Annotated[str, msgspec.Meta(description="A JSON text of an array of items.")]
-JsonObject = Annotated[str, msgspec.Meta(description="A JSON text of an object.")]
-Version = Annotated[int, msgspec.Meta(ge=1, le=2**53, description="The version you have seen.")]
+JsonText = Annotated[str, msgspec.Meta(description="JSON text; a string must include its quotes.")]
+JsonList = Annotated[str, msgspec.Meta(description="A JSON array of items, as text.")]
+JsonObject = Annotated[str, msgspec.Meta(description="A JSON object, as text.")]
+Seen = Annotated[
+    int,
+    msgspec.Meta(ge=1, le=2**53, description="Delete only if the key is still at this version."),
+]
+Version = Annotated[int, msgspec.Meta(ge=1, le=2**53, description="The number of the version.")]
+Before = Annotated[
+    int, msgspec.Meta(ge=1, le=2**53, description="The `next_before` of the previous page.")
+]
 Expected = Annotated[
     int,
     msgspec.Meta(
         ge=0,
         le=2**53,
-        description="Write only if the key is at this version; 0: only if it does not exist.",
+        description="Write only if the key is still at this version; 0: only if it does not exist.",
     ),
 ]
 StateVersion = Annotated[
-    int, msgspec.Meta(ge=0, le=2**53, description="Only if `global_version` is still this.")
+    int, msgspec.Meta(ge=0, le=2**53, description="Write only if `global_version` is still this.")
 ]
 Items = Annotated[
-    int, msgspec.Meta(ge=1, le=2**31 - 1, description="Only so many items at the end of each list.")
+    int,
+    msgspec.Meta(
+        ge=1, le=2**31 - 1, description="Return only this many items from the end of each list."
+    ),
 ]
-Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="At most this many.")]
-Position = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="Return at most this many.")]
+Sequence = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0, le=2**53, description="The last sequence you have seen; 0 to start at the beginning."
+    ),
+]
+After = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0, le=2**53, description="The `next_after` of the previous page; 0 for the first page."
+    ),
+]
 
 
 class GetArguments(Arguments, kw_only=True):
-    """Which key."""
+    """The key to read, or none for all keys."""
 
     key: Key | None = None
 
@@ -74,81 +100,81 @@ class SetArguments(WriteArguments, kw_only=True):
 
 
 class DeleteArguments(WriteArguments, kw_only=True):
-    """A key."""
+    """The key to delete."""
 
     key: Key
-    version: Version | None = None
+    version: Seen | None = None
 
 
 class IncrementArguments(WriteArguments, kw_only=True):
-    """A key and what to add."""
+    """A key and the number to add."""
 
     key: Key
     delta: int | float = 1
 
 
 class AppendArguments(WriteArguments, kw_only=True):
-    """A key and the items."""
+    """A key and the items to append."""
 
     key: Key
     items: JsonList
 
 
 class PatchArguments(WriteArguments, kw_only=True):
-    """What to merge."""
+    """The object to merge."""
 
     patch: JsonObject
     version: StateVersion | None = None
 
 
 class ChangesArguments(Arguments, kw_only=True):
-    """Where to go on."""
+    """Where to continue, and how many changes to return."""
 
-    since_sequence: Position = 0
+    since_sequence: Sequence = 0
     limit: Limit = PAGE
 
 
 class EffectsArguments(Arguments, kw_only=True):
-    """Which effects."""
+    """Which effects to list."""
 
     status: EffectStatus | None = None
-    after: Position = 0
+    after: After = 0
     limit: Limit = PAGE
 
 
 class CheckpointsArguments(Arguments, kw_only=True):
-    """Which versions."""
+    """Which versions to list."""
 
     kind: Kind | None = None
-    before: Version | None = None
+    before: Before | None = None
     limit: Limit = PAGE
 
 
 class CheckpointArguments(Arguments, kw_only=True):
-    """Which version, and how much of it."""
+    """Which version to read, and how much of it."""
 
     version: Version | None = None
     last: Items | None = None
 
 
 class SessionsArguments(Arguments, kw_only=True):
-    """Which sessions."""
+    """Which sessions to list."""
 
     status: Status | None = None
-    after: Position = 0
+    after: After = 0
     limit: Limit = PAGE
 
 
 class WorkArguments(Arguments, kw_only=True):
-    """Which work items."""
+    """Which work items to list."""
 
     status: WorkStatus | None = None
-    before: Version | None = None
+    before: Before | None = None
     limit: Limit = PAGE
 
 
 class AnswerArguments(Arguments, kw_only=True):
-    """The answer to what this session was asked for."""
+    """The answer to the request that this session serves."""
 
     result: JsonText
     status: Literal["ok", "error"] = "ok"
@@ -169,17 +195,17 @@ class AllKeys(msgspec.Struct):
 
 
 class SetResult(msgspec.Struct):
-    """The new version of a key."""
+    """The new version of the key."""
 
     key: str
     version: int
     sequence: int
     conditional: bool
-    """Whether a version was given; if not, what was there is overwritten."""
+    """Whether `version` was given; if not, any existing value was overwritten."""
 
 
 class DeleteResult(msgspec.Struct):
-    """Whether there was such a key."""
+    """Whether the key existed."""
 
     key: str
     deleted: bool
@@ -187,7 +213,7 @@ class DeleteResult(msgspec.Struct):
 
 
 class IncrementResult(msgspec.Struct):
-    """The new value of a number."""
+    """The new value of the number."""
 
     key: str
     value: int | float
@@ -196,7 +222,7 @@ class IncrementResult(msgspec.Struct):
 
 
 class AppendResult(msgspec.Struct):
-    """The new length of an array."""
+    """The new length of the array."""
 
     key: str
     length: int
@@ -205,7 +231,7 @@ class AppendResult(msgspec.Struct):
 
 
 class PatchResult(msgspec.Struct):
-    """What became of the keys that the patch names."""
+    """The new versions of the keys in the patch, and the keys that it deleted."""
 
     root_session_id: str
     global_version: int
@@ -214,7 +240,7 @@ class PatchResult(msgspec.Struct):
 
 
 class ChangesResult(msgspec.Struct):
-    """Changes, oldest first; `last_sequence` is what to ask for next."""
+    """Changes, oldest first; pass `last_sequence` as `since_sequence` to continue."""
 
     events: list[dict[str, Json]]
     has_more: bool
@@ -223,7 +249,7 @@ class ChangesResult(msgspec.Struct):
 
 EffectsResult = struct(
     "EffectsResult",
-    "Effects, oldest first; `next_after` is what to ask for next.",
+    "Effects, oldest first; pass `next_after` as `after` to get the next page.",
     effects=EFFECT.many,
     next_after=int | None,
 )
@@ -231,7 +257,7 @@ PausesResult = struct("PausesResult", "Pauses, oldest first.", pauses=PAUSE.many
 
 
 class AnswerResult(msgspec.Struct):
-    """Whether the answer counted: `duplicate` and `late` ones change nothing."""
+    """Whether the answer was accepted: `duplicate` and `late` ones change nothing."""
 
     ask_id: str
     receipt: Receipt
@@ -239,7 +265,7 @@ class AnswerResult(msgspec.Struct):
 
 CheckpointsResult = struct(
     "CheckpointsResult",
-    "Versions, the newest first; `next_before` is what to ask for next.",
+    "Versions, newest first; pass `next_before` as `before` to get the next page.",
     checkpoints=CHECKPOINT.many,
     next_before=int | None,
 )
@@ -247,13 +273,13 @@ CheckpointsResult = struct(
 
 SessionsResult = struct(
     "SessionsResult",
-    "Sessions in the order of their creation; `next_after` is what to ask for next.",
+    "Sessions, oldest first; pass `next_after` as `after` to get the next page.",
     sessions=SESSION.many,
     next_after=int | None,
 )
 WorkResult = struct(
     "WorkResult",
-    "Work items, the newest first; `next_before` is what to ask for next.",
+    "Work items, newest first; pass `next_before` as `before` to get the next page.",
     items=ITEM.many,
     next_before=int | None,
 )
@@ -262,7 +288,7 @@ WorkResult = struct(
 @tools.add("Read shared state", "read", takes=GetArguments, gives=OneKey | AllKeys)
 async def state_get(caller: Caller, given: GetArguments) -> OneKey | AllKeys:
     """Read the state that all agents of this session's tree share: one key with its version, or
-    without `key` all of them. State is durable and lives until the session tree is deleted.
+    every key if `key` is omitted. State is durable and is kept until the session tree is deleted.
     """
     return await read_state(caller, given.key)
 
@@ -275,9 +301,10 @@ async def state_get(caller: Caller, given: GetArguments) -> OneKey | AllKeys:
     is_destructive=True,
 )
 async def state_set(caller: Caller, given: SetArguments) -> SetResult:
-    """Set a key of the shared state to a JSON value. Give the `version` that you have read, so that
-    nobody's change is lost: if another agent was first, the error has the current version and
-    value, and you decide again. Without `version` whatever is there is overwritten.
+    """Set a key of the shared state to a JSON value. Pass the `version` that you read, so that no
+    other agent's change is lost: if the key has changed since, the call fails with
+    `version_conflict`, which includes the current version and value, and you decide again. Without
+    `version`, any existing value is overwritten.
     """
     value = _parsed(caller, "value", given.value)
     entry: Entry = await caller.session.state.set(
@@ -294,8 +321,8 @@ async def state_set(caller: Caller, given: SetArguments) -> SetResult:
     is_destructive=True,
 )
 async def state_delete(caller: Caller, given: DeleteArguments) -> DeleteResult:
-    """Delete a key of the shared state; with `version`, only if it is still at that version.
-    `deleted` is false if there is no such key.
+    """Delete a key of the shared state; with `version`, only if the key is still at that version.
+    `deleted` is false if the key does not exist.
     """
     try:
         entry: Entry = await caller.session.state.delete(
@@ -306,7 +333,7 @@ async def state_delete(caller: Caller, given: DeleteArguments) -> DeleteResult:
     except KeyNotFound:
         return DeleteResult(given.key, deleted=False)
     except VersionConflict as conflict:
-        # What is not there is told as such, whatever version was expected.
+        # A missing key is reported as such, whatever version was expected.
         if conflict.current_version == 0:
             return DeleteResult(given.key, deleted=False)
         raise
@@ -321,8 +348,8 @@ async def state_delete(caller: Caller, given: DeleteArguments) -> DeleteResult:
     is_idempotent=False,
 )
 async def state_increment(caller: Caller, given: IncrementArguments) -> IncrementResult:
-    """Add to a number in the shared state; a missing key starts at 0. Counts of several agents are
-    never lost. Give an `idempotency_key` if you may have to repeat the call.
+    """Add to a number in the shared state; a missing key starts at 0. Concurrent increments by
+    several agents all count. Pass an `idempotency_key` if you may have to retry the call.
     """
     entry: Entry = await caller.session.state.increment(
         given.key, given.delta, idempotency_key=_idempotency_key(caller, given)
@@ -338,8 +365,9 @@ async def state_increment(caller: Caller, given: IncrementArguments) -> Incremen
     is_idempotent=False,
 )
 async def state_append(caller: Caller, given: AppendArguments) -> AppendResult:
-    """Append items to an array in the shared state; a missing key starts empty. Items of several
-    agents are never lost. Give an `idempotency_key` if you may have to repeat the call.
+    """Append items to an array in the shared state; a missing key starts as an empty array.
+    Concurrent appends by several agents are all kept. Pass an `idempotency_key` if you may have to
+    retry the call.
     """
     items = _parsed(caller, "items", given.items)
     entry: Entry = await caller.session.state.append(
@@ -357,9 +385,10 @@ async def state_append(caller: Caller, given: AppendArguments) -> AppendResult:
     is_idempotent=False,
 )
 async def state_patch(caller: Caller, given: PatchArguments) -> PatchResult:
-    """Merge an object into the whole shared state in one step (RFC 7396): null deletes a key,
-    objects are merged, other values are set. As the whole value of a key, {"$append": [...]},
-    {"$increment": n}, {"$set": value} and {"$delete": true} operate on it.
+    """Merge an object into the whole shared state in one transaction (JSON Merge Patch, RFC 7396):
+    null deletes a key, objects are merged, other values are set. If the whole value of a key is
+    {"$append": [...]}, {"$increment": n}, {"$set": value} or {"$delete": true}, that operation is
+    applied to the key instead.
     """
     patch = _parsed(caller, "patch", given.patch)
     after = await caller.session.state.patch(
@@ -375,8 +404,8 @@ async def state_patch(caller: Caller, given: PatchArguments) -> PatchResult:
 
 @tools.add("Read changes of shared state", "read", takes=ChangesArguments, gives=ChangesResult)
 async def state_changes(caller: Caller, given: ChangesArguments) -> ChangesResult:
-    """Read what was changed in the shared state after a sequence, by whom, oldest first. Nothing is
-    left out and nothing comes twice if you go on with `last_sequence`.
+    """Read the changes made to the shared state after a sequence, and by whom, oldest first. If you
+    continue from `last_sequence`, you get every change exactly once.
     """
     page = await events_page(caller.session.state, given.since_sequence, given.limit)
     last = page.events[-1]["seq"] if page.events else given.since_sequence
@@ -386,7 +415,7 @@ async def state_changes(caller: Caller, given: ChangesArguments) -> ChangesResul
 @tools.add("List this session's effects", "read", takes=EffectsArguments, gives=EffectsResult)
 async def effects_list(caller: Caller, given: EffectsArguments) -> Any:
     """List the side effects (tool calls) of your own session from its ledger, oldest first: what
-    was called, with which outcome. `unknown` means that it may have happened or not.
+    was called and with which outcome. `unknown` means that it may or may not have happened.
     """
     found = await caller.store.effects(
         session=caller.session, status=given.status, after=given.after, limit=given.limit
@@ -402,7 +431,7 @@ async def effects_list(caller: Caller, given: EffectsArguments) -> Any:
     gives=CheckpointsResult,
 )
 async def checkpoints_list(caller: Caller, given: CheckpointsArguments) -> Any:
-    """List the saved versions of your own session without their content, the newest first."""
+    """List the checkpoints of your own session without their content, newest first."""
     found = await caller.session.history(kind=given.kind, before=given.before, limit=given.limit)
     following = found[-1].version if len(found) == given.limit else None
     return CheckpointsResult(list(map(CHECKPOINT, found)), following)
@@ -410,19 +439,19 @@ async def checkpoints_list(caller: Caller, given: CheckpointsArguments) -> Any:
 
 @tools.add("Read a checkpoint", "read", takes=CheckpointArguments, gives=LOADED.type)
 async def checkpoint_get(caller: Caller, given: CheckpointArguments) -> Any:
-    """Read one saved version of your own session with its channels, the newest by default."""
+    """Read one checkpoint of your own session with its channels; by default the newest."""
     if given.version is not None:
         return LOADED(await caller.session.at(given.version, last=given.last))
     loaded = await caller.session.latest(last=given.last)
     if loaded is None:
-        raise Refusal("checkpoint_not_found", "the session has no versions yet")
+        raise Refusal("checkpoint_not_found", "the session has no checkpoints yet")
     return LOADED(loaded)
 
 
 @tools.add("List the sessions of this tree", "read", takes=SessionsArguments, gives=SessionsResult)
 async def sessions_list(caller: Caller, given: SessionsArguments) -> Any:
-    """List the sessions of your own session's tree in the order of their creation: who else works
-    on the same task, below whom, and with which status.
+    """List the sessions of your own session's tree, oldest first: who else works on the same task,
+    the parent of each, and its status.
     """
     found = await caller.store.sessions(
         root=caller.session, status=given.status, after=given.after, limit=given.limit
@@ -433,8 +462,8 @@ async def sessions_list(caller: Caller, given: SessionsArguments) -> Any:
 
 @tools.add("List the work items of this tree", "read", takes=WorkArguments, gives=WorkResult)
 async def work_list(caller: Caller, given: WorkArguments) -> Any:
-    """List the work items of your own session's tree, the newest first: what was submitted, what
-    runs, and what each came to.
+    """List the work items of your own session's tree, newest first: what was submitted, what is
+    running, and the result of what has ended.
     """
     found = await caller.store.work.list(
         root=caller.session, status=given.status, before=given.before, limit=given.limit
@@ -445,8 +474,8 @@ async def work_list(caller: Caller, given: WorkArguments) -> Any:
 
 @tools.add("List this session's pauses", "read", takes=Arguments, gives=PausesResult)
 async def pauses_list(caller: Caller, given: Arguments) -> Any:
-    """List the pauses of your own session, oldest first: what it waits for, or waited for. Whether
-    something is approved is for people to decide; no tool does.
+    """List the pauses of your own session, oldest first: what it is waiting for, or has waited for.
+    No tool can approve anything; that decision is left to people.
     """
     return PausesResult(list(map(PAUSE, await caller.session.pauses())))
 
@@ -458,8 +487,8 @@ async def pauses_list(caller: Caller, given: Arguments) -> Any:
     gives=AnswerResult,
 )
 async def answer(caller: Caller, given: AnswerArguments) -> AnswerResult:
-    """Answer what another agent has asked of your own session. It is given once: an answer that is
-    sent again, or after the other agent has stopped waiting, changes nothing.
+    """Answer the request that another agent made of your own session. Only the first answer counts:
+    a repeated one, or one sent after the other agent has stopped waiting, changes nothing.
     """
     result = _parsed(caller, "result", given.result)
     id = caller.session.id
@@ -467,7 +496,7 @@ async def answer(caller: Caller, given: AnswerArguments) -> AnswerResult:
 
 
 async def read_state(caller: Caller, key: str | None) -> OneKey | AllKeys:
-    """Return one key, or all at one moment."""
+    """Return one key, or all of them as of one moment."""
     state = caller.session.state
     if key is None:
         snapshot = await state.snapshot()
@@ -483,12 +512,12 @@ def _parsed(caller: Caller, name: Literal["value", "items", "patch", "result"], 
     try:
         return from_json(text, caller.store.runtime.codec.limits, name=name)
     except InvalidValue as error:
-        hint = ' A string is given with its quotes, as "\\"done\\"".'
+        hint = ' A string must include its quotes, as in "\\"done\\"".'
         raise Refusal("invalid_request", f"{error}{hint}", pointer=name) from None
 
 
 def _idempotency_key(caller: Caller, given: WriteArguments) -> str | None:
-    """Return the key under which the tree knows a request; sessions do not share theirs."""
+    """Return the key that is stored for a request; it includes the session, so no two collide."""
     if given.idempotency_key is None:
         return None
     scoped = f"{caller.session.id}\0{given.idempotency_key}"

@@ -1,4 +1,4 @@
-"""The Model Context Protocol on the server: behind its gate, and without sessions of its own."""
+"""The Model Context Protocol on the server: with its access checks, and without MCP sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LISTEN = "subscriptions/listen"
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """The reach of a request: what its token allows."""
+    """The reach of a request: what its token permits."""
 
     call: Call
     is_bound: bool = False
@@ -53,32 +53,32 @@ class TokenReach:
         return None if root_id is None else Claim("token", root_id)
 
     def require(self, permission: Permission) -> None:
-        """Refuse what the token, or the server, does not allow."""
+        """Raise if the token or the server does not allow it."""
         self.call.context.access.require_allowed(self.call.token, permission)
 
     async def find(self, id: str) -> Session[Async]:
-        """Return a session that the token reaches."""
+        """Return a session within the reach of the token."""
         return await self.call.context.sessions.find(id, self.call.token)
 
     def note_refusal(self, code: str) -> None:
-        """Count a refusal as any other of the server."""
+        """Count a refusal like any other refusal by the server."""
         self.call.context.refusals.note(code)
 
 
 @dataclass(slots=True)
 class Relayed:
-    """An answer that another application sends."""
+    """A response that another ASGI application sends."""
 
     serve: Callable[[Message, Receive, Send], Awaitable[None]]
     body: bytes
     is_followed: bool
-    """Whether it goes on until the client has enough."""
+    """Whether the response continues until the client disconnects."""
     check: Callable[[], Awaitable[None]] | None = None
-    """Raises when the token no longer allows it to go on."""
+    """Raises when the token no longer permits the response to continue."""
     _is_open: bool = False
 
     async def send(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Send the answer; an error is raised if nothing was sent yet, and ends it otherwise."""
+        """Send the response; an error is raised if nothing was sent yet, and otherwise ends it."""
 
         async def sending(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
@@ -92,7 +92,7 @@ class Relayed:
             if not self._is_open:
                 raise
             if not isinstance(error, Refusal):
-                log.exception("an answer of %s was cut short", scope["path"])
+                log.exception("a response of %s was cut short", scope["path"])
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -100,14 +100,14 @@ class Relayed:
             await send({"type": "http.response.body", "body": b""})
 
     async def _watch(self, serving: asyncio.Future[None]) -> None:
-        """Wait until all is sent, and look now and then whether it may go on."""
+        """Wait until everything is sent, and check at intervals whether it may continue."""
         while not (await asyncio.wait({serving}, timeout=TICK_SECONDS))[0]:
             if self.check is not None:
                 await self.check()
         serving.result()
 
     def _again(self, receive: Receive) -> Receive:
-        """Return what gives the body, which was read, once more."""
+        """Return a `receive` that yields the body again, which was already read."""
         parts = [{"type": "http.request", "body": self.body, "more_body": False}]
 
         async def receiving() -> Message:
@@ -117,7 +117,7 @@ class Relayed:
 
 
 class McpMount:
-    """Starts the protocol with the first request for it: its library takes seconds to load."""
+    """Starts MCP at its first request, because the SDK takes seconds to import."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -126,7 +126,7 @@ class McpMount:
         self._running: asyncio.Task[None] | None = None
 
     async def relayed(self, call: Call) -> Relayed:
-        """Return the answer to a request."""
+        """Return the response to a request."""
         manager = await self._manager()
 
         async def serve(scope: Message, receive: Receive, send: Send) -> None:
@@ -136,12 +136,12 @@ class McpMount:
         return Relayed(serve, call.raw_body, is_followed)
 
     def stop(self) -> None:
-        """End all who listen."""
+        """End all `subscriptions/listen` requests."""
         if self._service is not None:
             self._service.stop()
 
     async def close(self) -> None:
-        """End the protocol before the store closes."""
+        """Stop serving MCP; called before the store closes."""
         if self._running is not None:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -157,7 +157,7 @@ class McpMount:
             log.warning("MCP cannot be served: %s", error)
             raise Refusal(
                 "not_found",
-                f"MCP needs {error.name} at the server: pip install 'holdfast-agents[mcp]'",
+                f"the server needs {error.name} for MCP: pip install 'holdfast-agents[mcp]'",
             ) from None
 
     async def _start(self) -> StreamableHTTPSessionManager:
@@ -187,7 +187,7 @@ def _load(body_bytes: int) -> tuple[Service, StreamableHTTPSessionManager]:
         json_response=True,
         stateless=True,
         max_request_body_size=body_bytes,
-        # Names and origins were checked for every route alike.
+        # The server has already checked the host name and the origin, as for every route.
         security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return service, manager
@@ -198,7 +198,7 @@ async def _reach_of(request: Any) -> TokenReach:
 
 
 def _method(body: bytes) -> str:
-    """Return the method of a request, as the SDK reads it; it refuses what is not one."""
+    """Return the method of a JSON-RPC request, or "" for a body that the SDK will reject."""
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):

@@ -12,5 +12,5 @@ routes = Endpoints()
 
 @routes.add("POST", "/mcp", "read", body=bytes, takes=(SESSION_HEADER,), is_hidden=True)
 async def serve_mcp(call: Call) -> Relayed:
-    """Serve a request of the Model Context Protocol; each tool says what its token must allow."""
+    """Serve a request of the Model Context Protocol; each tool requires its own permission."""
     return await call.context.mcp.relayed(call)
