@@ -1,1 +1,1 @@
-"""What every interface of a store answers with: the shapes of records, and problems."""
+"""What every interface of a store returns: the shapes of records, and problems."""

@@ -1,4 +1,4 @@
-"""Plain data as the types that an interface takes."""
+"""Converting plain data to the types that an interface takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
 
 
 def converted(value: Any, wanted: Any, *, strict: bool = True, whole: str = "the body") -> Any:
-    """Return plain data as the type that a route takes; the pointer names what does not fit."""
+    """Convert plain data to the wanted type; on failure, the pointer names the offending part."""
     try:
         return msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Errors as interfaces tell them: one table of codes, and one shape of body (RFC 9457)."""
+"""Errors as interfaces report them: one table of codes, and one shape of body (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger("holdfast.answers")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a code means: its status, and whether the same request may succeed later."""
+    """A code's HTTP status and title, and whether the same request may succeed later."""
 
     status: int
     title: str
     retryable: bool = False
     members: tuple[str, ...] = ()
-    """Which fields of an error are told beside the standard members."""
+    """The fields of an error that are reported besides the standard members."""
 
 
 PROBLEMS: dict[str, Problem] = {
@@ -40,7 +40,7 @@ PROBLEMS: dict[str, Problem] = {
     "checkpoint_not_found": Problem(404, "There is no such version"),
     "not_found": Problem(404, "There is no such resource"),
     "method_not_allowed": Problem(405, "This route does not accept the method"),
-    "patch_conflict": Problem(409, "The patch does not fit what is there"),
+    "patch_conflict": Problem(409, "The patch does not apply to the stored value"),
     "session_closed": Problem(409, "The session has ended", members=("session_id",)),
     "session_busy": Problem(
         409, "Another process drives the session", retryable=True, members=("session_id", "holder")
@@ -56,8 +56,8 @@ PROBLEMS: dict[str, Problem] = {
     "invalid_request": Problem(422, "The request is invalid", members=("pointer",)),
     "malformed": Problem(400, "The request is malformed"),
     "unsupported_media_type": Problem(415, "The media type of the body is not accepted here"),
-    "too_large": Problem(413, "Something is larger than its limit", members=("limit", "actual")),
-    "headers_too_large": Problem(431, "The headers are larger than their limit"),
+    "too_large": Problem(413, "A limit was exceeded", members=("limit", "actual")),
+    "headers_too_large": Problem(431, "The headers exceed their limit"),
     "history_compacted": Problem(
         410, "History this old was removed", members=("oldest_sequence", "oldest_position")
     ),
@@ -65,18 +65,18 @@ PROBLEMS: dict[str, Problem] = {
         400, "The state has not reached this sequence", members=("head_sequence",)
     ),
     "idempotency_key_reused": Problem(422, "The idempotency key was used for another request"),
-    "unauthorized": Problem(401, "A valid token is needed"),
+    "unauthorized": Problem(401, "A valid token is required"),
     "forbidden": Problem(403, "The token does not allow this"),
     "foreign_origin": Problem(403, "Pages of this origin may not use the server"),
-    "foreign_host": Problem(421, "This is not a known host name of the server"),
+    "foreign_host": Problem(421, "The server does not serve this host name"),
     "read_only": Problem(403, "The server is read-only"),
     "rate_limited": Problem(429, "Too many requests", retryable=True),
     "commit_unknown": Problem(
-        503, "Whether the change was made is unknown", retryable=True, members=("id",)
+        503, "It is unknown whether the change was made", retryable=True, members=("id",)
     ),
     "unavailable": Problem(503, "The store cannot serve the request now", retryable=True),
     "store_full": Problem(507, "The store has no space left"),
-    "internal": Problem(500, "The server failed"),
+    "internal": Problem(500, "Internal server error"),
 }
 
 CODES: dict[type[HoldfastError], str] = {
@@ -111,7 +111,7 @@ CODES: dict[type[HoldfastError], str] = {
 
 
 class Refusal(Exception):
-    """An interface refuses a request for a reason of its own."""
+    """A request that the interface itself refuses, before or without the store."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def code_of(error: HoldfastError) -> str:
 
 
 def problem_of(error: Exception, place: str) -> dict[str, Any]:
-    """Return the body of a problem; what it must not tell is logged, with the place."""
+    """Return the body of a problem; details that it must not reveal are logged instead."""
     if isinstance(error, Refusal):
         return _body(error.code, str(error), error.members)
     if not isinstance(error, HoldfastError):
@@ -149,14 +149,14 @@ def problem_of(error: Exception, place: str) -> dict[str, Any]:
     elif isinstance(error, errors.InvalidValue | errors.TooDeep):
         members["pointer"] = error.fields.get("path")
     elif isinstance(error, StoreError) and problem.status >= 500:
-        # Its sentence may name a file or a host.
+        # The message may name a file or a host.
         detail = problem.title
         log.warning("%s: %s", place, error)
     return _body(code, detail, members)
 
 
 def conflict_members(error: errors.VersionConflict) -> dict[str, Any]:
-    """Return what the body of a version conflict says beside its problem."""
+    """Return the members that a version conflict adds to the body of its problem."""
     given = error.fields
     told: dict[str, Any] = {"your_version": given.get("expected_version")}
     if given.get("deleted_version"):

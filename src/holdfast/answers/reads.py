@@ -1,4 +1,4 @@
-"""Reads that every interface answers alike."""
+"""Reads that are the same in every interface."""
 
 from __future__ import annotations
 

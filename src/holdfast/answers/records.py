@@ -1,4 +1,4 @@
-"""Records of the store as answers have them: the same fields, with times as people write them."""
+"""Records of the store as interfaces return them: the same fields, with times in ISO 8601."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..clock import iso
 
 
 class Shape:
-    """How a record is told: a type for the description, and what makes one of a record."""
+    """How a record is returned: a type for the schema, and the conversion of a record to it."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Shape:
         self.many: Any = GenericAlias(list, self.type)
 
     def __call__(self, record: Any) -> Any:
-        """Return a record as it is told."""
+        """Return a record in this shape."""
         values = [_told(name, getattr(record, name)) for name in self._names]
         return self.type(*values, *(make(record) for _, make in self._more.values()))
 
     def optional(self, name: str) -> tuple[Any, Callable[[Any], Any]]:
-        """Return how a record is told inside another, in the field of this name, if it is there."""
+        """Return the type and conversion of a field of another record that may hold this one."""
 
         def told(outer: Any) -> Any:
             inner = getattr(outer, name)
@@ -52,7 +52,7 @@ class Shape:
 
 
 def struct(name: str, about: str, **given: Any) -> Any:
-    """Return the type of an answer that holds records."""
+    """Return the type of a response that holds records."""
     return msgspec.defstruct(name, list(given.items()), namespace={"__doc__": about})
 
 

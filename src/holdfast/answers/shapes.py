@@ -1,4 +1,4 @@
-"""What answers hold, as JSON: records of the store with times as people write them."""
+"""The JSON shapes of responses: records of the store, with times in ISO 8601."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class KeyShape(msgspec.Struct, omit_defaults=True):
 
 
 class KeyListed(msgspec.Struct, omit_defaults=True):
-    """One key of a list; its value only if it was asked for."""
+    """One key of a list; its value is included only on request."""
 
     key: str
     version: int
@@ -84,13 +84,13 @@ class KeysShape(msgspec.Struct):
 
 
 class OperatedShape(KeyShape):
-    """One key after an operation; of an increment with the number before it, null if none was."""
+    """One key after an operation; an increment includes the previous number, or null if none."""
 
     previous: int | float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class KeyInState(msgspec.Struct):
-    """One key among all."""
+    """One key in the whole state."""
 
     value: Json
     version: int
@@ -129,7 +129,7 @@ class BatchShape(msgspec.Struct):
 
 
 class AppendedShape(msgspec.Struct):
-    """The event that a mutation became."""
+    """The event that a mutation was recorded as."""
 
     event_id: int
     sequence_number: int
@@ -144,7 +144,7 @@ class EventsShape(msgspec.Struct):
 
 
 class VersionShape(msgspec.Struct, omit_defaults=True):
-    """What one change of a key left."""
+    """A key as one change left it."""
 
     key: str
     value: Json
@@ -158,14 +158,14 @@ class VersionShape(msgspec.Struct, omit_defaults=True):
 
 
 class HistoryShape(msgspec.Struct):
-    """A page of a key's changes, the newest first."""
+    """A page of a key's changes, newest first."""
 
     history: list[VersionShape]
     next_cursor: str | None
 
 
 def key_shape(entry: Entry) -> KeyShape:
-    """Return a key as an answer has it."""
+    """Return a key as a response shows it."""
     return KeyShape(
         entry.key,
         entry.value,
@@ -179,13 +179,13 @@ def key_shape(entry: Entry) -> KeyShape:
 
 
 def operated_shape(entry: Entry, *, is_increment: bool) -> OperatedShape:
-    """Return a key as the answer to an operation has it."""
+    """Return a key as the response to an operation shows it."""
     previous = entry.previous if is_increment else msgspec.UNSET
     return OperatedShape(**msgspec.structs.asdict(key_shape(entry)), previous=previous)
 
 
 def listed_shape(entry: Entry, *, values: bool) -> KeyListed:
-    """Return a key as a list has it."""
+    """Return a key as a list shows it."""
     value = entry.value if values else msgspec.UNSET
     place = (iso(entry.updated_at), entry.updated_by, entry.sequence)
     return KeyListed(entry.key, entry.version, *place, value)
@@ -207,7 +207,7 @@ def version_shape(entry: Entry) -> VersionShape:
 
 
 def key_in_state(snapshot: StateSnapshot, key: str) -> KeyInState:
-    """Return a key as the whole state has it."""
+    """Return a key as the whole state shows it."""
     return KeyInState(
         snapshot.document[key],
         snapshot.versions[key],
@@ -219,7 +219,7 @@ def key_in_state(snapshot: StateSnapshot, key: str) -> KeyInState:
 def state_shape(
     snapshot: StateSnapshot, created_at: int, *, sequence: int | None = None
 ) -> StateShape:
-    """Return the whole state as an answer has it."""
+    """Return the whole state as a response shows it."""
     updated_at = iso(max(snapshot.times.values(), default=created_at))
     keys = {key: key_in_state(snapshot, key) for key in snapshot.document}
     version = snapshot.version
@@ -237,7 +237,7 @@ def state_shape(
     )
 
 
-# What events call an operation, and its argument.
+# The names of an operation and of its argument in events.
 EVENT_TYPES: Mapping[str, tuple[str, str]] = {
     "set": ("set", "value"),
     "merge": ("patch", "patch"),
@@ -255,7 +255,7 @@ EVENT_TYPES: Mapping[str, tuple[str, str]] = {
 
 
 def mutation_shape(event: StateEvent) -> dict[str, Json]:
-    """Return what a mutation was, as it was asked for."""
+    """Return a mutation as it was requested."""
     told, argument = EVENT_TYPES.get(event.operation, (event.operation, None))
     shape: dict[str, Json] = {"type": told, "key": event.key}
     if argument is not None:

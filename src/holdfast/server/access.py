@@ -1,4 +1,4 @@
-"""Who may do what: names of the server, origins of pages, tokens and the trees they reach."""
+"""Access checks: host names of the server, origins of pages, tokens and the trees they reach."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s:@/\\?#\[\],]+)(?::\d{1,5})
 _BEARER = re.compile(r"(?i:bearer) +(?P<secret>[\x21-\x7e]{1,512})")
 RANKS: dict[Permission, int] = {each: rank for rank, each in enumerate(PERMISSIONS)}
 APPROVAL: Kind = "approval_point"
-# How long a token that was revoked elsewhere may still be taken.
+# How long a token that was revoked elsewhere may still be accepted.
 REMEMBERED_SECONDS = 2.0
 REMEMBERED_MAX = 10_000
 BRAKE_SECONDS = 60.0
 
 
 class Access:
-    """Lets requests in, or refuses them."""
+    """Admits requests, or refuses them."""
 
     def __init__(self, options: Options, tokens: Tokens[Async]) -> None:
         self._options = options
@@ -43,19 +43,19 @@ class Access:
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def require_small(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse headers that are larger than their limit."""
+        """Refuse headers that exceed their limit."""
         most = self._options.limits.header_bytes
         if sum(len(name) + len(value) for name, value in pairs) > most:
             raise Refusal("headers_too_large", f"the headers have more than {most:,} bytes")
 
     def require_host(self, headers: Headers, scheme: str) -> None:
-        """Refuse requests that address another server, or that come from a foreign page."""
+        """Refuse requests for another host name, and those from pages of another origin."""
         host = headers.get("host") or ""
         found = _HOST.fullmatch(host)
         if found is None or found["name"].lower() not in self._options.hosts:
             raise Refusal(
                 "foreign_host",
-                "the Host header names another server; start this one with --allow-host NAME",
+                "the Host header names another server; allow the name with --allow-host NAME",
             )
         origin = headers.get("origin")
         own = f"{'https' if scheme in {'https', 'wss'} else 'http'}://{host}"
@@ -66,13 +66,13 @@ class Access:
             )
 
     async def token(self, headers: Headers, peer: str, *, is_page: bool = False) -> Token:
-        """Return what the request's token allows; pages may be asked for with a cookie instead."""
+        """Return the token of a request; a request for a page may send a cookie instead."""
         given = headers.get("authorization")
         if given is None and is_page:
             return await self._signed_in(headers.get("cookie"), headers.get("sec-fetch-site"))
         found = None if given is None else _BEARER.fullmatch(given)
         if found is None:
-            why = "a token is needed" if given is None else "the token must be sent as Bearer"
+            why = "a token is required" if given is None else "the token must be sent as Bearer"
             raise _unauthorized(f"{why}: Authorization: Bearer <token>")
         digest = hashlib.sha256(found["secret"].encode()).digest()
         token = await self._remembered(digest, self._tokens.find, found["secret"])
@@ -82,9 +82,9 @@ class Access:
         return token
 
     async def _signed_in(self, cookies: str | None, site: str | None) -> Token:
-        """Return what the token allows with which a browser has signed in."""
+        """Return the token with which a browser has signed in."""
         id = self._options.sign_in.token_id(cookies)
-        # A foreign page must not have the cookie used, not even to look.
+        # The cookie is not accepted for requests that another site causes, not even for reads.
         token = None
         if id is not None and site in {None, "same-origin", "none"}:
             token = await self._remembered(id.encode(), self._tokens.find_by_id, id)
@@ -93,7 +93,7 @@ class Access:
         return token
 
     async def _remembered(self, name: bytes, find: Find, given: str) -> Token | None:
-        """Return a token; one that was found a moment ago is not looked up again."""
+        """Return a token; one that was looked up a moment ago comes from the cache."""
         now = time.monotonic()
         known = self._known.get(name)
         if known is not None and known[0] > now:
@@ -108,7 +108,7 @@ class Access:
         return token
 
     def _brake(self, peer: str, now: float) -> None:
-        """Count a wrong token of a peer, and refuse further ones of too many."""
+        """Count a wrong token from a peer, and refuse the peer after too many."""
         times = self._wrong.setdefault(peer, deque())
         self._wrong.move_to_end(peer)
         if len(self._wrong) > REMEMBERED_MAX:
@@ -123,16 +123,16 @@ class Access:
         times.append(now)
 
     def require_permission(self, token: Token, endpoint: Endpoint) -> None:
-        """Refuse an address that the token, or the server, does not allow."""
+        """Refuse a route that the token or the server does not allow."""
         assert endpoint.permission is not None
         self.require_allowed(token, endpoint.permission)
         if endpoint.is_store_wide and token.root_id is not None:
             raise Refusal(
-                "forbidden", f"{token.name!r} is limited to one tree, and this concerns all"
+                "forbidden", f"{token.name!r} is limited to one tree, and this concerns all trees"
             )
 
     def require_allowed(self, token: Token, permission: Permission) -> None:
-        """Refuse what the token, or the server, does not allow."""
+        """Refuse a request that the token or the server does not allow."""
         if RANKS[token.permission] < RANKS[permission]:
             raise Refusal(
                 "forbidden",
@@ -143,7 +143,7 @@ class Access:
 
 
 async def require_named_session(call: Call, id: str | None) -> Session[Async] | None:
-    """Return the session that a request names, if it names one; one of a limited token must."""
+    """Return the session that a request names, if any; with a limited token it must name one."""
     if id is not None:
         return await call.context.sessions.find(id, call.token)
     if call.token.root_id is not None:
@@ -152,16 +152,16 @@ async def require_named_session(call: Call, id: str | None) -> Session[Async] | 
 
 
 def root_of(call: Call, root: str | None) -> str | None:
-    """Return the tree whose part of a list is wanted; a limited token is given its own."""
+    """Return the tree to which a list is restricted; for a limited token, always its own."""
     if call.token.root_id is not None and root not in {None, call.token.root_id}:
         raise Refusal("forbidden", "the token is limited to another tree")
     return call.token.root_id or root
 
 
 def require_decider(token: Token, kind: object, data: object) -> None:
-    """Refuse a record of what a person decided to a token that may not approve.
+    """Refuse a record of a person's decision if the token may not approve.
 
-    An agent goes on with what is recorded so, as if `approve` had been called.
+    An agent would act on such a record as if `approve` had been called.
     """
     is_decision = kind == APPROVAL and isinstance(data, dict) and "decision" in data
     may_approve = RANKS[token.permission] >= RANKS["approve"] and token.root_id is None
@@ -174,7 +174,7 @@ def _unauthorized(detail: str) -> Refusal:
 
 
 class SessionFinder(Handle[Async]):
-    """Finds sessions by their ids, which a token must reach."""
+    """Finds sessions by their ids, within the reach of a token."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -185,7 +185,7 @@ class SessionFinder(Handle[Async]):
         return (yield from read_place(id))
 
     async def find(self, id: str, token: Token) -> Session[Async]:
-        """Return a session; one outside the token's tree is as unknown as one that never was."""
+        """Return a session; one outside the token's tree is reported as not found."""
         unknown = SessionNotFound(f"there is no session {id!r}", id=id)
         if not 0 < len(id) <= NAME_CHARACTERS_MAX or not id.isprintable():
             raise unknown
@@ -198,10 +198,10 @@ class SessionFinder(Handle[Async]):
         return self._session(row)
 
     def remembered(self, id: str, token: Token) -> Session[Async] | None:
-        """Return a session as it was found last; it may have been deleted since.
+        """Return a session from the cache; it may have been deleted since.
 
-        A session's number and its root never change. Who writes to it by its number is told if it
-        is gone, in the transaction of the write; an id that was used again has another number.
+        A session's number and its root never change. A write looks the session up by its number in
+        its own transaction and fails if it is gone; an id that is used again gets another number.
         """
         row = self._known.get(id)
         is_reached = row is not None and token.root_id in {None, row["root_id"]}
@@ -220,5 +220,5 @@ class SessionFinder(Handle[Async]):
 
     @query
     def position(self, root_id: str) -> Op[int]:
-        """Return where the feed of a tree stands."""
+        """Return the last position of a tree's feed."""
         return (yield from read_position(root_id))

@@ -1,4 +1,4 @@
-"""How old the oldest waiting work was, minute by minute, as far as this server has seen."""
+"""The age of the oldest waiting work item, minute by minute, since this server started."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MINUTE_MS = 60_000
 
 
 class QueueAges:
-    """The oldest age in each of the last minutes."""
+    """The age of the oldest waiting item in each of the last minutes."""
 
     def __init__(self) -> None:
         self._by_minute: dict[int, float] = {}
 
     def note(self, now_ms: int, counts: Iterable[WorkCount]) -> None:
-        """Remember how old what waits is."""
+        """Record the age of the oldest waiting item."""
         ages = [each.oldest_age_seconds for each in counts if each.status == "pending"]
         minute = now_ms // MINUTE_MS
         kept = {each: age for each, age in self._by_minute.items() if each > minute - MINUTES}

@@ -1,4 +1,4 @@
-"""The server as an ASGI application: each request is let in, understood and answered."""
+"""The server as an ASGI application: each request is admitted, parsed and answered."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Api:
             await _send(answer, send, has_content=method != "HEAD")
 
     async def _let_in(self, scope: Scope, method: str, instance: str) -> Call:
-        """Return a request from one who may make it."""
+        """Return the request as a call, or refuse it."""
         context, access = self.context, self.context.access
         access.require_small(scope["headers"])
         headers = Headers(scope["headers"])
@@ -104,7 +104,7 @@ class Api:
         return Call(context, endpoint, token, headers, instance, names, **given)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive) -> Reply:
-        """Find the session, read the request, and let its route answer."""
+        """Find the session, read the request, and call the handler of its route."""
         endpoint = call.endpoint
         sessions, is_remembered = self.context.sessions, False
         if endpoint.names_session:
@@ -163,7 +163,7 @@ class Api:
     async def _relay(
         self, call: Call, relayed: Relayed, scope: Scope, send: Send, receive: Receive
     ) -> None:
-        """Let another application answer; one that goes on is counted among those who follow."""
+        """Let another application respond; a response that continues is counted as a follower."""
         started = time.perf_counter()
 
         async def counted(message: MutableMapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Api:
             await relayed.send(scope, receive, counted)
 
     async def _check(self, headers: Headers, peer: str, endpoint: Endpoint) -> None:
-        """Look again whether a follower may follow."""
+        """Check again whether a follower is still allowed to follow."""
         token = await self.context.access.token(headers, peer, is_page=endpoint.is_page)
         self.context.access.require_permission(token, endpoint)
         if self.context.is_stopping:

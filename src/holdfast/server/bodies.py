@@ -1,4 +1,4 @@
-"""Reading requests: their size, their JSON and the types that a route takes."""
+"""Reading requests: their size, their JSON, and the types that a route takes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import InvalidValue
 from .endpoints import Endpoint
 from .messages import Headers
 
-# A value stands a few levels deep in the body of a request.
+# A value is nested a few levels deep in the body of a request.
 DEPTH_AROUND = 4
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], headers: Headers, most: int) -> bytes:
-    """Return the body of a request, refused as soon as it is known to be too large."""
+    """Return the body of a request; it is refused as soon as it is known to be too large."""
     announced = headers.get("content-length")
     if announced is not None and announced.isdecimal() and int(announced) > most:
         raise _too_large(int(announced), most)
@@ -27,7 +27,7 @@ async def read_body(receive: Callable[[], Awaitable[Any]], headers: Headers, mos
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refusal("malformed", "the request ended before its body")
+            raise Refusal("malformed", "the request ended before its body was complete")
         part = message.get("body", b"")
         size += len(part)
         if size > most:
@@ -39,17 +39,17 @@ async def read_body(receive: Callable[[], Awaitable[Any]], headers: Headers, mos
 
 def _too_large(actual: int, limit: int) -> Refusal:
     detail = f"the body has {actual:,} bytes or more; the limit is {limit:,}"
-    # What is left of the body is not read: the connection cannot be used again.
+    # The rest of the body is not read, so the connection cannot be reused.
     headers = {"connection": "close"}
     return Refusal("too_large", detail, limit=limit, actual=actual, headers=headers)
 
 
 def body_type(endpoint: Endpoint, headers: Headers) -> Any:
-    """Return the type of a request's body; one of another type than the route takes is refused."""
+    """Return the type of a request's body; a media type that the route does not take is refused."""
     if headers.get("content-encoding") not in {None, "identity"}:
         raise Refusal("unsupported_media_type", "compressed bodies are not accepted")
     given = (headers.get("content-type") or "").partition(";")[0].strip().lower()
-    # Who sends no type at all is taken at the word of the address; a form always sends one.
+    # Without Content-Type, the route's own type is assumed; a form in a browser always sends one.
     if not given and endpoint.method != "PATCH":
         return endpoint.body
     if given in endpoint.bodies:
@@ -63,7 +63,7 @@ def body_type(endpoint: Endpoint, headers: Headers) -> Any:
 
 def parse_body(raw: bytes, wanted: Any, limits: Limits) -> Any:
     """Return the body of a request as the type that a route takes."""
-    # Its size was checked; a number may take more bytes in the store than in its text.
+    # The size was checked already; a number may take more bytes in the store than in the text.
     most = 9 * len(raw) + 1
     around = Limits(
         value_bytes=most,

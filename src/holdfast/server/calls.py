@@ -1,8 +1,8 @@
-"""Calls of clients: an operation of a closed set, run here by its name and arguments.
+"""Remote calls of clients: one of a fixed set of operations, run by its name and arguments.
 
-What a client says of sessions, items and effects is looked up by their ids, in the transaction of
-the call; its numbers and roots are never believed. A token that is limited to a tree reaches only
-what was looked up and found in that tree.
+The sessions, items and effects that a client names are looked up by their ids in the transaction
+of the call; the numbers and roots that it sends are never trusted. A token that is limited to a
+tree reaches only what this lookup finds in that tree.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ HOLDERS: Final = (
 )  # fmt: skip
 FUNCTIONS: Final = (turn, find_ready, not_ended)
 NOT_SERVED: Final = frozenset({"MarkOps.forget", "Tokens.find"})
-# What a token of one tree may call beside what is bound to a session or an item of that tree.
+# What a token limited to a tree may call besides methods of that tree's sessions and items.
 IN_A_TREE: Final = frozenset(
     {
         "StoreHandle.store_id", "StoreHandle.now_ms", "StoreHandle.events", "StoreHandle.settle",
@@ -86,11 +86,11 @@ IN_A_TREE: Final = frozenset(
         "MarkOps.is_committed", "Tokens.create",
     }
 )  # fmt: skip
-# What it may call for a session of that tree.
+# What it may call with `session=` a session of that tree.
 OF_A_SESSION: Final = frozenset({"StoreEffects.effects"})
-# What lists everything by default: a token of one tree is given that tree's.
+# What lists everything by default; for a token limited to a tree, only that tree.
 LISTINGS: Final = frozenset({"StoreSessions.sessions", "Work.list"})
-# And for a peer call of that tree.
+# What it may call for a peer call of that tree.
 OF_AN_ASK: Final = frozenset(
     {
         "StorePeers.answer",
@@ -100,7 +100,7 @@ OF_AN_ASK: Final = frozenset(
         "StorePeers._followed",
     }
 )
-# What needs more than a token for writing.
+# What needs a higher permission than write.
 NEEDED: Final[Mapping[str, Permission]] = {
     "MaintenanceOps.prune": "admin",
     "Session.delete": "admin",
@@ -110,19 +110,20 @@ NEEDED: Final[Mapping[str, Permission]] = {
     "Tokens.revoke": "admin",
 }
 IDS_MAX = 10_000
-# Each takes a few microseconds to decode; 10,000 submissions in one call have half as many.
+# Each part takes a few microseconds to decode; 10,000 submissions in one call need half of this.
 PARTS_MAX = 200_000
-# What is larger is decoded beside the event loop, so that other requests go on.
+# Larger bodies are decoded in a thread, so that the event loop keeps serving other requests.
 LARGE_BYTES = 64 * 1024
 MALFORMED = (TypeError, AttributeError, LookupError, ValueError, AssertionError)
 log = logging.getLogger("holdfast.server")
 LANE_PREFIX: Final = "lane-"
+WHOLE_STORE: Final = "needs a token for the whole store"
 _DATA: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a client has sent."""
+    """A call as a client sent it."""
 
     name: str
     body: bytes
@@ -141,7 +142,7 @@ def _require_root(token: Token, root_id: str) -> None:
 
 
 def _unknown() -> SessionNotFound:
-    """Return what a token of one tree is told of a session elsewhere, and of one that never was."""
+    """Return the error for a session that does not exist or is outside the token's tree."""
     return SessionNotFound("there is no such session in the tree of this token")
 
 
@@ -161,7 +162,7 @@ def _defined() -> Iterator[Any]:
 
 
 class Calls:
-    """Runs the calls of clients on one store."""
+    """Runs clients' calls on one store."""
 
     def __init__(self, store: AsyncStore, *, is_read_only: bool = False) -> None:
         self._store = store
@@ -169,7 +170,7 @@ class Calls:
         self._operations = operations()
 
     async def answer(self, token: Token, sent: Sent) -> tuple[int, bytes]:
-        """Run a call and return the answer with its status."""
+        """Run a call and return the HTTP status and the body of the response."""
         runtime = self._store.on_behalf_of(token).runtime
         wire = Wire(runtime, extensions_max=PARTS_MAX)
         try:
@@ -177,7 +178,7 @@ class Calls:
         except HoldfastError as error:
             return error.http_status, wire.encode(error)
         except MALFORMED:
-            # Operations trust what our own client sends; another may send anything.
+            # Operations rely on what our own client sends; other clients may send anything.
             log.warning("a call of %s failed", sent.name, exc_info=True)
             wrong = InvalidArgument(f"this call of {sent.name} is malformed")
             return wrong.http_status, wire.encode(wrong)
@@ -204,7 +205,7 @@ class Calls:
             return wire.encode([await runtime.run_flow(flow), None])
         if definition.mode == "write":
             if sent.lane is None:
-                raise InvalidArgument("a call that writes names its lane and its number")
+                raise InvalidArgument("a call that writes must name its lane and its number")
             scope = asked.lane_scope(sent.lane)
             digest = hashlib.sha256(sent.name.encode() + b"\0" + sent.body).hexdigest()
             call = Call(ServedCall.write, served_call, (scope, sent.number, digest), ids=ids)
@@ -221,16 +222,16 @@ def _given(wire: Wire, sent: Sent) -> tuple[Any, list[Any], dict[str, Any], list
             type(each) is str and len(each) == 36 and each.isascii() for each in ids
         ):
             return instance, arguments, keywords, ids[:IDS_MAX]
-    raise InvalidArgument("a call is its instance, its arguments, its keywords and its ids")
+    raise InvalidArgument("a call must be a list of an instance, arguments, keywords and ids")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call that was decoded, and who asks for it."""
+    """A decoded call, and the token that it was sent with."""
 
     token: Token
     definition: Any
-    """An operation, or a flow that is run here."""
+    """An operation, or a flow that is run on the server."""
     instance: Any
     arguments: list[Any]
     keywords: dict[str, Any]
@@ -243,24 +244,27 @@ class Asked:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it is asked with a token of one tree."""
+        """Whether the token is limited to a tree."""
         return self.token.root_id is not None
 
     def lane_scope(self, lane: str) -> str:
-        """Return where the replies of a lane of this token are kept."""
+        """Return the scope in which the replies to a lane of this token are stored."""
         return f"{LANE_PREFIX}{self.token.id} {lane}"
 
     def require_reachable(self) -> None:
-        """Refuse a handle of another noun, and what a token of one tree cannot reach."""
+        """Refuse a handle of the wrong type, and anything outside the reach of a limited token."""
         holder = self.name.partition(".")[0]
         kinds = {each.__name__ for each in type(self.instance).__mro__}
         if self.definition in FUNCTIONS:
             is_free = self.instance is None or isinstance(self.instance, Runtime)
             kinds = {holder} if is_free else set()
         if "by" in self.keywords and holder == "Tokens":
-            raise InvalidArgument("a token is made in the name of the one that asks")
+            raise InvalidArgument(
+                "`by` is not accepted: a token is created by the caller's own token"
+            )
         if holder not in kinds:
-            raise InvalidArgument(f"{self.name} is no operation of {type(self.instance).__name__}")
+            kind = type(self.instance).__name__
+            raise InvalidArgument(f"{self.name} is not an operation of {kind}")
         if APPROVAL in (*self.arguments, *self.keywords.values()):
             require_decider(self.token, APPROVAL, self.by_name().get("data"))
         if not self.is_limited:
@@ -284,28 +288,28 @@ class Asked:
             if isinstance(each, EffectRequest) and (
                 each.place is None or each.policy in {"global", "once"}
             ):
-                raise Forbidden("a key of the whole store needs a token for it; nothing was done")
+                raise Forbidden(f"a store-wide key {WHOLE_STORE}; nothing was done")
 
     def _refused(self) -> str:
         _, _, method = self.name.rpartition(".")
         shown_name = f"store.{method}" if isinstance(self.instance, StoreHandle) else self.name
-        needs = "needs a token for the whole store"
-        return f"{shown_name} {needs}" + (", or session=" if self.name in OF_A_SESSION else "")
+        also = ", or session=" if self.name in OF_A_SESSION else ""
+        return f"{shown_name} {WHOLE_STORE}{also}"
 
     def session_id(self) -> str | None:
-        """Return the id of the session that is named, as operations find it, if it is a text."""
+        """Return the id of the session that the arguments name, if it is a string."""
         named = self.by_name().get("session")
         id = getattr(named, "id", named)
         return id if isinstance(id, str) else None
 
     def by_name(self) -> dict[str, Any]:
-        """Return the arguments by their names, however they were given."""
+        """Return the arguments by name, whether they were passed by position or by name."""
         signature = inspect.signature(self.definition.function)
         return signature.bind(self.instance, *self.arguments, **self.keywords).arguments
 
 
 class ServedCall:
-    """One call of a client as an operation of the store."""
+    """A client's call as an operation of the store."""
 
     def __init__(self, runtime: Runtime, asked: Asked) -> None:
         self.runtime = runtime
@@ -313,28 +317,28 @@ class ServedCall:
 
     @operation
     def write(self, lane: str, number: int, digest: str) -> Op[bytes]:
-        """Run it once: a repetition is answered with the first answer."""
+        """Run the call once; a repetition returns the first response."""
         reply = yield from lane_reply(self.runtime.codec, lane, number, digest, self._as_text())
         answer: str = reply.outcome
         return answer.encode("latin-1")
 
     def _as_text(self) -> Op[str]:
-        """Return the answer as a reply keeps it: plain data has no bytes."""
+        """Return the response as text, because a stored reply cannot hold bytes."""
         return (yield from self._answered()).decode("latin-1")
 
     @query
     def read(self) -> Op[bytes]:
-        """Run it in one snapshot."""
+        """Run the call in one snapshot."""
         return (yield from self._answered())
 
     @large_query
     def read_large(self) -> Op[bytes]:
-        """Do so where much may be read."""
+        """Run the call in one snapshot, for operations that may read much."""
         return (yield from self._answered())
 
     @query
     def look(self) -> Op[None]:
-        """Look up what a flow was given, before it is run."""
+        """Look up everything that a flow's arguments name, before it runs."""
         yield from self._known()
 
     def _result(self) -> Op[Any]:
@@ -342,7 +346,7 @@ class ServedCall:
         if asked.name == "StoreHandle.settle":
             id = str(asked.by_name()["id"])
             if id.startswith(LANE_PREFIX):
-                # A write of a client, which its lane knows of.
+                # A write by a client, whose outcome its lane has recorded.
                 lane, _, number = id.removeprefix(LANE_PREFIX).rpartition(":")
                 return (yield from settle_lane(asked.lane_scope(lane), int(number)))
         if asked.is_limited and asked.name in OF_A_SESSION:
@@ -373,7 +377,7 @@ class ServedCall:
         return Wire(self.runtime).encode(answer)
 
     def _require_own(self, result: Any) -> None:
-        """Keep what a token of one tree is given inside that tree."""
+        """Refuse a result from outside the token's tree."""
         for each in result if isinstance(result, list) else [result]:
             if isinstance(each, SessionHandle | Item | Identity):
                 _require_root(self._asked.token, each.root_id or "")
@@ -387,7 +391,7 @@ class ServedCall:
             yield from self._named_by_id(asked.by_name())
 
     def _named_by_id(self, given: dict[str, Any]) -> Op[None]:
-        """Answer a token of one tree for what is elsewhere as for what never was."""
+        """Report anything outside the token's tree as not found."""
         name = self._asked.name
         if name in OF_AN_ASK:
             yield from self._ask(given["ask_id"])
@@ -403,7 +407,7 @@ class ServedCall:
                     given["ids"].remove(id)
 
     def _started(self, id: object, parent: object) -> Op[None]:
-        """Refuse an id of another tree as that of a new tree; a new session needs its parent."""
+        """Refuse a session of another tree; a new session needs a parent in the token's tree."""
         row = None
         if isinstance(id, str):
             row = yield from one(READ_SESSION, id=require_text("id", id))
@@ -413,7 +417,7 @@ class ServedCall:
             yield from self._require_inside("parent", parent)
 
     def _require_inside(self, name: str, id: object) -> Op[None]:
-        """Refuse the id of a session that is not in the token's tree; handles were looked up."""
+        """Refuse the id of a session outside the token's tree; handles were looked up already."""
         if isinstance(id, str):
             row = yield from one(READ_SESSION, id=require_text(name, id))
             if row is None or row["root_id"] != self._asked.token.root_id:
@@ -446,7 +450,7 @@ class ServedCall:
             raise SessionNotFound(f"there is no session {id!r}", id=id)
 
     def _ask(self, id: str) -> Op[None]:
-        """Keep a token of one tree from calls outside it, which are as unknown as none."""
+        """Report a peer call outside the token's tree as not found."""
         row = yield from one(READ_ASK, id=id)
         if row is not None and row["root_id"] != self._asked.token.root_id:
             raise AskNotFound(f"there is no ask {id!r}", id=id)
@@ -454,7 +458,7 @@ class ServedCall:
     def _item(self, item: Item[Any]) -> Op[None]:
         row = yield from one(READ_ITEM, id=item.id)
         if row is None:
-            # Deleted: the operation itself tells its holder so.
+            # Deleted; the operation itself reports that to the holder.
             row = {**dict.fromkeys(COLUMNS), "id": item.id, "number": -1, "state": "cancelled"}
         item._take({**row, "fence": item.fence})
         _require_root(self._asked.token, row["root_id"] or "")
@@ -474,7 +478,7 @@ class ServedCall:
             raise guard.lost()
 
     def _reaches_effect(self, id: str) -> Op[bool]:
-        """Whether the token reaches an effect; that of a deleted session is in no tree."""
+        """Whether the token reaches an effect; an effect of a deleted session is in no tree."""
         if not self._asked.is_limited:
             return True
         row = yield from one(EFFECT_BY_ID, id=id)
@@ -494,12 +498,12 @@ class ServedCall:
             try:
                 yield from self._session(place.session_id, place.number, place.root_id)
             except SessionNotFound:
-                # Deleted. Its effect is still recorded, and no tree is told.
+                # Deleted. Its effect is still recorded, but without an event in any tree's feed.
                 ticket.place = replace(place, root_id=place.session_id)
 
 
 def _named(values: Iterable[Any]) -> Iterator[Any]:
-    """Return the handles and records among values, and inside records; not inside plain data."""
+    """Yield the handles and records among values and inside records, but not inside plain data."""
     for value in values:
         kind = type(value)
         if kind in _DATA:
@@ -511,7 +515,7 @@ def _named(values: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(value, State | ConflictLog | ResumePrompt | CommitOps):
             yield value._session
         elif isinstance(value, SessionHandle):
-            # A lost lease is the first thing to tell.
+            # A lost lease is reported before anything else.
             yield from _named([value.guard])
             yield value
         elif isinstance(value, Issued):

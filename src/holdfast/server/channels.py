@@ -12,22 +12,22 @@ from typing import Any
 from ..answers.problems import Refusal
 from .frames import Frames
 
-# With the time that a token is remembered, one that was revoked follows 5 s more at most.
+# Together with the cache of tokens, a revoked token can follow for at most 5 s more.
 TICK_SECONDS = 3.0
 FOLLOWERS_AT_ONCE = 16
-# While requests are under way, so many pauses are made before a change is handed out regardless.
+# While requests are in progress, delivery of a change is postponed by up to this many pauses.
 PAUSE_SECONDS, PATIENCE = 0.001, 50
-# How long a client may take nothing of what it is sent once its queue is full.
+# How long a client whose queue is full may go without reading anything.
 STUCK_SECONDS = 60.0
 
 
 class Lagging(Exception):
-    """A follower has not taken what it was sent; it goes on with a new request."""
+    """A follower reads too slowly; it must continue with a new request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much may wait for one follower."""
+    """How much may be queued for one follower."""
 
     events: int
     bytes: int
@@ -35,17 +35,17 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A feed: where it stands, what comes after a place, and what comes later."""
+    """A feed: its last place, the changes after a place, and those that are still to come."""
 
     name: str
     head: Callable[[], Awaitable[int]]
     page: Callable[[int], Awaitable[list[Frames[Any]]]]
-    """What comes after a place, oldest first; nothing if it is the end."""
+    """Returns changes after a place, oldest first; an empty list at the end."""
     follow: Callable[[int], AsyncGenerator[Frames[Any], None]]
 
 
 class Subscription:
-    """One follower: what came before it is read, what is committed later comes by its queue."""
+    """One follower: older changes are read from the store, later ones arrive in its queue."""
 
     def __init__(self, channel: Channel, after: int | None) -> None:
         self._channel = channel
@@ -63,10 +63,10 @@ class Subscription:
         self._task: asyncio.Task[Any] | None = None
         self._is_waiting = False
         self.deliver_now: Callable[[Frames[Any]], bool] | None = None
-        """Delivers a change to a client that has everything before it, or returns False."""
+        """Delivers a change to a client that has received all before it, or returns False."""
 
     async def begin(self) -> None:
-        """Begin to follow; what stands against it is raised here."""
+        """Begin to follow; an error that prevents following is raised here."""
         self._channel.subscriptions.add(self)
         await self._channel.start()
         self._task = asyncio.current_task()
@@ -77,7 +77,7 @@ class Subscription:
             await self._read_on()
 
     async def next(self) -> Frames[Any] | None:
-        """Return the next change; None now and then, to look whether following is still allowed."""
+        """Return the next change, or None at intervals, so that access can be checked again."""
         while self._is_behind and not self._page:
             await self._read_on()
         if self._page:
@@ -107,7 +107,7 @@ class Subscription:
         self._channel.leave(self)
 
     def put(self, frames: Frames[Any]) -> None:
-        """Queue a change; of too many, what comes after is read by the follower's next request."""
+        """Queue a change; if the queue is full, the follower's next request reads it instead."""
         is_next = self._is_waiting and not self._has_more.is_set()
         if is_next and self.deliver_now is not None and self._deliver(frames):
             return
@@ -119,7 +119,7 @@ class Subscription:
         self._has_more.set()
 
     def _deliver(self, frames: Frames[Any]) -> bool:
-        """Deliver a change to a client for which nothing is queued."""
+        """Deliver a change to a client whose queue is empty."""
         assert self.deliver_now is not None
         if int(frames.place) > self._last:
             if not self.deliver_now(frames):
@@ -128,18 +128,18 @@ class Subscription:
         return True
 
     def _has_room(self, frames: Frames[Any]) -> bool:
-        """Whether a change can be queued; one always can, however large it is."""
+        """Whether a change can be queued; an empty queue takes one of any size."""
         most = self._channel.backlog
         is_short = len(self._queue) < most.events
         return not self._queue or (is_short and self._queued_bytes + frames.size <= most.bytes)
 
     def fail(self, error: Exception) -> None:
-        """End the follower when it has taken what it has."""
+        """End the follower once it has received what is queued."""
         self._error = error
         self._has_more.set()
 
     def tick(self, now: float) -> None:
-        """Let the follower look around; end one whose client takes nothing any more."""
+        """Let the follower check that it may continue; end one whose client has stopped reading."""
         self._is_ticked = True
         self._has_more.set()
         is_stuck = self._full_at is not None and now - self._full_at > STUCK_SECONDS
@@ -169,13 +169,13 @@ class Channel:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to read, if nobody follows yet."""
+        """Begin to read, if this is the first follower."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._begin())
         await asyncio.shield(self._starting)
 
     def leave(self, subscription: Subscription) -> None:
-        """Forget a follower; with the last one, reading ends."""
+        """Remove a follower; after the last one, reading ends."""
         self.subscriptions.discard(subscription)
         if not self.subscriptions:
             for task in (self._starting, self._reading):
@@ -194,13 +194,13 @@ class Channel:
                     self.position = int(frames.place)
                     await self._hand_out(frames)
         except Exception as error:
-            # Who comes now gets a reader that works.
+            # New followers get a new channel, with a reader that works.
             self._hub.retire(self)
             for subscription in self.subscriptions:
                 subscription.fail(error)
 
     async def _hand_out(self, frames: Frames[Any]) -> None:
-        """Give a change to all followers, some at a time: requests are answered in between."""
+        """Give a change to all followers in groups, so that requests are answered in between."""
         patience = PATIENCE
         followers = list(self.subscriptions)
         for start in range(0, len(followers), FOLLOWERS_AT_ONCE):
@@ -223,7 +223,7 @@ class Hub:
         self._ticking: asyncio.Task[None] | None = None
 
     def subscribe(self, source: Source, after: int | None) -> Subscription:
-        """Return a follower of a feed; it shares the reader of all others."""
+        """Return a new follower of a feed; all followers of a feed share one reader."""
         channel = self._channels.get(source.name)
         if channel is None:
             channel = self._channels[source.name] = Channel(self, source, self._backlog)
@@ -233,12 +233,12 @@ class Hub:
         return Subscription(channel, after)
 
     def retire(self, channel: Channel) -> None:
-        """Let nobody join a channel any more."""
+        """Let no more followers join a channel."""
         if self._channels.get(channel.source.name) is channel:
             del self._channels[channel.source.name]
 
     def forget(self, channel: Channel) -> None:
-        """Forget a channel that nobody follows."""
+        """Remove a channel that has no followers."""
         self.retire(channel)
         self._followed.discard(channel)
         if not self._followed and self._ticking is not None:

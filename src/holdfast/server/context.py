@@ -1,4 +1,4 @@
-"""What all requests of one server share."""
+"""What all requests to one server share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTED = 1_000
 
 @dataclass(slots=True)
 class Context:
-    """The open store, and how it is served."""
+    """The open store, and the state of the server around it."""
 
     store: AsyncStore
     options: Options
@@ -45,12 +45,12 @@ class Context:
         self.hub = Hub(backlog, lambda: self.metrics.answering > 0)
 
     async def note_ages(self) -> None:
-        """Remember how old the oldest waiting work is now."""
+        """Record the current age of the oldest waiting work item."""
         counts = await self.store.work.counts(finished=False, at_most=COUNTED)
         self.ages.note(await self.store.now_ms(), counts)
 
     def stop(self) -> None:
-        """Be told as not ready, and let followers end."""
+        """Report the server as not ready, and end its followers."""
         self.is_stopping = True
         self.hub.stop()
         self.mcp.stop()

@@ -1,4 +1,4 @@
-"""The table of routes: what each takes, gives and needs; routing, OpenAPI and tests read it."""
+"""The table of routes, from which routing, OpenAPI and the reference page are derived."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class Endpoint:
     path: str
     handler: Handler
     permission: Permission | None
-    """What a token must allow; None needs no token."""
+    """The permission that a token needs; None if no token is needed."""
     body: Any = None
-    """The type of the request's body; None takes none."""
+    """The type of the request's body; None if it takes none."""
     media: str = JSON
     other_bodies: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """The types of bodies of other media, each with an example."""
+    """The types of bodies of other media types, each with an example."""
     query: Any = None
     """The type of the query's parameters."""
     takes: tuple[str, ...] = ()
-    """The headers that it reads."""
+    """The request headers that it reads."""
     answers: Mapping[int, Any] = field(default_factory=dict)
-    """The type of the body by status; None has none."""
+    """The type of the response's body, by status; None if it has no body."""
     problems: tuple[str, ...] = ()
     example: Any = None
-    """A body that it takes."""
+    """An example of a request's body."""
     is_followed: bool = False
     """Whether it can be followed, as server-sent events or over a WebSocket."""
     is_hidden: bool = False
-    """Whether it is left out of the description: it is for our own client."""
+    """Whether it is omitted from OpenAPI, because only our own client uses it."""
     is_session_checked: bool = False
-    """Whether what it does looks for the session by its number, in the same transaction."""
+    """Whether the handler looks up the session by its number, in its own transaction."""
     is_store_wide: bool = False
     """Whether a token that is limited to a tree is refused."""
 
     @property
     def bodies(self) -> dict[str, tuple[Any, Any]]:
-        """The types of the bodies that it takes by their media, each with an example."""
+        """The types of the request bodies that it takes, by media type, each with an example."""
         if self.body is None:
             return {}
         return {self.media: (self.body, self.example), **self.other_bodies}
@@ -74,7 +74,7 @@ class Endpoint:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a page for people, who sign in with a browser."""
+        """Whether it is a page of the dashboard, for which a browser signs in."""
         return self.path.startswith(PAGES)
 
     @property
@@ -92,7 +92,7 @@ class Endpoints:
     def add(
         self, method: str, path: str, permission: Permission | None, **rest: Any
     ) -> Callable[[H], H]:
-        """Return a decorator that makes a function the handler of a path."""
+        """Return a decorator that adds a function as the handler of a path."""
 
         def adding(handler: H) -> H:
             endpoint = Endpoint(
@@ -106,7 +106,7 @@ class Endpoints:
 
 @dataclass(slots=True)
 class _Node:
-    """One part of a path, and what may follow it."""
+    """One part of a path, and the parts that may follow it."""
 
     named: dict[str, _Node] = field(default_factory=dict)
     any: _Node | None = None
@@ -114,7 +114,7 @@ class _Node:
 
 
 class Router:
-    """Finds the route of a path by its parts, each decoded once: a key may hold a slash."""
+    """Finds the route of a path by its parts, each decoded once: a key may contain a slash."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._root = _Node()
@@ -130,7 +130,7 @@ class Router:
             node.methods[endpoint.method] = endpoint
 
     def find(self, method: str, raw_path: bytes) -> tuple[Endpoint, dict[str, str]]:
-        """Return the route of a request, and what its path names."""
+        """Return the route of a request, and the values of its path parameters."""
         parts = raw_path.split(b"/")[1:]
         found = list(self._found(self._root, parts, 0))
         wanted = "GET" if method == "HEAD" else method
@@ -162,7 +162,7 @@ class Router:
 
 
 def decoded(part: bytes) -> str:
-    """Return a part of a path as the text that it stands for."""
+    """Return a part of a path, percent-decoded."""
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What followers are sent: each change encoded once, whoever follows and however."""
+"""The messages sent to followers: each change is encoded once for all of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..records import Event
 from ..state.records import Entry, StateChange
 from .messages import encode
 
-# The extension of ASGI that takes what is packed.
+# The ASGI extension that writes packed frames.
 PACKED: Final = "holdfast.packed"
 VALUE_BYTES_MAX = 8_192
 VALUES = ("value", "patch", "event", "data")
 STATE_KINDS = ("state_key_updated", "state_key_deleted", "state_updated", "state_event")
-# Who asks for nothing is told of keys and documents; the log is for those who ask.
+# By default, followers get messages about keys and documents; the log is sent on request.
 DEFAULT_KINDS = frozenset(STATE_KINDS[:3])
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Frames(Generic[T]):
-    """The messages of one change; they have one place, which a follower goes on after."""
+    """The messages of one change; they share one place, after which a follower continues."""
 
     item: T
     place: str
@@ -39,7 +39,7 @@ class Frames(Generic[T]):
         return [each for each in found if kinds is None or each[0] in kinds]
 
     def packed(self, kinds: frozenset[str] | None, *, values: bool) -> bytes:
-        """Return the same as WebSocket frames, made once for all who want the same."""
+        """Return them as WebSocket frames, built once for all followers that want the same."""
         wanted = (kinds, values)
         found = self._packed.get(wanted)
         if found is None:
@@ -54,7 +54,7 @@ class Frames(Generic[T]):
 
     @cached_property
     def size(self) -> int:
-        """How many characters the messages have, with all values."""
+        """The length of the messages in characters, with all values."""
         return sum(len(text) for _, text in self._whole)
 
     @cached_property
@@ -70,7 +70,7 @@ class Frames(Generic[T]):
 
 
 class StateFrames(Frames[StateChange]):
-    """A change of the shared state."""
+    """A change to the shared state."""
 
     def __init__(self, change: StateChange, root_id: str) -> None:
         super().__init__(change, str(change.event.sequence))
@@ -127,7 +127,7 @@ def _key_message(entry: Entry, place: dict[str, Any], when: dict[str, str]) -> d
 
 
 def event_message(event: Event) -> dict[str, Any]:
-    """Return an event of a feed as an answer has it."""
+    """Return an event of a feed as a response shows it."""
     return {
         "type": event.kind,
         "root_session_id": event.root_id,
@@ -141,7 +141,7 @@ def event_message(event: Event) -> dict[str, Any]:
 def event_messages(
     events: Iterable[Event], kinds: frozenset[str] | None, *, values: bool
 ) -> list[dict[str, Any]]:
-    """Return those of a page's events that are wanted."""
+    """Return the wanted events of a page."""
     wanted = [event_message(each) for each in events if kinds is None or each.kind in kinds]
     return wanted if values else [_without_values(each) for each in wanted]
 

@@ -11,7 +11,7 @@ from ..answers.problems import Refusal
 
 MEDIA: Final = "application/json-patch+json"
 OPERATIONS_MAX = 1_000
-# Each copy may double what is there.
+# Each copy may double the size of the value.
 COPIED_NODES_MAX = 100_000
 MISSING: Final = object()
 Json = Any
@@ -19,7 +19,7 @@ Pointer = Annotated[str, msgspec.Meta(max_length=4_096, description="A JSON Poin
 
 
 class _Operation(msgspec.Struct, tag_field="op", kw_only=True):
-    """What all operations have; members that none defines are ignored, as the RFC says."""
+    """The common part of all operations; unknown members are ignored, as the RFC requires."""
 
     path: Pointer
 
@@ -35,25 +35,25 @@ class PatchRemove(_Operation, tag="remove"):
 
 
 class PatchReplace(_Operation, tag="replace"):
-    """Replace what is there."""
+    """Replace the value at the path."""
 
     value: Json
 
 
 class PatchMove(_Operation, tag="move", rename={"source": "from"}):
-    """Move what is there to another place."""
+    """Move the value at `from` to the path."""
 
     source: Pointer
 
 
 class PatchCopy(_Operation, tag="copy", rename={"source": "from"}):
-    """Copy what is there to another place."""
+    """Copy the value at `from` to the path."""
 
     source: Pointer
 
 
 class PatchTest(_Operation, tag="test"):
-    """Go on only if this is what is there."""
+    """Continue only if the path holds this value."""
 
     value: Json
 
@@ -63,15 +63,15 @@ Patch: TypeAlias = list[Operation]
 
 
 class _Misfit(Exception):
-    """An operation does not fit what is there."""
+    """An operation does not apply to the value."""
 
 
 def patched(value: Json, operations: Sequence[Operation]) -> Json:
-    """Return a value after all operations, which may change it; MISSING is a value that is not."""
+    """Apply all operations to a value, which may be modified; MISSING stands for no value."""
     if len(operations) > OPERATIONS_MAX:
         raise Refusal(
             "too_large",
-            f"a patch has {OPERATIONS_MAX:,} operations at most",
+            f"a patch can have at most {OPERATIONS_MAX:,} operations",
             limit=OPERATIONS_MAX,
             actual=len(operations),
         )
@@ -82,14 +82,14 @@ def patched(value: Json, operations: Sequence[Operation]) -> Json:
         except _Misfit as error:
             raise Refusal(
                 "patch_conflict",
-                f"operation {number} of the patch does not fit: {error}; nothing was changed",
+                f"operation {number} of the patch does not apply: {error}; nothing was changed",
                 operation=number,
             ) from None
     return patching.value
 
 
 class _Patching:
-    """A value under way."""
+    """A value while it is being patched."""
 
     def __init__(self, value: Json) -> None:
         self.value = value
@@ -108,7 +108,7 @@ class _Patching:
             case PatchMove():
                 source = _parts(operation.source, f"/{number}/from")
                 if path[: len(source)] == source and path != source:
-                    raise _invalid(f"/{number}/path", "nothing can be moved into itself")
+                    raise _invalid(f"/{number}/path", "a value cannot be moved into itself")
                 moved = self._found(source)
                 if path != source:
                     self._remove(source)
@@ -119,7 +119,7 @@ class _Patching:
                 if self._nodes_left < 0:
                     raise Refusal(
                         "too_large",
-                        f"the copies of a patch have {COPIED_NODES_MAX:,} values at most",
+                        f"a patch can copy at most {COPIED_NODES_MAX:,} values",
                         limit=COPIED_NODES_MAX,
                     )
                 self._add(path, _copied(copied))
@@ -165,7 +165,7 @@ class _Patching:
 
 
 def _copied(value: Json) -> Json:
-    """Return a value that later operations may change: what they are given stays as it was."""
+    """Return a deep copy, so that later operations do not change the original."""
     if isinstance(value, dict):
         return {name: _copied(each) for name, each in value.items()}
     return list(map(_copied, value)) if isinstance(value, list) else value
@@ -180,7 +180,7 @@ def _parts(pointer: str, where: str) -> list[str]:
     if not pointer:
         return []
     if not pointer.startswith("/") or "~" in pointer.replace("~0", "").replace("~1", ""):
-        raise _invalid(where, f"{pointer!r} is no JSON Pointer")
+        raise _invalid(where, f"{pointer!r} is not a JSON Pointer")
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/")]
 
 
@@ -191,7 +191,7 @@ def _member(inside: Json, part: str) -> Json:
         return inside[part]
     if isinstance(inside, list):
         return inside[_index(part, len(inside) - 1)]
-    raise _Misfit(f"{part!r} is asked of something that has no members")
+    raise _Misfit(f"the value that should contain {part!r} is neither an object nor an array")
 
 
 def _index(part: str, last: int) -> int:
@@ -202,7 +202,7 @@ def _index(part: str, last: int) -> int:
 
 
 def _equal(one: Json, other: Json) -> bool:
-    """Whether two values are equal as the RFC says: numbers by value, and true is no number."""
+    """Whether two values are equal by the RFC: numbers by value, and true is not a number."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

@@ -1,4 +1,4 @@
-"""How much one token may ask for, and a count of what was refused."""
+"""The limits of a token's requests, and a count of refused ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AUDITED = frozenset({"unauthorized", "forbidden", "foreign_host", "foreign_origi
 
 
 class Usage:
-    """What tokens use of the server at this moment."""
+    """What each token currently uses of the server."""
 
     def __init__(self, limits: ServerLimits, metrics: Metrics) -> None:
         self._limits = limits
@@ -28,7 +28,7 @@ class Usage:
         self._streams: Counter[str] = Counter()
 
     def count_request(self, token: Token) -> None:
-        """Refuse a token that asks more often than it may; a short burst is allowed."""
+        """Refuse a token that exceeds its rate; a short burst is allowed."""
         rate = self._limits.requests_per_second
         if rate is None:
             return
@@ -42,10 +42,10 @@ class Usage:
 
     @contextlib.contextmanager
     def following(self, token: Token) -> Iterator[None]:
-        """Count a follower while it follows."""
+        """Count a follower for as long as it follows."""
         most = self._limits.streams_per_token
         if self._streams[token.id] >= most:
-            raise Refusal("rate_limited", f"the token follows {most:,} times already")
+            raise Refusal("rate_limited", f"the token already follows {most:,} times")
         self._streams[token.id] += 1
         self._metrics.followers += 1
         try:
@@ -58,19 +58,19 @@ class Usage:
 
 
 class Refusals:
-    """Requests that were not let in; the audit trail has them once a minute, as counts."""
+    """Refused requests; their counts are written to the audit trail once a minute."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
         self._counts: Counter[str] = Counter()
 
     def note(self, code: str) -> None:
-        """Count a refusal, if it is of those that are audited."""
+        """Count a refusal, if its code is one that is audited."""
         if code in AUDITED:
             self._counts[code] += 1
 
     async def flush(self) -> None:
-        """Write down what was counted."""
+        """Write the counts to the audit trail."""
         counts, self._counts = self._counts, Counter()
         for code, count in counts.items():
             try:

@@ -1,4 +1,4 @@
-"""What a route gets and gives: a request that was let in, and the answer to it."""
+"""What a handler takes and returns: an admitted request, and the response to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = "application/json"
 
 
 class Nothing:
-    """Stands for the body of an answer that has none."""
+    """Stands for the body of a response that has none."""
 
 
 NOTHING: Final = Nothing()
@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Answer:
-    """An answer to a request; a body that is not bytes is sent as JSON."""
+    """A response; a body that is not bytes is sent as JSON."""
 
     status: int = 200
     body: Any = NOTHING
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Headers:
-    """The headers of a request, by their names in lower case."""
+    """The headers of a request, by lower-case name."""
 
     def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
         self._values: dict[str, str] = {}
@@ -55,13 +55,13 @@ class Headers:
             self._values[name] = value if known is None else f"{known}, {value}"
 
     def get(self, name: str) -> str | None:
-        """Return a header; one that was sent several times is a list of its values."""
+        """Return a header; the values of one that was sent several times are joined by commas."""
         return self._values.get(name)
 
 
 @dataclass(slots=True)
 class Call:
-    """A request that was let in."""
+    """An admitted request."""
 
     context: Context
     endpoint: Endpoint
@@ -74,7 +74,7 @@ class Call:
     raw_body: bytes = b""
     is_websocket: bool = False
     peer: str = ""
-    """Whence the request comes."""
+    """The address that the request comes from."""
     found: Session[Any] | None = None
 
     @property
@@ -85,7 +85,7 @@ class Call:
 
     @property
     def wants_events(self) -> bool:
-        """Whether the client follows, over a WebSocket or as server-sent events."""
+        """Whether the client wants to follow, over a WebSocket or as server-sent events."""
         accepted = self.headers.get("accept") or ""
         return self.is_websocket or "text/event-stream" in accepted
 
@@ -95,17 +95,17 @@ class Call:
         return self.context.store
 
     def address(self, noun: str, id: str) -> str:
-        """Return the address of something by its id, as a header takes it."""
+        """Return the path of a resource, as used in a header."""
         return f"{self.context.options.base_path}/{noun}/{quote(id, safe='')}"
 
     @property
     def acting_store(self) -> AsyncStore:
-        """The store in the token's name, for what the audit trail tells of."""
+        """The store on behalf of the token, for operations that the audit trail records."""
         return self.context.store.on_behalf_of(self.token)
 
     @property
     def acting(self) -> Session[Any]:
-        """The session of the path, in the token's name."""
+        """The session of the path, on behalf of the token."""
         found = self.session
         place = (found.id, found.number, found.root_id, found.name)
         return Session(self.acting_store.runtime, *place)

@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus."""
+"""The server's metrics, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """Counts of requests by route and status, how long they took, and who follows."""
+    """Counts and durations of requests by route and status, and the number of followers."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -20,11 +20,11 @@ class Metrics:
         self._seconds: Counter[tuple[str, str]] = Counter()
         self.followers = 0
         self.answering = 0
-        """Requests that are under way, those that follow left out."""
+        """The number of requests in progress, without those that follow."""
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is under way."""
+        """Count a request while it is in progress."""
         self.answering += 1
         try:
             yield
@@ -33,7 +33,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Leave out a request that is under way while it only waits."""
+        """Do not count a request in progress while it only waits."""
         self.answering -= 1
         try:
             yield
@@ -41,7 +41,7 @@ class Metrics:
             self.answering += 1
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one request; `route` is the path with its names, never with their values."""
+        """Count one request; `route` is the path template, never the actual path."""
         place = (method, route)
         self._requests[*place, status] += 1
         self._seconds[place] += seconds  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class Metrics:
         counts[bisect_left(BUCKETS, seconds)] += 1
 
     def text(self) -> str:
-        """Return everything that was counted."""
+        """Return all metrics."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -68,6 +68,6 @@ class Metrics:
                 yield f'holdfast_request_seconds_bucket{{{labels},le="{bound}"}} {total}'
             yield f"holdfast_request_seconds_sum{{{labels}}} {self._seconds[place]:.6f}"
             yield f"holdfast_request_seconds_count{{{labels}}} {total}"
-        yield "# HELP holdfast_followers Clients that follow now."
+        yield "# HELP holdfast_followers Clients that are following."
         yield "# TYPE holdfast_followers gauge"
         yield f"holdfast_followers {self.followers}"

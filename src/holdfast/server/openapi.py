@@ -1,4 +1,4 @@
-"""The OpenAPI description, made from the table of routes."""
+"""The OpenAPI description, generated from the table of routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITH_BODY = ("malformed", "unsupported_media_type", "too_large", "invalid_reques
 WITH_WRITE = ("read_only", "store_full")
 PATH = {
     "id": "The session's id.",
-    "key": "The key, percent-encoded once; it may hold slashes and dots.",
+    "key": "The key, percent-encoded once; it may contain slashes and dots.",
     "version": "The number of a checkpoint.",
 }
 HEADERS = {
@@ -34,7 +34,7 @@ HEADERS = {
     "x-merge-strategy": ("How the values of keys are merged.", "^(deep|shallow)$"),
     "last-event-id": ("The position of the last event seen; it overrides the query.", None),
     "idempotency-key": (
-        "Any unique text; a request that is sent again with it takes effect once.",
+        "Any unique text; a request repeated with the same text takes effect once.",
         r"^[!#-\[\]-~]{1,255}$",
     ),
 }
@@ -150,7 +150,7 @@ DESCRIPTIONS = {
 
 
 def problems_of(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return the codes that a route may answer with."""
+    """Return the problem codes that a route may respond with."""
     codes = [*EVERY_REQUEST, *endpoint.problems]
     if endpoint.permission is not None:
         codes += WITH_TOKEN

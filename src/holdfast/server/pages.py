@@ -15,25 +15,25 @@ from .messages import Answer, Call
 
 PAGE = 100
 
-Limit = Annotated[int, msgspec.Meta(ge=1, description="At most this many; more are cut to 1,000.")]
-Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the page before.")]
+Limit = Annotated[int, msgspec.Meta(ge=1, description="Return at most this many; capped at 1,000.")]
+Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the previous page.")]
 
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which part of a list."""
+    """Which page of a list to return."""
 
     limit: Limit = PAGE
     cursor: Cursor | None = None
 
 
 def limit_of(call: Call) -> int:
-    """Return how many a page has."""
+    """Return the number of items on a page."""
     wanted: int = call.query.limit
     return min(wanted, call.context.options.limits.page)
 
 
 def place_of(call: Call) -> int | None:
-    """Return the number that the request's cursor stands for."""
+    """Return the number that the request's cursor encodes."""
     cursor = call.query.cursor
     if cursor is None:
         return None
@@ -44,7 +44,7 @@ def place_of(call: Call) -> int | None:
 
 
 def moment_of(call: Call) -> tuple[int | None, str | None]:
-    """Return the sequence and the name that the request's cursor stands for."""
+    """Return the sequence and the name that the request's cursor encodes."""
     cursor = call.query.cursor
     if cursor is None:
         return None, None
@@ -58,11 +58,11 @@ def moment_of(call: Call) -> tuple[int | None, str | None]:
 
 
 def _foreign() -> Refusal:
-    return Refusal("invalid_request", "the cursor is not one of this list", pointer="cursor")
+    return Refusal("invalid_request", "the cursor does not belong to this list", pointer="cursor")
 
 
 def next_cursor(found: list[Any], limit: int, number: str, at: int | None = None) -> str | None:
-    """Return the cursor behind a full page; a short one is the last. It pins the sequence `at`."""
+    """Return the cursor after a full page; a short one is the last. It pins the sequence `at`."""
     if len(found) < limit:
         return None
     place = str(getattr(found[-1], number))

@@ -1,4 +1,4 @@
-"""Problems as HTTP answers with them."""
+"""Problems as HTTP responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RETRY_SECONDS = 1
 
 
 def answer_of(error: Exception, instance: str) -> Answer:
-    """Return the answer to a request that ended with an error; what it must not tell is logged."""
+    """Return the response to a request that failed; details that it must not reveal are logged."""
     body = problem_of(error, instance)
     if body["error"] == "internal":
         return Answer(body["status"], body, {}, content_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Connections: a deadline for each request, a limit of how many, and handshakes that fail."""
+"""Connections: a deadline for each request, a limit on their number, and failed handshakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .problems import answer_of
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket that refuses a malformed handshake as any other malformed request."""
+    """A WebSocket that refuses a malformed handshake like any other malformed request."""
 
     def handle_connect(self, event: Request) -> None:
         """Begin with a handshake, or refuse it."""
@@ -30,7 +30,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._refuse(code, str(self.conn.handshake_exc))
 
     def write_now(self, frames: bytes) -> bool:
-        """Write frames that were made for many sockets, if nothing waits before them."""
+        """Write frames that were built for many sockets, if nothing is queued before them."""
         is_possible = self.handshake_complete and self.writable.is_set()
         if not is_possible or self.disconnected or self.close_sent:
             return False
@@ -38,13 +38,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends; a handshake that cannot be read is refused at once."""
+        """Receive data from the client; a handshake that cannot be parsed is refused at once."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.close_sent:
             self._refuse("malformed", str(self.conn.handshake_exc))
 
     async def send(self, message: Any) -> None:
-        """Send a message; with a whole answer that refuses it, a handshake is complete."""
+        """Send a message; a complete response that refuses the handshake also completes it."""
         await super().send(message)
         is_end = message["type"] == "websocket.http.response.body"
         if is_end and not message.get("more_body", False):
@@ -52,7 +52,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _refuse(self, code: str, why: str) -> None:
         headers = {"allow": "GET", "sec-websocket-version": "13", "connection": "close"}
-        refusal = Refusal(code, f"the handshake of a WebSocket fails: {why}", headers=headers)
+        refusal = Refusal(code, f"the WebSocket handshake failed: {why}", headers=headers)
         answer = answer_of(refusal, "")
         content = answer.content()
         fields = {"content-type": answer.content_type, "content-length": str(len(content))}
@@ -64,10 +64,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
-    """Return a protocol that gives up clients which do not finish a request in time."""
+    """Return a protocol that drops clients that do not send a whole request in time."""
 
     class LimitedProtocol(H11Protocol):
-        """A connection whose client has so long to send a whole request."""
+        """A connection with a deadline for sending a whole request."""
 
         _deadline: asyncio.TimerHandle | None = None
 
@@ -82,7 +82,7 @@ def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
             super().data_received(data)
             their_state = self.conn.their_state
             has_begun = their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-            # To h11, a request that became a WebSocket never ends.
+            # For h11, a request that was upgraded to a WebSocket never ends.
             if their_state is h11.SEND_BODY or has_begun:
                 self._wait()
             else:
@@ -103,7 +103,7 @@ def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
 
         def _give_up(self) -> None:
             self._deadline = None
-            # A WebSocket has the same time for its handshake, and lasts if that has succeeded.
+            # The same deadline applies to the handshake of a WebSocket, and to nothing after it.
             current: Any = self.transport.get_protocol()
             if current is self or (current is not None and not current.handshake_complete):
                 self.transport.abort()

@@ -1,4 +1,4 @@
-"""Writes of a request: made once for an Idempotency-Key, and conflicts written down."""
+"""Writes by requests: applied once per Idempotency-Key, with conflicts recorded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def write(
     *,
     is_composed: bool = False,
 ) -> Answer:
-    """Make a change of the request's session and return what `shape` makes of its outcome.
+    """Apply a change to the request's session and return its outcome, converted by `shape`.
 
-    `change` gets the session in the colour that is needed and returns what its method returns. One
-    that is composed of several calls is always run in one transaction.
+    `change` takes the session in the colour that is needed and returns what its method returns. One
+    that makes several calls (`is_composed`) always runs in one transaction.
     """
     key = key_of(call)
     if key is None and not is_composed:
@@ -40,7 +40,7 @@ async def write(
     try:
         return await transact(call, lambda tx: change(tx.within(call.session)), shape)
     except VersionConflict as conflict:
-        # Inside a transaction of ours, state leaves that to us.
+        # Inside a caller's transaction, state does not record conflicts itself.
         with contextlib.suppress(HoldfastError):
             await ConflictLog(call.session).add(conflict.fields, 1, False)
         raise
@@ -49,7 +49,7 @@ async def write(
 async def transact(
     call: Call, change: Callable[[Any], Op[Any]], shape: Callable[[Any], Answer]
 ) -> Answer:
-    """Run operations of the store in one commit and return what `shape` makes of their outcome."""
+    """Run operations in one transaction and return their outcome, converted by `shape`."""
     key = key_of(call)
     if key is None:
         return shape(await call.store.run(change))
@@ -92,7 +92,7 @@ def _ref(session: Session[Any] | None) -> SessionRef | None:
 
 
 def key_of(call: Call) -> str | None:
-    """Return the idempotency key of a request: a quoted string, or the bare text."""
+    """Return the idempotency key of a request, quoted or not."""
     given = call.headers.get(HEADER)
     if given is None:
         return None
@@ -101,7 +101,7 @@ def key_of(call: Call) -> str | None:
     if not 0 < len(given) <= KEY_CHARACTERS_MAX or not given.isprintable():
         raise Refusal(
             "invalid_request",
-            f"Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} printable characters",
+            f"Idempotency-Key must have 1 to {KEY_CHARACTERS_MAX} printable characters",
             pointer=HEADER,
         )
     return given

@@ -1,4 +1,4 @@
-"""Wake-ups for clients: over one WebSocket each is told which of its topics were rung."""
+"""Wake-ups for clients: a WebSocket that reports which of a client's topics were signalled."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _encode = msgspec.json.encode
 
 
 class Ringing:
-    """The topics of one client, and those of them that it has yet to be told of."""
+    """The topics of one client, and those that were signalled but not yet reported to it."""
 
     def __init__(self, signals: Signals, root_id: str | None) -> None:
-        """A client that is limited to a tree is woken by changes of that tree alone."""
+        """A client that is limited to a tree is woken only by changes in that tree."""
         self._signals = signals
         self._root_id = root_id
         self._leaving: dict[str, Callable[[], None]] = {}
@@ -36,10 +36,10 @@ class Ringing:
         self._has_rung = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.check: Callable[[], Awaitable[None]] | None = None
-        """Raises when the token no longer allows to listen."""
+        """Raises when the token no longer permits listening."""
 
     async def serve(self, send: Send, receive: Receive) -> None:
-        """Tell what is rung until the client goes."""
+        """Report signalled topics until the client disconnects."""
         await send({"type": "websocket.accept"})
         try:
             await until_gone(self._told(send), self._asked(receive))
@@ -72,31 +72,31 @@ class Ringing:
                 return
 
     def _take(self, message: Any) -> None:
-        """Listen to what a message asks for."""
+        """Start and stop listening to the topics in a message."""
         try:
             topics = _decode(message.get("text") or message.get("bytes") or b"")
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise Refusal("invalid_request", "a message lists topics") from None
+            raise Refusal("invalid_request", "a message must list topics") from None
         for topic in topics.leave:
             if topic in self._leaving:
                 self._leaving.pop(topic)()
         new = dict.fromkeys(each for each in topics.listen if each not in self._leaving)
         if len(self._leaving) + len(new) > TOPICS_MAX:
-            raise Refusal("too_large", f"a client listens to {TOPICS_MAX:,} topics at most")
+            raise Refusal("too_large", f"a client can listen to at most {TOPICS_MAX:,} topics")
         for topic in new:
             if len(topic) > TOPIC_CHARACTERS_MAX or topic.startswith(LOCAL_TOPIC):
-                raise Refusal("invalid_request", "this is no topic of a store")
+                raise Refusal("invalid_request", "this is not a topic of a store")
             wanted = topic if self._root_id is None else TREE_TOPIC + self._root_id
             self._leaving[topic] = self._signals.watch([wanted], partial(self._ring, topic))
-            # What was rung before this may have been missed.
+            # A signal before this moment may have been missed.
             self._ring(topic)
 
     def _ring(self, topic: str) -> None:
-        """Note a ring, on whichever thread it comes."""
+        """Record that a topic was signalled; may be called on any thread."""
         with self._rung_lock:
             is_first = not self._rung
             self._rung.add(topic)
         if is_first:
-            # A client may be told while the loop ends.
+            # The event loop may be closing.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._has_rung.set)

@@ -1,4 +1,4 @@
-"""The server as a process: its socket, its life and its end."""
+"""The server as a process: its socket, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
 AUDIT_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The largest start of a request that is looked at; what is above the limit of headers is told so.
+# How much of a request's head is parsed; beyond the limit of headers, it is refused as too large.
 START_BYTES_MAX = 65_536
 
 
@@ -48,7 +48,7 @@ class Address:
     def __post_init__(self) -> None:
         require_whole("port", self.port, 0, 65_535)
         if (self.certfile is None) != (self.keyfile is None):
-            raise InvalidArgument("--certfile and --keyfile belong together")
+            raise InvalidArgument("--certfile and --keyfile must be given together")
         is_open = self.uds is None and not is_loopback(self.host)
         if is_open and self.certfile is None and not self.is_insecure:
             raise InvalidArgument(
@@ -58,17 +58,17 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """How URLs begin."""
+        """The scheme of the server's URLs."""
         return "http" if self.certfile is None else "https"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address can be reached only from this machine."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 class Application:
-    """Opens the store when the server starts, and closes it when it ends."""
+    """Opens the store when the server starts, and closes it when the server stops."""
 
     def __init__(self, place: Mapping[str, Any], options: Options) -> None:
         self._place = place
@@ -76,7 +76,7 @@ class Application:
         self.api: Api | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or begin and end."""
+        """Serve a request, or handle startup and shutdown."""
         if scope["type"] != "lifespan":
             assert self.api is not None
             await self.api(scope, receive, send)
@@ -95,14 +95,14 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     def stop(self) -> None:
-        """Let followers end, and be told as not ready."""
+        """Report the server as not ready, and end its followers."""
         if self.api is not None:
             self.api.context.stop()
 
 
 @contextlib.asynccontextmanager
 async def _upkeep(store: stores.AsyncStore, options: Options) -> AsyncGenerator[None, None]:
-    """Sweep and prune as a worker does: remote workers leave it to the server."""
+    """Sweep and prune as a worker does; remote workers leave that to the server."""
     if options.is_read_only:
         yield
         return
@@ -116,7 +116,7 @@ async def _upkeep(store: stores.AsyncStore, options: Options) -> AsyncGenerator[
 
 
 async def _audit(context: Context) -> None:
-    """Write down what was refused, and remember how old what waits is, once a minute."""
+    """Once a minute, write refusals to the audit trail and record the age of waiting work."""
     while True:
         await asyncio.sleep(AUDIT_SECONDS)
         await context.refusals.flush()
@@ -125,7 +125,7 @@ async def _audit(context: Context) -> None:
 
 
 class Process(uvicorn.Server):
-    """A server that tells when it is ready, and its followers when it ends."""
+    """A server that calls back when it is ready, and ends its followers when it shuts down."""
 
     def __init__(
         self, config: uvicorn.Config, application: Application, ready: Callable[[], None]
@@ -136,7 +136,7 @@ class Process(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Let signals end the server; uvicorn would raise them once more when it has ended."""
+        """Let signals stop the server; uvicorn would raise them again after it has stopped."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -148,20 +148,20 @@ class Process(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
+        """Start serving."""
         await super().startup(sockets)
         if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish what is under way."""
+        """End followers, and finish the requests in progress."""
         self._application.stop()
         await super().shutdown(sockets)
 
 
 @dataclass(slots=True)
 class Serving:
-    """A socket that is bound, and what is served on it."""
+    """A bound socket, and what is served on it."""
 
     place: Mapping[str, Any]
     address: Address
@@ -175,7 +175,7 @@ class Serving:
 
     @property
     def url(self) -> str:
-        """Where the server answers."""
+        """The URL of the server."""
         if self.address.uds is not None:
             path = quote(os.path.abspath(self.address.uds), safe="")
             return f"http+unix://{path}{self.options.base_path}"
@@ -184,7 +184,7 @@ class Serving:
         return f"{self.address.scheme}://{shown}:{port}{self.options.base_path}"
 
     def process(self, ready: Callable[[], None] = lambda: None) -> Process:
-        """Return the server, to run in an event loop of its own."""
+        """Return the server, to be run in its own event loop."""
         application = Application(self.place, self.options)
         limits = self.options.limits
         config = uvicorn.Config(
@@ -209,7 +209,7 @@ class Serving:
         return Process(config, application, ready)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until a signal comes."""
+        """Serve until a signal arrives."""
         process = self.process(ready)
         try:
             process.run(sockets=[self.socket])
@@ -223,18 +223,18 @@ class Serving:
         await self.process(ready).serve(sockets=[self.socket])
 
     def close(self) -> None:
-        """Free the address."""
+        """Release the address."""
         self.socket.close()
         if self.address.uds is not None:
             Path(self.address.uds).unlink(missing_ok=True)
 
 
 def bound(address: Address) -> socket.socket:
-    """Return a socket that listens at an address."""
+    """Return a socket bound to an address."""
     if address.uds is not None:
         return _bound_unix(address.uds)
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # Only of a socket that is known to be TCP does asyncio send small answers without delay.
+    # asyncio disables Nagle's delay only for a socket that is known to be TCP.
     bound_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -243,24 +243,24 @@ def bound(address: Address) -> socket.socket:
         bound_socket.close()
         raise InvalidArgument(
             f"cannot listen at {address.host} port {address.port}: {error.strerror}; "
-            "--port names another port, 0 any that is free"
+            "choose another port with --port, or 0 for any free one"
         ) from None
     return bound_socket
 
 
 def _bound_unix(path: str) -> socket.socket:
-    """Return a socket in the file system that only its owner can use."""
+    """Return a Unix domain socket that only its owner can use."""
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise InvalidArgument(f"{path} is there and is no socket; nothing was changed")
+            raise InvalidArgument(f"{path} exists and is not a socket; nothing was changed")
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(path)
             except OSError:
-                # A server that was killed has left it behind.
+                # Left behind by a server that was killed.
                 os.unlink(path)
             else:
-                raise InvalidArgument(f"another server listens at {path}")
+                raise InvalidArgument(f"another server is already listening at {path}")
     bound_socket = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:

@@ -1,4 +1,4 @@
-"""The first start: a token in a file that only its owner can read, and what to do next."""
+"""The first start: a token in a file that only its owner can read, and the text that is printed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ EXAMPLE_SESSION = "my-agent"
 
 @dataclass(frozen=True, slots=True)
 class StartToken:
-    """The token that the first start has made, and where its secret is kept."""
+    """The token that the first start created, and the file that holds its secret."""
 
     path: Path
     secret: str | None
-    """None if tokens are kept elsewhere."""
+    """None if the secret is not in this file."""
     id: str | None = None
     is_new: bool = False
 
 
 def start_token(place: Mapping[str, Any], *, is_read_only: bool) -> StartToken:
-    """Return the token of this store's file; the first start makes it."""
+    """Return the token from this store's token file; the first start creates it."""
     mode = "read" if is_read_only else "write"
     with stores.open(**{"mode": mode, **place}) as store:
         path = token_path(store)
@@ -45,14 +45,14 @@ def start_token(place: Mapping[str, Any], *, is_read_only: bool) -> StartToken:
 
 
 def _kept(store: stores.Store, path: Path) -> StartToken | None:
-    """Return the token in the file, if it is one of the store."""
+    """Return the token in the file, if it is a token of the store."""
     secret = _read(path)
     known = None if secret is None else store.tokens.find(secret)
     return None if known is None else StartToken(path, secret, known.id)
 
 
 def _made(store: stores.Store, path: Path) -> StartToken:
-    """Make a token, unless there are others."""
+    """Create a token, unless the store has others."""
     now = store.now_ms()
     alive = [
         token
@@ -61,11 +61,11 @@ def _made(store: stores.Store, path: Path) -> StartToken:
     ]
     name = NAME
     if not isinstance(store.runtime.target, SqliteTarget):
-        # Another machine keeps the secret of the token that it has made.
+        # Several machines may serve one database, and each has its own token and file.
         name = f"{NAME} {socket.gethostname()}"
     if any(token.name != name for token in alive):
         return StartToken(path, None)
-    # One without its file is left by a start that was killed in between.
+    # A token without its file was left by a start that was killed in between.
     for token in alive:
         store.tokens.revoke(token.id)
     made = store.tokens.create(name, permission="admin")
@@ -75,7 +75,7 @@ def _made(store: stores.Store, path: Path) -> StartToken:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other servers that start at this moment from making a token too."""
+    """Prevent servers that start at the same moment from creating a token each."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -86,7 +86,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def token_path(store: stores.Store) -> Path:
-    """Return where the token of a store is kept: beside its file, or in the user's settings."""
+    """Return the token file of a store: beside the database file, or in the user's settings."""
     target = store.runtime.target
     if isinstance(target, SqliteTarget):
         return Path(f"{target.path}.token")
@@ -111,7 +111,7 @@ def _write(path: Path, secret: str) -> None:
 
 
 def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
-    """Return what a start tells: as data, and as text."""
+    """Return what is printed at the start: as data, and as text."""
     is_kept = token.secret is not None
     dashboard = _dashboard(serving, token)
     data: dict[str, Any] = {
@@ -124,7 +124,7 @@ def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
         lines.append(f"Dashboard: {dashboard}")
     if token.is_new:
         lines.append(f"Token: {token.secret}")
-        lines.append(f"It is kept in {token.path}, which only you can read.")
+        lines.append(f"It is stored in {token.path}, which only you can read.")
     elif is_kept:
         lines.append(f"The token is in {token.path}.")
     else:
@@ -141,7 +141,7 @@ def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
 
 
 def mcp_configurations(serving: Serving) -> dict[str, Any]:
-    """Return what to paste into an MCP client, by transport."""
+    """Return the configurations to paste into an MCP client, by transport."""
     store = parse(serving.place["url"], serving.place["namespace"]).shown
     found = {"stdio": stdio_configuration(store, EXAMPLE_SESSION)}
     if serving.address.uds is None:
@@ -150,7 +150,7 @@ def mcp_configurations(serving: Serving) -> dict[str, Any]:
 
 
 def _dashboard(serving: Serving, token: StartToken) -> str | None:
-    """Return where people look; the address signs one browser in, within a minute."""
+    """Return the URL of the dashboard; it signs in one browser, within a minute."""
     if serving.address.uds is not None:
         return None
     place = f"{serving.url}/ui/"

@@ -23,7 +23,7 @@ WriteNow = Callable[[bytes], bool]
 COMMENT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 RETRY_MS = 2_000
-# Of WebSockets: go on later, the server stops, and what stands against following, as HTTP has it.
+# Close codes of WebSockets: try again later, the server stops, and 4000 + the HTTP status.
 TRY_AGAIN, STOPPING, OWN_CODES = 1013, 1012, 4000
 
 SSE_HEADERS = {
@@ -34,27 +34,27 @@ SSE_HEADERS = {
 
 
 class Follower(Protocol):
-    """Gives the changes of a feed, one after the other."""
+    """Returns the changes of a feed, one after another."""
 
     async def begin(self) -> None:
-        """Begin to follow; what stands against it is raised here."""
+        """Begin to follow; an error that prevents following is raised here."""
 
     async def next(self) -> Frames[Any] | None:
-        """Return the next change; None now and then, to look whether following is still allowed."""
+        """Return the next change, or None at intervals, so that access can be checked again."""
 
     async def close(self) -> None:
         """Stop following."""
 
 
 class Alone:
-    """A follower with a reader of its own."""
+    """A follower with its own reader."""
 
     def __init__(self, frames: AsyncGenerator[Frames[Any], None]) -> None:
         self._frames = frames
         self._next: asyncio.Task[Frames[Any]] | None = None
 
     async def begin(self) -> None:
-        """There is nothing to do beforehand."""
+        """Do nothing: reading starts with the first change."""
 
     async def next(self) -> Frames[Any] | None:
         """Return the next change, or None if there was none for some time."""
@@ -77,22 +77,22 @@ class Alone:
 
 @dataclass(slots=True)
 class Following:
-    """What a route gives that is followed: the feed, and which of its messages are wanted."""
+    """What a handler returns for a client that follows: the feed, and the messages it wants."""
 
     follower: Follower
     kinds: frozenset[str] | None = None
     values: bool = True
     check: Callable[[], Awaitable[None]] | None = None
-    """Raises when the token no longer allows to follow."""
+    """Raises when the token no longer permits following."""
     last: str = ""
-    """The place of the last change that was sent whole."""
+    """The place of the last change that was sent completely."""
 
     def wanted(self, frames: Frames[Any]) -> list[tuple[str, str]]:
-        """Return the messages of a change that are sent."""
+        """Return the messages of a change that the client wants."""
         return frames.of(self.kinds, values=self.values)
 
     def delivered(self, write_now: WriteNow, frames: Frames[Any]) -> bool:
-        """Deliver a change at once, if that is possible."""
+        """Deliver a change at once if possible, and return whether it was."""
         packed = frames.packed(self.kinds, values=self.values)
         is_done = not packed or write_now(packed)
         if is_done:
@@ -101,7 +101,7 @@ class Following:
 
 
 class Looking:
-    """Looks now and then whether a client may still follow, also while there is much to tell."""
+    """Checks at intervals that a client may still follow, even while there is much to send."""
 
     def __init__(self, check: Callable[[], Awaitable[None]] | None) -> None:
         self._check = check
@@ -109,7 +109,7 @@ class Looking:
         self._looked_at = self._loop.time()
 
     async def look(self, *, is_idle: bool) -> None:
-        """Look, if it is time to or there is nothing else to do; raise if following must end."""
+        """Check, if it is time to or there is nothing else to do; raise if following must end."""
         now = self._loop.time()
         if self._check is not None and (is_idle or now - self._looked_at >= TICK_SECONDS):
             self._looked_at = now
@@ -118,7 +118,7 @@ class Looking:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How changes, pauses and the end are told."""
+    """How changes, keep-alives and the end are sent."""
 
     deliver: Callable[[Frames[Any]], Awaitable[None]]
     pause: Callable[[], Awaitable[None]]
@@ -126,7 +126,7 @@ class Wire:
 
 
 async def send_events(following: Following, send: Send, receive: Receive) -> None:
-    """Send what is followed as server-sent events until the client goes."""
+    """Send changes as server-sent events until the client disconnects."""
     await following.follower.begin()
     headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -136,7 +136,7 @@ async def send_events(following: Following, send: Send, receive: Receive) -> Non
 
     async def deliver(frames: Frames[Any]) -> None:
         parts = following.wanted(frames)
-        # Only the last message of a change has its place: a reconnect never splits one.
+        # Only the last message of a change carries its place, so that a reconnect never splits one.
         ids = [""] * (len(parts) - 1) + [f"id: {frames.place}\n"]
         text = "".join(
             f"{id}event: {kind}\ndata: {data}\n\n"
@@ -161,10 +161,10 @@ async def send_events(following: Following, send: Send, receive: Receive) -> Non
 async def send_frames(
     following: Following, send: Send, receive: Receive, *, write_now: WriteNow | None = None
 ) -> None:
-    """Send what is followed as WebSocket messages until the client goes.
+    """Send changes as WebSocket messages until the client disconnects.
 
-    With `write_now`, a client that has taken everything so far gets the frames of a change, made
-    once for all followers, without a task of its own being woken.
+    With `write_now`, a client that has read everything so far gets the frames of a change, which
+    are built once for all followers, without waking a task of its own.
     """
     await send({"type": "websocket.accept"})
 
@@ -177,7 +177,7 @@ async def send_frames(
         await send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def pause() -> None:
-        """A WebSocket has pings of its own."""
+        """Do nothing: a WebSocket has its own pings."""
 
     try:
         await following.follower.begin()
@@ -190,7 +190,7 @@ async def send_frames(
 
 
 async def refuse_websocket(answer: Answer, scope: MutableMapping[str, Any], send: Send) -> None:
-    """Answer a handshake with a problem."""
+    """Respond to a handshake with a problem."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": OWN_CODES + answer.status})
         return
@@ -239,13 +239,13 @@ async def until_gone(sending: Awaitable[None], going: Awaitable[None]) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
-        # An OSError is a client that has gone while it was sent something.
+        # An OSError means that the client disconnected while something was being sent.
         if not task.cancelled() and not isinstance(task.exception(), OSError):
             task.result()
 
 
 def closing(error: Exception, last: str) -> tuple[int, str]:
-    """Return how a WebSocket is closed; the reason says where to go on."""
+    """Return the code and reason to close a WebSocket with; the reason says where to continue."""
     if isinstance(error, Lagging):
         return TRY_AGAIN, f"after={last}"
     if isinstance(error, Refusal) and error.code == "unavailable":

@@ -1,4 +1,4 @@
-"""Calls and wake-ups of our own client; they are not part of the described interface."""
+"""Calls and wake-ups of our own client; they are not part of the documented interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def call_operation(call: Call) -> Answer:
 
 @routes.add("GET", RINGS_PATH, "read", is_hidden=True, is_followed=True)
 async def listen(call: Call) -> Ringing:
-    """Tell over a WebSocket which topics are rung."""
+    """Report over a WebSocket which topics are signalled."""
     if not call.is_websocket:
-        raise Refusal("not_found", "this address takes WebSockets")
+        raise Refusal("not_found", "this route accepts only WebSockets")
     return Ringing(call.store.runtime.signals, call.token.root_id)

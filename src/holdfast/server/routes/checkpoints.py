@@ -27,33 +27,33 @@ Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class CheckpointsQuery(pages.PageQuery):
-    """Which versions."""
+    """Which versions to list."""
 
     kind: Kind | None = None
 
 
 class LoadQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """How much of each list."""
+    """How much of each list to return."""
 
     last: Number | None = None
 
 
 class DiffQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which two versions."""
+    """The two versions to compare."""
 
     a: Number
     b: Number
 
 
 class AppendPart(msgspec.Struct, forbid_unknown_fields=True):
-    """What a list channel grows by."""
+    """The items to append to a list channel."""
 
     channel: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     items: list[Json]
 
 
 class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A new version: channels that are set, or one that grows."""
+    """A new version: channels to set, or a list channel to append to."""
 
     channels: dict[str, Json] = {}
     append: AppendPart | None = None
@@ -72,7 +72,7 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True):
 
 CheckpointsShape = struct(
     "CheckpointsShape",
-    "A page of versions, the newest first.",
+    "A page of versions, newest first.",
     checkpoints=CHECKPOINT.many,
     next_cursor=str | None,
 )
@@ -80,7 +80,7 @@ CheckpointsShape = struct(
 
 NotUndone = struct(
     "NotUndone",
-    "An effect that still stands, and why.",
+    "An effect that was not undone, and why.",
     effect=EFFECT.type,
     reason=str,
 )
@@ -88,7 +88,7 @@ NotUndone = struct(
 
 RewoundShape = struct(
     "RewoundShape",
-    "The record of a rewind, and what it left in the world.",
+    "The record of a rewind, and the effects that it did not undo.",
     checkpoint=CHECKPOINT.type,
     undone=EFFECT.many,
     irreversible=EFFECT.many,

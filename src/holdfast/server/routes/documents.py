@@ -32,7 +32,7 @@ class InitialBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DocumentBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The document that the state becomes."""
+    """The new document of the state."""
 
     state: dict[str, Json]
 
@@ -121,7 +121,9 @@ async def patch_state(call: Call) -> Answer:
         return await _patched(call, version)
     strategy = (call.headers.get(STRATEGY) or "deep").lower()
     if strategy not in {"deep", "shallow"}:
-        raise Refusal("invalid_request", "X-Merge-Strategy is deep or shallow", pointer=STRATEGY)
+        raise Refusal(
+            "invalid_request", "X-Merge-Strategy must be deep or shallow", pointer=STRATEGY
+        )
     patch, created_at = call.body, await _created_at(call)
 
     def change(session: Any) -> Any:
@@ -136,14 +138,14 @@ async def _patched(call: Call, version: int | None) -> Answer:
     created_at = await _created_at(call)
 
     def change(session: Any) -> Op[StateSnapshot]:
-        # Nobody writes between the read and the write.
+        # The read and the write are in one transaction.
         yield Lock(session.root_id)
         before: StateSnapshot = yield from session.state.snapshot()
         document: Any = before.document
         if version in {None, before.version}:
             document = patched(dict(document), call.body)
             if not isinstance(document, dict):
-                raise Refusal("invalid_request", "the whole state is an object")
+                raise Refusal("invalid_request", "the whole state must be an object")
         after: StateSnapshot = yield from session.state.replace(document, if_version=version)
         return after
 

@@ -23,7 +23,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class EffectsQuery(pages.PageQuery):
-    """Which effects."""
+    """Which effects to list."""
 
     session: Name | None = None
     item: Name | None = None

@@ -23,7 +23,7 @@ Json = Any
 
 
 class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which part of the log."""
+    """Which part of the log to read."""
 
     since: Version = 0
     limit: Annotated[int, msgspec.Meta(ge=1)] = 100
@@ -31,7 +31,7 @@ class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Event(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
     actor: str | None = None
-    """Who makes the change; only the session of the path may be named."""
+    """The session that makes the change; only the session of the path is allowed."""
 
 
 class _KeyEvent(_Event):
@@ -85,13 +85,13 @@ class SetRemoveEvent(_KeyEvent, tag="set_remove"):
 
 
 class InitEvent(_Event, tag="init"):
-    """Give a state without keys its first document."""
+    """Set the first document of a state without keys."""
 
     payload: dict[str, Json]
 
 
 class FullReplaceEvent(_Event, tag="full_replace"):
-    """Replace the whole document, whatever it is."""
+    """Replace the whole document unconditionally."""
 
     payload: dict[str, Json]
 
@@ -143,7 +143,7 @@ async def list_events(call: Call) -> Answer:
 
 
 def _applied(state: Any, event: Any) -> Any:
-    """Make the change that an event stands for."""
+    """Apply the change that an event describes."""
     match event:
         case SetEvent():
             return state.set(event.key, event.value)

@@ -27,7 +27,7 @@ Json = Any
 Kinds = Annotated[
     str | None, msgspec.Meta(description="Which messages to send, separated by commas.")
 ]
-Values = Annotated[bool, msgspec.Meta(description="Whether messages have values.")]
+Values = Annotated[bool, msgspec.Meta(description="Whether messages include values.")]
 
 
 class StateStreamQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class AllFeedQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FeedShape(msgspec.Struct):
-    """A page of a tree's events, oldest first; `next_after` is where to go on, now or later."""
+    """A page of a tree's events, oldest first; `next_after` is where to continue."""
 
     events: list[dict[str, Json]]
     next_after: int
@@ -65,7 +65,7 @@ class FeedShape(msgspec.Struct):
 
 
 class AllFeedShape(msgspec.Struct):
-    """A page of all trees' events; `next_cursor` is where to go on, now or later."""
+    """A page of all trees' events; `next_cursor` is where to continue."""
 
     events: list[dict[str, Json]]
     next_cursor: str | None
@@ -87,7 +87,7 @@ async def follow_state(call: Call) -> Following:
     after = _last_event(call, call.query.after_sequence)
     root_id, state = call.session.root_id, call.session.state
     if after is not None and not call.is_websocket:
-        # Whether this place can be followed from is told before the stream begins.
+        # A place that cannot be followed from is refused before the stream begins.
         await state.events(after=after, limit=1)
 
     async def page(place: int) -> list[Frames[Any]]:
@@ -158,7 +158,7 @@ async def tree_feed(call: Call) -> Answer | Following:
     is_store_wide=True,
 )
 async def all_feeds(call: Call) -> Answer | Following:
-    """Read the events of all trees, or follow them; those of one tree are in order."""
+    """Read the events of all trees, or follow them; the events of each tree are in order."""
     cursor = call.headers.get(LAST_EVENT) or call.query.cursor
     kinds = _kinds(call.query.kinds, None)
     if call.wants_events:
@@ -193,13 +193,13 @@ async def _require_cursor(store: AsyncStore, cursor: str | None) -> None:
 
 
 def _last_event(call: Call, after: int | None) -> int | None:
-    """Return where to go on: what a client has seen last, or else what the query says."""
+    """Return where to continue: after the last event the client has seen, or as the query says."""
     seen = call.headers.get(LAST_EVENT)
     if seen is None or seen == "":
         return after
     if not seen.isdecimal() or len(seen) > 16:
         raise Refusal(
-            "invalid_request", "Last-Event-ID is not one of this feed", pointer=LAST_EVENT
+            "invalid_request", "Last-Event-ID is not an id of this feed", pointer=LAST_EVENT
         )
     return int(seen)
 
@@ -210,5 +210,5 @@ def _kinds(given: str | None, known: tuple[str, ...] | None) -> frozenset[str] |
     kinds = frozenset(each.strip() for each in given.split(","))
     if known is not None and not kinds <= set(known):
         names = ", ".join(known)
-        raise Refusal("invalid_request", f"kinds are {names}", pointer="kinds")
+        raise Refusal("invalid_request", f"kinds must be among {names}", pointer="kinds")
     return kinds

@@ -44,30 +44,30 @@ Json = Any
 
 
 class KeyQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which moment of a key."""
+    """At which sequence to read a key."""
 
     at_sequence: Version | None = None
 
 
 class KeysQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which part of the keys, and whether with their values."""
+    """Which keys to list, and whether to include their values."""
 
-    prefix: Annotated[str, msgspec.Meta(description="What the keys begin with.")] = ""
+    prefix: Annotated[str, msgspec.Meta(description="Only keys that begin with this.")] = ""
     include: Annotated[
-        Literal["value"] | None, msgspec.Meta(description="`value`: tell the values too.")
+        Literal["value"] | None, msgspec.Meta(description="`value` includes the values.")
     ] = None
     updated_by: Annotated[
-        str | None, msgspec.Meta(description="The session that wrote the keys last.")
+        str | None, msgspec.Meta(description="Only keys that this session wrote last.")
     ] = None
     since: Annotated[
-        int, msgspec.Meta(ge=0, le=2**53, description="Keys that changed after this sequence.")
+        int, msgspec.Meta(ge=0, le=2**53, description="Only keys changed after this sequence.")
     ] = 0
     limit: pages.Limit = pages.PAGE
     cursor: pages.Cursor | None = None
 
 
 class HistoryQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which part of a key's history."""
+    """Which part of a key's history to read."""
 
     after_sequence: Version = 0
     limit: pages.Limit = pages.PAGE
@@ -295,7 +295,7 @@ async def patch_key(call: Call) -> Answer:
     key = call.path["key"]
 
     def change(session: Any) -> Op[Entry]:
-        # Nobody writes between the read and the write.
+        # The read and the write are in one transaction.
         yield Lock(session.root_id)
         before: Entry | None = yield from session.state.entry(key)
         stands = 0 if before is None else before.version
@@ -303,7 +303,7 @@ async def patch_key(call: Call) -> Answer:
         if version in {None, stands}:
             value = patched(MISSING if before is None else before.value, call.body)
             if value is MISSING:
-                raise Refusal("invalid_request", "a patch leaves a value; DELETE removes the key")
+                raise Refusal("invalid_request", "a patch cannot remove a key; use DELETE")
         entry: Entry = yield from session.state.set(key, value, if_version=version)
         return entry
 
@@ -332,7 +332,7 @@ async def delete_key(call: Call) -> Answer:
             lambda entry: Answer(204),
         )
     except VersionConflict as conflict:
-        # What is not there is told as such, whatever was expected (RFC 9110, 13.2.1).
+        # A missing key is reported as such, whatever was expected (RFC 9110, 13.2.1).
         if conflict.current_version == 0:
             raise KeyNotFound(f"there is no key {key!r}", key=key) from None
         raise
@@ -425,7 +425,7 @@ def _written(call: Call, entry: Entry, shape: Callable[[Entry], KeyShape] = key_
 
 
 def _operation(given: Any) -> dict[str, Any]:
-    """Return an operation of a batch as the state takes it."""
+    """Return an operation of a batch in the form that `state.batch` takes."""
     plain: dict[str, Any] = msgspec.to_builtins(given)
     plain["if_version"] = plain.pop("if_match")
     return plain

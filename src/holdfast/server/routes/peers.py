@@ -22,11 +22,11 @@ routes = Endpoints()
 
 Json = Any
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-# How often a request that waits looks whether the server stops.
+# How often a waiting request checks whether the server is stopping.
 LOOK_SECONDS = 1.0
 Wait = Annotated[
     float,
-    msgspec.Meta(ge=0, description="How long to wait for the answer; more is cut to the limit."),
+    msgspec.Meta(ge=0, description="How long to wait for the answer; capped at the limit."),
 ]
 Timeout = Annotated[float, msgspec.Meta(ge=0, le=ASK_SECONDS_MAX)]
 FILTERS = frozenset({"agent", "reason", "state"})
@@ -34,7 +34,7 @@ PAUSE_PATH, ASK_PATH = "/pauses/{id}", "/asks/{id}"
 
 
 class PausesQuery(pages.PageQuery):
-    """Which pauses."""
+    """Which pauses to list."""
 
     agent: Name | None = None
     reason: PauseReason | None = None
@@ -42,7 +42,7 @@ class PausesQuery(pages.PageQuery):
 
 
 class AsksQuery(pages.PageQuery):
-    """Which calls."""
+    """Which calls to list."""
 
     agent: Name | None = None
     state: AskState | None = None
@@ -55,13 +55,13 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DecideBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Why; who decides is the token."""
+    """The reason for a decision; the token's name is recorded as the decider."""
 
     note: Annotated[str, msgspec.Meta(max_length=1_000)] | None = None
 
 
 class ArtifactBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A named output that goes with an answer: its data, or its URI."""
+    """A named output that accompanies an answer: its data, or its URI."""
 
     name: Name
     media_type: Name = "application/json"
@@ -110,7 +110,7 @@ SessionAsksShape = struct(
 
 
 class ReceiptShape(msgspec.Struct):
-    """Whether the answer counted; a late one is kept and changes nothing."""
+    """Whether the answer was accepted; a late one is stored and changes nothing."""
 
     id: str
     receipt: Receipt
@@ -246,14 +246,14 @@ async def _listed(call: Call, read: Any, shown: Any, page: Any) -> Answer:
 
 
 async def _decided(call: Call, decide: Any) -> Answer:
-    """Decide what the session of a pause waits for, in the name of the token."""
+    """Decide what the session of a pause waits for, on behalf of the token."""
     pause = await reached_pause(call)
     await decide(pause.id, by=call.token.name, note=call.body.note)
     return Answer(200, PAUSE(await call.store.get_pause(pause.id)))
 
 
 async def _waited(call: Call, asked: PeerCall) -> PeerCall:
-    """Return a call when it has its answer, or as it is when the time is over."""
+    """Return a call once it has its answer, or as it is when the time is up."""
     context, mesh = call.context, Mesh(call.store)
     wait_seconds = min(call.query.wait_seconds, context.options.limits.wait_seconds)
     ends_at = uptime_seconds() + wait_seconds

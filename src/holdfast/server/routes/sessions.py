@@ -28,7 +28,7 @@ NO_PLACE = "the token is limited to one tree: name a parent in it"
 
 
 class SessionsQuery(pages.PageQuery):
-    """Which sessions."""
+    """Which sessions to list."""
 
     status: Status | None = None
     agent: Name | None = None
@@ -48,7 +48,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Changes to a session; omitted fields stay."""
+    """Changes to a session; omitted fields are left as they are."""
 
     name: Name | None = None
     agent: Name | None = None
@@ -140,7 +140,7 @@ async def start_session(call: Call) -> Answer:
 
 
 async def _require_place_in_tree(call: Call) -> None:
-    """Refuse a limited token what is not in its tree, without a word about other trees."""
+    """Refuse a limited token anything outside its tree, without revealing what else exists."""
     body, sessions = call.body, call.context.sessions
     if body.parent is not None:
         await sessions.find(body.parent, call.token)
@@ -229,7 +229,7 @@ async def fork_session(call: Call) -> Answer:
     """Start a session that shares this one's history up to a version."""
     given = msgspec.structs.asdict(call.body)
     if call.token.root_id == call.session.id:
-        raise Refusal("forbidden", "the fork of a root is another tree, which the token lacks")
+        raise Refusal("forbidden", "a fork of a root is a new tree, which the token does not reach")
 
     def fork(tx: Any) -> Op[SessionInfo]:
         forked = yield from tx.within(call.session).fork(**given)

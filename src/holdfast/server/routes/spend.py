@@ -1,4 +1,4 @@
-"""What was spent on models."""
+"""Money spent on models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = Shape("SpendGroup", SpendGroup)
 
 
 class SpendQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """By what it is summed, and whose."""
+    """How to group spend, and whose to include."""
 
     by: Literal["session", "model", "day"] = "model"
     session: Name | None = None
@@ -29,7 +29,7 @@ class SpendQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 SpendShape = struct(
     "SpendShape",
-    "Sums of what was spent, in US dollars.",
+    "Totals of spend, in US dollars.",
     groups=GROUP.many,
 )
 

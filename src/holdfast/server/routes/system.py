@@ -17,13 +17,13 @@ routes = Endpoints()
 
 
 class HealthShape(msgspec.Struct):
-    """Whether the server serves."""
+    """Whether the server is working."""
 
     status: str
 
 
 class LimitsShape(msgspec.Struct):
-    """The largest things that the server and the store take."""
+    """The limits of the server and the store."""
 
     server: dict[str, float | None]
     store: dict[str, int]

@@ -31,7 +31,7 @@ HELD = ("not_found", "lease_lost", "idempotency_key_reused")
 
 
 class ItemsQuery(pages.PageQuery):
-    """Which items."""
+    """Which items to list."""
 
     session: Name | None = None
     root: Name | None = None
@@ -57,7 +57,7 @@ class SubmitBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How many items to claim, and for whom."""
+    """How many items to claim, and for which holder."""
 
     holder: Name
     limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
@@ -66,7 +66,7 @@ class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeldBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The fence of the lease that the claim gave."""
+    """The fence of the lease, from the claim."""
 
     fence: Fence
 
@@ -93,7 +93,7 @@ class FailBody(HeldBody):
 
 ItemsShape = struct(
     "ItemsShape",
-    "A page of items, the newest first.",
+    "A page of items, newest first.",
     items=ITEM.many,
     next_cursor=str | None,
 )
@@ -101,7 +101,7 @@ ItemsShape = struct(
 
 ClaimedShape = struct(
     "ClaimedShape",
-    "The items that were leased; each has the fence that its holder writes with.",
+    "The leased items; each has the fence with which its holder writes.",
     items=ITEM.many,
 )
 
@@ -162,7 +162,7 @@ async def submit_item(call: Call) -> Answer:
     def submit(tx: Any) -> Op[WorkItem[Any]]:
         item: WorkItem[Any] = yield from tx.work.submit(**given)
         if root_id not in {None, item.root_id}:
-            raise Refusal("forbidden", "an item of another tree has this key")
+            raise Refusal("forbidden", "an item in another tree has this key")
         return item
 
     return await transact(call, submit, lambda item: Answer(201, ITEM(item)))
@@ -235,7 +235,7 @@ async def complete_item(call: Call) -> Answer:
     answers={200: StatusShape}, problems=HELD, example={"fence": 7, "error": "HTTP 503"},
 )  # fmt: skip
 async def fail_item(call: Call) -> Answer:
-    """End an attempt with an error; it is retried while there are retries left."""
+    """End an attempt with an error; the item is retried while retries are left."""
     body: FailBody = call.body
     given = {"retry": body.retry, "delay_seconds": body.delay_seconds}
     return await _held(
@@ -265,7 +265,7 @@ async def cancel_item(call: Call) -> Answer:
     "POST", f"{ITEM_PATH}/retry", "write", answers={200: ITEM.type}, problems=("not_found",)
 )  # fmt: skip
 async def retry_item(call: Call) -> Answer:
-    """Make an item ready that waits for its time or for review."""
+    """Make an item ready at once that is scheduled for later or waits for review."""
     reached_item(call, await call.store.work.get(call.path["id"]))
     return Answer(200, ITEM(await call.store.work.retry(call.path["id"])))
 
@@ -281,10 +281,10 @@ async def redrive_item(call: Call) -> Answer:
 
 
 async def _held(call: Call, change: Any, shape: Any) -> Answer:
-    """Make a change under the lease that the request's fence belongs to."""
+    """Apply a change under the lease to which the request's fence belongs."""
     id, fence = call.path["id"], call.body.fence
     if key_of(call) is None:
-        # The fence says in the change's own transaction whether the lease is still held.
+        # The fence is checked in the change's own transaction.
         if call.token.root_id is not None:
             reached_item(call, await call.store.work.get(id))
         answer: Answer = shape(await change(await call.store.work.get(id, fence=fence)))
@@ -292,7 +292,7 @@ async def _held(call: Call, change: Any, shape: Any) -> Answer:
 
     def run(tx: Any) -> Op[Any]:
         if call.token.root_id is not None:
-            # A fence that is wrong would be told first.
+            # A wrong fence would be reported first.
             reached_item(call, (yield from tx.work.get(id)))
         item = yield from tx.work.get(id, fence=fence)
         return (yield from change(item))
