@@ -14,7 +14,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from .wal_frames import (
     HEADER_BYTES,
     checksum_before,
     is_readable,
+    latest_pages,
     shortened,
 )
 
@@ -187,17 +188,18 @@ class WalSnapshots:
         """
         first = self._tree.first
         start = first.changes.end
-        size = FRAME_HEADER_BYTES + self._page_bytes()
+        page_bytes = self._page_bytes()
+        size = FRAME_HEADER_BYTES + page_bytes
         header = os.pread(self._log, HEADER_BYTES, 0)
         if not is_readable(header):
             return
-        with self._alone(0):
+        with self._alone(0), self._unread():
             self._require_same_log()
             if self._indexed_end() != end:
                 return
             frames = os.pread(self._log, end - start, start)
             before = b"" if start == HEADER_BYTES else os.pread(self._log, size, start - size)
-            content = shortened(frames, size - FRAME_HEADER_BYTES, checksum_before(header, before))
+            content = shortened(frames, page_bytes, checksum_before(header, before))
             # A log of pages that all differ cannot be made shorter: look again when it has doubled.
             self._long_bytes = max(self._least_bytes, 2 * len(content))
             if 2 * len(content) > len(frames):
@@ -205,9 +207,60 @@ class WalSnapshots:
             # From here on all of it is what came after the first snapshot, in either form.
             self._tree.move(first)
             os.pwrite(self._index, bytes(2 * _HEADER_BYTES), 0)
-            _write_at(self._log, content, start)
-            # What is behind it does not fit its checksums, so it counted no more already.
-            os.ftruncate(self._log, start + len(content))
+            log = os.pread(self._log, end - HEADER_BYTES, HEADER_BYTES)
+            with self._written_to_file(latest_pages(log, page_bytes), page_bytes):
+                self._replace_tail(content, start, header)
+
+    @contextmanager
+    def _written_to_file(self, pages: Mapping[int, bytes], page_bytes: int) -> Iterator[None]:
+        """Have these pages also in the database file, which is as before in the end.
+
+        The log hides them as long as it is valid, and is not needed as long as they are there. So
+        a process that dies at any moment leaves what was committed.
+        """
+        size = os.fstat(self._database).st_size
+        old = {page: self._page(page, page_bytes) for page in pages}
+        try:
+            self._write_pages(pages, page_bytes)
+        except BaseException:
+            # The disk may be full; the log is still what counts.
+            self._write_pages(old, page_bytes, size)
+            raise
+        yield
+        self._write_pages(old, page_bytes, size)
+
+    def _page(self, number: int, page_bytes: int) -> bytes:
+        """Return a page of the database file; one behind its end is empty."""
+        return os.pread(self._database, page_bytes, (number - 1) * page_bytes)
+
+    def _write_pages(
+        self, pages: Mapping[int, bytes], page_bytes: int, size: int | None = None
+    ) -> None:
+        for number, content in pages.items():
+            _write_at(self._database, content, (number - 1) * page_bytes)
+        if size is not None:
+            os.ftruncate(self._database, size)
+        os.fsync(self._database)
+
+    def _replace_tail(self, content: bytes, start: int, header: bytes) -> None:
+        """Write the log from a place on again; meanwhile, without its header, it is empty."""
+        os.pwrite(self._log, bytes(HEADER_BYTES), 0)
+        os.fsync(self._log)
+        _write_at(self._log, content, start)
+        os.ftruncate(self._log, start + len(content))
+        os.fsync(self._log)
+        os.pwrite(self._log, header, 0)
+        os.fsync(self._log)
+
+    @contextmanager
+    def _unread(self) -> Iterator[None]:
+        """Make sure that nobody reads the database file without the log."""
+        if not _lock(self._index, fcntl.F_WRLCK, _READ_ZERO):
+            raise SystemBusy(f"{self._path}: an old transaction of another connection is open")
+        try:
+            yield
+        finally:
+            _lock(self._index, fcntl.F_RDLCK, _READ_ZERO)
 
     def _page_bytes(self) -> int:
         return int(self._connection.pragma("page_size"))
@@ -251,9 +304,9 @@ class WalSnapshots:
     def _alone(self, wait_seconds: float) -> Iterator[None]:
         """Keep readers and writers of all processes out, as soon as they let us in."""
         until = time.monotonic() + wait_seconds
-        held: list[tuple[int, int]] = []
+        places = (_WRITE_TO_RECOVER, _READERS)
         try:
-            for place in (_WRITE_TO_RECOVER, _READERS):
+            for place in places:
                 while not _lock(self._index, fcntl.F_WRLCK, place):
                     if time.monotonic() > until:
                         raise SystemBusy(
@@ -261,10 +314,9 @@ class WalSnapshots:
                             f"for {wait_seconds:g} s"
                         )
                     time.sleep(_PAUSE_SECONDS)
-                held.append(place)
             yield
         finally:
-            for place in held:
+            for place in places:
                 _lock(self._index, fcntl.F_UNLCK, place)
 
 

@@ -31,21 +31,36 @@ def checksum_before(header: bytes, frame: bytes) -> Checksum:
 
 def shortened(frames: bytes, page_bytes: int, checksum: Checksum) -> bytes:
     """Return frames with the last content of each page, as one commit after a checksum."""
+    kept = latest_pages(frames, page_bytes)
+    pages = _page_count(frames, page_bytes)
+    last, salts = max(kept), frames[8:16]
+    made = bytearray()
+    for page, content in kept.items():
+        head = struct.pack(">II", page, pages if page == last else 0)
+        checksum = _summed(_summed(checksum, head), content)
+        made += head + salts + struct.pack(">II", *checksum) + content
+    return bytes(made)
+
+
+def latest_pages(frames: bytes, page_bytes: int) -> dict[int, bytes]:
+    """Return what each page became in the end, in the order of their numbers."""
     size = FRAME_HEADER_BYTES + page_bytes
     last: dict[int, int] = {}
     for start in range(0, len(frames), size):
         last[int.from_bytes(frames[start : start + 4], "big")] = start
-    pages = int.from_bytes(frames[-size + 4 : -size + 8], "big")
-    salts = frames[8:16]
     # A page beyond the end belonged to a database that was longer then.
-    kept = sorted((page, start) for page, start in last.items() if page <= pages)
-    made = bytearray()
-    for page, start in kept:
-        content = frames[start + FRAME_HEADER_BYTES : start + size]
-        head = struct.pack(">II", page, pages if page == kept[-1][0] else 0)
-        checksum = _summed(_summed(checksum, head), content)
-        made += head + salts + struct.pack(">II", *checksum) + content
-    return bytes(made)
+    pages = _page_count(frames, page_bytes)
+    return {
+        page: frames[last[page] + FRAME_HEADER_BYTES : last[page] + size]
+        for page in sorted(last)
+        if page <= pages
+    }
+
+
+def _page_count(frames: bytes, page_bytes: int) -> int:
+    """Return how many pages the database has after the last frame, which is a commit."""
+    commit = len(frames) - FRAME_HEADER_BYTES - page_bytes
+    return int.from_bytes(frames[commit + 4 : commit + 8], "big")
 
 
 def _summed(checksum: Checksum, data: bytes) -> Checksum:
