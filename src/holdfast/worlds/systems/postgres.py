@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from ...arguments import require_seconds
@@ -34,7 +35,7 @@ _LOCK_SPACE: Final = 0x486F6C64
 # Rows are written as text; these settings make it the same text for everybody.
 _SETTINGS: Final = (
     "SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET bytea_output = 'hex';"
-    " SET extra_float_digits = 1; SET timezone = 'UTC'"
+    " SET extra_float_digits = 1; SET timezone = 'UTC'; SET row_security = off"
 )
 _OTHERS: Final = (
     "SELECT pid, application_name, state FROM pg_stat_activity WHERE datname = current_database()"
@@ -48,13 +49,14 @@ class PostgresSystem(System):
     `observe` is a function of a connection that returns what a state shows; by default it is the
     content of all tables. A rollback waits up to `wait_seconds` for the transactions of others.
     Changes of the schema between checkpoints are refused. The role must be a superuser, or may
-    set session_replication_role.
+    set session_replication_role; the owner of the tables can do without, more slowly, and a warning
+    says so.
     """
 
     not_covered = (
         "changes of the schema: they are refused by name",
         "tables without a key cost a copy of their content at each checkpoint",
-        "rows that change while triggers are disabled, or in replica mode",
+        "rows that change in replica mode; where triggers are disabled, the rest is refused",
         "large objects, notifications, advisory locks, system columns such as ctid and xmin",
         "what the code under test keeps in memory",
         "tables with inheritance other than partitions",
@@ -103,8 +105,7 @@ class PostgresSystem(System):
         """Replace the rows that differ, in one transaction."""
         target = self._tree.find(token)
         self._wait_for_others()
-        with self._connection.transaction():
-            self._lock_log()
+        with self._exclusive():
             self._rows.require_same_schema()
             pending = self._rows.drain()
             changes = self._tree.changes_to(target, pending)
@@ -128,14 +129,14 @@ class PostgresSystem(System):
         if kept["tables"].keys() != {table.name for table in self._rows.tables.values()}:
             raise Conflict("The schema changed since: there are other tables.")
         self._wait_for_others()
-        with self._connection.transaction():
-            self._lock_log()
+        with self._exclusive():
             self._rows.require_same_schema()
             pending = self._rows.drain()
             changes: Changes = {}
-            self._connection.execute("SET LOCAL session_replication_role = replica")
-            for table in self._rows.tables.values():
-                changes |= self._rows.replace(table, kept["tables"][table.name])
+            tables = self._rows.tables.values()
+            with self._rows.silent(tables):
+                for table in tables:
+                    changes |= self._rows.replace(table, kept["tables"][table.name])
             for name, value in kept["sequences"].items():
                 now = pending.get(name, (None, self._rows.sequences[name]))[1]
                 if now != value:
@@ -189,11 +190,14 @@ class PostgresSystem(System):
             self._rows = CapturedRows(connection, self._schemas, self._name)
         self._tree = DeltaTree()
 
-    def _lock_log(self) -> None:
-        """Wait for everybody who has written in a transaction, and keep others from writing."""
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Open a transaction as soon as all have ended that have written, and keep others out."""
         lock = sql.SQL("LOCK TABLE {}.log IN EXCLUSIVE MODE").format(sql.Identifier(self._name))
         try:
-            self._connection.execute(lock)
+            with self._connection.transaction():
+                self._connection.execute(lock)
+                yield
         except psycopg.errors.LockNotAvailable as error:
             raise SystemBusy(
                 f"a transaction of another connection has been open for {self._wait_seconds:g} s"

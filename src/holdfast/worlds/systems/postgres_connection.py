@@ -42,7 +42,7 @@ class PostgresConnectionSystem(System):
         "changes of the schema: they are refused by name",
         "other connections: they see nothing of it, and wait if they write to the same tables",
         "tables without a key cost a copy of their content at each checkpoint",
-        "rows that change while triggers are disabled, or in replica mode",
+        "rows that change in replica mode; where triggers are disabled, the rest is refused",
         "large objects, notifications, advisory locks, system columns such as ctid and xmin",
         "tables with inheritance other than partitions",
     )
@@ -154,11 +154,11 @@ class PostgresConnectionSystem(System):
         if down:
             self._redo(changes)
             self._save(target)
+        self._rows.look()
         self._restore_whole(target)
 
     def _redo(self, changes: Changes) -> None:
         self._rows.apply({key: change for key, change in changes.items() if type(key) is tuple})
-        self._connection.execute("SET LOCAL session_replication_role = origin")
 
     def _restore_whole(self, target: Node[Changes]) -> None:
         """Set the sequences, which no savepoint covers, and know what is read whole."""

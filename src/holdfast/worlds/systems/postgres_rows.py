@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -12,41 +13,50 @@ from psycopg import sql
 from ...arguments import shown
 from ...errors import Conflict, InvalidArgument
 from ..tree import Changes
+from .postgres_silence import (
+    Silence,
+    can_be_replica,
+    in_replica_mode,
+    require_owner,
+    without_triggers,
+)
 from .postgres_tables import (
+    Definitions,
     Table,
     capture,
     captured,
     content_of,
+    definitions_in,
     read_sequences,
     replace_rows,
     tables_in,
-    writers_in,
 )
 
 Connection = psycopg.Connection[Any]
 
 PREFIX: Final = "holdfast_world_"
-_SILENT: Final = "SET LOCAL session_replication_role = replica"
 
 
 class CapturedRows:
     """The tables and sequences of some schemas, with a log of changes in a schema of its own.
 
-    A role that cannot restore rows without running triggers is refused. The caller opens the
-    transaction in which it is made, and those of its methods.
+    A role that cannot restore rows without running triggers is refused; one that has to disable
+    them, and foreign keys, is warned. The caller opens the transaction in which it is made, and
+    those of its methods.
     """
 
     def __init__(self, connection: Connection, schemas: Sequence[str], home: str) -> None:
         self._connection = connection
         self._schemas = list(schemas)
         self.home = home
-        self._require_silence()
         self._make_log()
         self.tables = tables_in(connection, self._schemas)
+        self._silence = self._chosen_silence()
         for table in self.tables.values():
             capture(connection, home, table)
         self.sequences = read_sequences(connection, self._schemas)
-        self._writers = writers_in(connection, self._schemas)
+        self._definitions = self._read_definitions()
+        self._altered: Definitions | None = None
         keyless = [table for table in self.tables.values() if not table.key]
         self._whole = {table.oid: self.content(table) for table in keyless}
         if keyless:
@@ -61,15 +71,25 @@ class CapturedRows:
         """Return the rows of every table."""
         return {table.name: content_of(self._connection, table) for table in self.tables.values()}
 
-    def _require_silence(self) -> None:
-        try:
-            with self._connection.transaction(force_rollback=True):
-                self._connection.execute(_SILENT)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise Conflict(
-                "This role cannot restore rows without running triggers; use a superuser, or "
-                "GRANT SET ON PARAMETER session_replication_role TO it (PostgreSQL 15)."
-            ) from error
+    def _chosen_silence(self) -> Silence:
+        if can_be_replica(self._connection):
+            return in_replica_mode
+        require_owner(self._connection, self.tables.values())
+        warnings.warn(
+            "Each rollback disables triggers and checks the foreign keys of the tables that it "
+            "changes as a whole, because this role may not set session_replication_role. A "
+            "superuser may, and a role with GRANT SET ON PARAMETER (PostgreSQL 15).",
+            stacklevel=5,
+        )
+        return without_triggers
+
+    @contextmanager
+    def silent(self, tables: Collection[Table]) -> Iterator[None]:
+        """Change rows of these tables without triggers, rules and foreign keys."""
+        with self._silence(self._connection, tables):
+            yield
+        if self._silence is not in_replica_mode:
+            self._altered = self._read_definitions()
 
     def _make_log(self) -> None:
         make = sql.SQL(
@@ -77,7 +97,13 @@ class CapturedRows:
             "IDENTITY PRIMARY KEY, relation oid NOT NULL, old_key text, new_key text, before text, "
             "after text); CREATE TABLE {schema}.probe (id integer PRIMARY KEY, value text);"
         ).format(schema=sql.Identifier(self.home))
-        self._connection.execute(make)
+        try:
+            self._connection.execute(make)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise Conflict(
+                "This role may not create a schema, in which changes are noted; GRANT CREATE ON "
+                "DATABASE to it."
+            ) from error
 
     def _try_out(self) -> None:
         """Change and restore a table of our own, as the others will be."""
@@ -96,13 +122,13 @@ class CapturedRows:
             update = sql.SQL("UPDATE {} SET id = id + 10, value = 'x'").format(probe.identifier)
             connection.execute(update)
             changed = _folded(self._read_log())
-            connection.execute(_SILENT)
-            replace_rows(
-                connection,
-                probe,
-                [after for _, after in changed.values() if after is not None],
-                wanted,
-            )
+            with self._silence(connection, [probe]):
+                replace_rows(
+                    connection,
+                    probe,
+                    [after for _, after in changed.values() if after is not None],
+                    wanted,
+                )
             if content_of(connection, probe) != wanted or len(changed) != 4:
                 raise Conflict(
                     "a self-test of capturing and restoring rows gave a different result"
@@ -110,6 +136,7 @@ class CapturedRows:
 
     def drain(self) -> Changes:
         """Return what changed since the head, and empty the log."""
+        self._altered = None
         changes = _folded(self._read_log())
         for oid, before in self._whole.items():
             now = self.content(self.tables[oid])
@@ -128,8 +155,13 @@ class CapturedRows:
         ).format(sql.Identifier(self.home))
         return self._connection.execute(take).fetchall()
 
+    def look(self) -> None:
+        """Take the definitions as they are now for those that must not change."""
+        self._definitions = self._read_definitions()
+
     def note(self, changes: Changes) -> None:
         """Remember the content of what is read whole, as it is now."""
+        self._definitions, self._altered = self._altered or self._definitions, None
         for key, (_, now) in changes.items():
             if isinstance(key, str):
                 self.sequences[key] = now
@@ -137,25 +169,31 @@ class CapturedRows:
                 self._whole[key[0]] = now
 
     def apply(self, changes: Changes) -> None:
-        """Make these changes, with triggers silent for the rest of the transaction."""
-        self._connection.execute(_SILENT)
+        """Make these changes, with triggers silent."""
         old: dict[int, list[str]] = {}
         new: dict[int, list[str]] = {}
         for key, (now, wanted) in changes.items():
             if isinstance(key, str):
-                self._connection.execute("SELECT setval(%s::regclass, %s, %s)", (key, *wanted))
-            elif key[1] is None:
+                continue
+            if key[1] is None:
                 old.setdefault(key[0], []).extend(now)
                 new.setdefault(key[0], []).extend(wanted)
             else:
                 old.setdefault(key[0], []).extend([] if now is None else [now])
                 new.setdefault(key[0], []).extend([] if wanted is None else [wanted])
-        for oid in old.keys() | new.keys():
-            table = self.tables[oid]
-            replace_rows(self._connection, table, old.get(oid, []), new.get(oid, []))
+        tables = [self.tables[oid] for oid in old.keys() | new.keys()]
+        if tables:
+            with self.silent(tables):
+                for table in tables:
+                    rows = (old.get(table.oid, []), new.get(table.oid, []))
+                    replace_rows(self._connection, table, *rows)
+        # Last, because no transaction takes back where a sequence was set to.
+        for key, (_, wanted) in changes.items():
+            if isinstance(key, str):
+                self._connection.execute("SELECT setval(%s::regclass, %s, %s)", (key, *wanted))
 
     def replace(self, table: Table, wanted: Sequence[str]) -> Changes:
-        """Replace the rows of a table, and return what that changes."""
+        """Replace the rows of a table that is silent, and return what that changes."""
         now = self.content(table)
         if not table.key:
             replace_rows(self._connection, table, now, wanted)
@@ -164,6 +202,7 @@ class CapturedRows:
         captured(self._connection, self.home, table, is_always=True)
         replace_rows(self._connection, table, sorted(old), sorted(new))
         captured(self._connection, self.home, table, is_always=False)
+        self._altered = self._read_definitions()
         return _folded(self._read_log())
 
     def content(self, table: Table) -> tuple[str, ...]:
@@ -171,10 +210,18 @@ class CapturedRows:
         return tuple(content_of(self._connection, table))
 
     def require_same_schema(self) -> None:
-        """Raise Conflict, with names, if a table or sequence is another than at the start."""
-        writers = writers_in(self._connection, self._schemas)
-        if writers == self._writers:
+        """Raise Conflict, with names, if a table or sequence is another than at the start.
+
+        So it is if somebody has disabled what captures changes, though it is enabled again.
+        """
+        found = self._read_definitions()
+        if found == self._definitions:
             return
+        if found.triggers != self._definitions.triggers:
+            raise Conflict(
+                "Somebody has disabled triggers, or altered them, so that rows may have changed "
+                "unnoticed, and nothing can be restored; make a new world."
+            )
         now = tables_in(self._connection, self._schemas)
         changed = sorted(
             {table.name for table in {*self.tables.values(), *now.values()}}
@@ -187,7 +234,10 @@ class CapturedRows:
                 f"The schema changed: {', '.join(changed)}. A rollback covers rows, not "
                 "definitions; make a new world after a migration."
             )
-        self._writers = writers
+        self._definitions = found
+
+    def _read_definitions(self) -> Definitions:
+        return definitions_in(self._connection, self._schemas, self.home)
 
 
 def _folded(log: Iterable[tuple[Any, ...]]) -> Changes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -39,10 +39,13 @@ SELECT c.oid::regclass::text, n.nspname, c.relname FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%s) AND c.relkind = 'S' ORDER BY 1
 """
-# Which transactions last wrote the definitions of columns: cheap, and the same if none changed.
-_WRITERS: Final = """
+# Which transactions last wrote the definitions of columns, and where the triggers stand that
+# capture changes: cheap, and the same if nothing was altered, and no trigger disabled or enabled.
+_DEFINITIONS: Final = """
 SELECT md5(string_agg(concat_ws(' ', c.oid, c.relname, a.attnum, a.xmin), ','
-    ORDER BY c.oid, a.attnum))
+    ORDER BY c.oid, a.attnum)),
+    (SELECT md5(string_agg(concat_ws(' ', t.tgrelid, t.tgname, t.tgenabled, t.xmin, t.ctid), ','
+        ORDER BY t.oid)) FROM pg_trigger t WHERE t.tgname = ANY (%s))
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
 WHERE c.relkind IN ('r', 'S') AND c.relnamespace IN (
     SELECT n.oid FROM pg_namespace n WHERE n.nspname = ANY (%s))
@@ -80,16 +83,29 @@ def tables_in(connection: Connection, schemas: Sequence[str]) -> dict[int, Table
     }
 
 
-def writers_in(connection: Connection, schemas: Sequence[str]) -> str:
-    """Return a digest that changes with every change of a definition, and seldom without one."""
-    found = connection.execute(_WRITERS, (list(schemas),)).fetchone()
-    return str(found and found[0])
+class Definitions(NamedTuple):
+    """Digests that change with what they stand for, and seldom without it."""
+
+    columns: str
+    triggers: str
+
+
+def definitions_in(connection: Connection, schemas: Sequence[str], home: str) -> Definitions:
+    """Return what tells whether columns, or the triggers that capture changes, were altered."""
+    given = (list(_triggers(home)), list(schemas))
+    [found] = connection.execute(_DEFINITIONS, given).fetchall()
+    return Definitions(*map(str, found))
+
+
+def _triggers(home: str) -> tuple[str, str]:
+    return f"{home}_rows", f"{home}_truncate"
 
 
 def capture(connection: Connection, home: str, table: Table) -> None:
     """Have every change of a table's rows written to the log; a table without a key has none."""
     if not table.key:
         return
+    rows, truncation = _triggers(home)
     parts = {
         "log": sql.Identifier(home, "log"),
         "capture": sql.Identifier(home, f"capture_{table.oid}"),
@@ -98,8 +114,8 @@ def capture(connection: Connection, home: str, table: Table) -> None:
         "old": _key("OLD", table),
         "new": _key("NEW", table),
         "each": _key("each", table),
-        "trigger": sql.Identifier(f"{home}_rows"),
-        "truncation": sql.Identifier(f"{home}_truncate"),
+        "trigger": sql.Identifier(rows),
+        "truncation": sql.Identifier(truncation),
     }
     create = sql.SQL(
         """
@@ -139,7 +155,7 @@ def captured(connection: Connection, home: str, table: Table, *, is_always: bool
     alter = sql.SQL("ALTER TABLE {} ENABLE {} TRIGGER {}").format(
         table.identifier,
         sql.SQL("ALWAYS") if is_always else sql.SQL(""),
-        sql.Identifier(f"{home}_rows"),
+        sql.Identifier(_triggers(home)[0]),
     )
     connection.execute(alter)
 
