@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -18,7 +19,9 @@ import pytest
 
 from holdfast.errors import CheckpointInvalid, InvalidArgument, RollbackError, SystemBusy
 from holdfast.worlds import SqliteConnectionSystem, SqliteSystem, World, check_system
-from holdfast.worlds.systems import wal, wal_frames
+from holdfast.worlds.systems import sqlite_connection, wal, wal_frames
+from holdfast.worlds.systems.sqlite import all_tables
+from holdfast.worlds.systems.sqlite_connection import Snapshot
 
 SCHEMA = [
     "CREATE TABLE t (k INTEGER PRIMARY KEY AUTOINCREMENT, v)",
@@ -561,3 +564,35 @@ def test_a_change_that_cannot_be_applied_changes_nothing(monkeypatch: pytest.Mon
     system.rollback(token)
     assert ask("SELECT count(*) FROM t") == [[0]]
     assert ask("SELECT count(*) FROM log") == [[0]]
+
+
+@pytest.mark.parametrize("flaw", ["nothing is recorded", "not built in", "wrong rows"])
+def test_a_shared_connection_is_copied_where_changes_cannot_be_recorded(
+    flaw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(connection: object, database: str) -> object:
+        raise AttributeError("module 'apsw' has no attribute 'Session'")
+
+    if flaw == "not built in":
+        monkeypatch.setattr(apsw, "Session", missing)
+    elif flaw == "nothing is recorded":
+        monkeypatch.setattr(
+            sqlite_connection._Changesets, "pending", lambda self: Snapshot(None, ())
+        )
+    else:
+        apply = apsw.Changeset.apply
+        wrong = SimpleNamespace(apply=apply, invert=lambda rows: rows)
+        monkeypatch.setattr(apsw, "Changeset", wrong)
+    connection, ask = apsw_connection()
+    with pytest.warns(UserWarning, match=r"copies the whole database, because a trial") as warned:
+        system = connection_system(connection)
+    assert warned[0].filename == __file__
+    assert type(system._database).__name__ == "_WholeCopies"
+
+    def change(random: Random) -> str:
+        sql = statement(random)
+        ask(sql)
+        return sql
+
+    check_system(system, change, lambda: all_tables(connection), steps=60)
+    system.close()

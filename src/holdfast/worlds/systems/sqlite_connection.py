@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import apsw
 
@@ -47,18 +47,17 @@ class SqliteConnectionSystem(System):
     ) -> None:
         self._connection = connection
         self._observe = observe or all_tables
-        if isinstance(connection, apsw.Connection):
-            self._database: _Database = _Changesets(connection)
-        elif isinstance(connection, sqlite3.Connection):
-            self._database = _WholeCopies(connection)
-            warnings.warn(
-                "Each checkpoint copies the whole database, because sqlite3 cannot record changes; "
-                "with a connection of apsw it costs what changed.",
-                stacklevel=2,
-            )
-        else:
+        if not isinstance(connection, apsw.Connection | sqlite3.Connection):
             raise InvalidArgument(f"connection must be one of SQLite, not {shown(connection)}")
         self._require_rest()
+        problem = _why_no_changesets(connection)
+        if problem is None:
+            self._database: _Database = _Changesets(cast("apsw.Connection", connection))
+        else:
+            self._database = _WholeCopies(connection)
+            warnings.warn(
+                f"Each checkpoint copies the whole database, because {problem}.", stacklevel=2
+            )
         self._tree = _Snapshots(Snapshot(self._database.copy(), ()))
 
     def checkpoint(self, name: str) -> int:
@@ -156,9 +155,9 @@ class _Database(Protocol):
 
 
 class _WholeCopies:
-    """The connection of the standard library: every snapshot is a copy."""
+    """Every snapshot is a copy: slow, and always exact."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: apsw.Connection | sqlite3.Connection) -> None:
         self._connection = connection
 
     def pending(self) -> Snapshot:
@@ -171,16 +170,27 @@ class _WholeCopies:
         assert not undo, "whole copies have no changes"
         assert not redo, "whole copies have no changes"
 
-    def copy(self) -> sqlite3.Connection:
-        copy = sqlite3.connect(":memory:", check_same_thread=False)
-        self._connection.backup(copy)
+    def copy(self) -> apsw.Connection | sqlite3.Connection:
+        copy = (
+            sqlite3.connect(":memory:", check_same_thread=False)
+            if isinstance(self._connection, sqlite3.Connection)
+            else apsw.Connection(":memory:")
+        )
+        _copy(self._connection, copy)
         return copy
 
-    def restore(self, copy: sqlite3.Connection) -> None:
-        copy.backup(self._connection)
+    def restore(self, copy: apsw.Connection | sqlite3.Connection) -> None:
+        _copy(copy, self._connection)
 
     def close(self) -> None:
         pass
+
+
+def _copy(source: Any, target: Any) -> None:
+    if isinstance(source, sqlite3.Connection):
+        source.backup(target)
+    else:
+        copy_database(source, target)
 
 
 class _Changesets:
@@ -281,6 +291,36 @@ class _Changesets:
         if self._connection.execute(_HAS_COUNTERS).fetchall():
             self._connection.execute("DELETE FROM sqlite_sequence")
             self._connection.executemany("INSERT INTO sqlite_sequence VALUES (?, ?)", counters)
+
+
+def _why_no_changesets(connection: apsw.Connection | sqlite3.Connection) -> str | None:
+    """Say why changes cannot be recorded and undone, or None; it is tried on a scratch database."""
+    if isinstance(connection, sqlite3.Connection):
+        return "sqlite3 cannot record changes; with a connection of apsw it costs what changed"
+    try:
+        with closing(apsw.Connection(":memory:")) as scratch:
+            return _try_out(scratch)
+    except (AttributeError, apsw.Error) as error:
+        return f"a trial of recording changes failed here: {error}"
+
+
+def _try_out(scratch: apsw.Connection) -> str | None:
+    """Change a table, undo that and do it again, and compare."""
+    scratch.execute("CREATE TABLE t (a PRIMARY KEY, b); INSERT INTO t VALUES (1, 'x'), (2, NULL)")
+    changesets = _Changesets(scratch)
+    try:
+        states = [all_tables(scratch)]
+        scratch.execute("UPDATE t SET b = x'00' WHERE a = 1; DELETE FROM t WHERE a = 2")
+        scratch.execute("INSERT INTO t VALUES (3, 0.5)")
+        states.append(all_tables(scratch))
+        changes = list(changesets.pending().changes)
+        for wanted, steps in ((states[0], (changes, [])), (states[1], ([], changes))):
+            changesets.apply(*steps)
+            if all_tables(scratch) != wanted:
+                return "a trial of recording changes restored something else here"
+    finally:
+        changesets.close()
+    return None
 
 
 def _keys(connection: Reads, table: str) -> list[tuple[str, bool]]:
