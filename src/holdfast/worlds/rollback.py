@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError, CheckpointInvalid, InvalidValue, RollbackError, SystemBusy
+from .interrupts import Uninterrupted
 from .system import System
 from .words import message_of, said
 
@@ -29,7 +30,7 @@ def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
     tokens: dict[str, Any] = {}
     for system_name, system in systems.items():
         try:
-            token = system.checkpoint(name)
+            token = _checkpoint(system, name)
             if token is None:
                 raise InvalidValue("its token is None.", path="token")
             tokens[system_name] = token
@@ -66,7 +67,7 @@ def release_all(systems: Systems, tokens: Tokens, error: BaseException) -> None:
     """Have every system forget its token; what fails is noted at the error."""
     for name in reversed(list(tokens)):
         try:
-            systems[name].release(tokens[name])
+            release(systems[name], tokens[name])
         except Exception as problem:
             error.add_note(f"System {name} could not release its snapshot: {problem}")
 
@@ -79,8 +80,11 @@ def require_prepared(systems: Systems, tokens: Tokens) -> None:
         try:
             if isinstance(token, Kept):
                 _require_kept(token)
-            else:
+            elif system.is_interruptible:
                 system.prepare(token)
+            else:
+                with Uninterrupted():
+                    system.prepare(token)
         except Exception as error:
             refused[name] = error
     if refused:
@@ -117,7 +121,8 @@ def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any
     left: list[str] = []
     while True:
         try:
-            tokens = take_tokens({name: most[name] for name in most if name not in left}, _ORIGIN)
+            rest = {name: most[name] for name in most if name not in left} if left else most
+            tokens = take_tokens(rest, _ORIGIN)
         except CheckpointError as error:
             is_busy = isinstance(error.__cause__, SystemBusy)
             if not is_busy or not systems[error.system].leaves_without_checkpoint:
@@ -126,6 +131,8 @@ def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any
             # Even one that changes nothing if it fails is not the last any more.
             most = systems
         else:
+            if not left:
+                return systems, tokens
             return {name: systems[name] for name in sorted(systems, key=left.__contains__)}, tokens
 
 
@@ -151,11 +158,31 @@ def finish(systems: Systems, target: Tokens) -> dict[str, str]:
     return outcomes
 
 
+def release(system: System, token: Any) -> None:
+    """Have a system forget a token."""
+    if system.is_interruptible:
+        system.release(token)
+        return
+    with Uninterrupted():
+        system.release(token)
+
+
+def _checkpoint(system: System, name: str) -> object:
+    if system.is_interruptible:
+        return system.checkpoint(name)
+    with Uninterrupted():
+        return system.checkpoint(name)
+
+
 def _restore(system: System, token: Any) -> None:
-    if isinstance(token, Kept):
-        system.restore(_require_kept(token))
-    else:
+    if system.is_interruptible and not isinstance(token, Kept):
         system.rollback(token)
+        return
+    with Uninterrupted():
+        if isinstance(token, Kept):
+            system.restore(_require_kept(token))
+        else:
+            system.rollback(token)
 
 
 def _require_kept(token: Kept) -> Any:
@@ -173,7 +200,7 @@ def _move_back(
         try:
             if name not in origin:
                 raise CheckpointInvalid("the state that it left has no checkpoint")
-            systems[name].rollback(origin[name])
+            _restore(systems[name], origin[name])
             outcomes[name] = f"{failure}; moved back" if failure else "moved back"
         except Exception as error:
             is_back = False

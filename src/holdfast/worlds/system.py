@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, ClassVar, Final, Literal
 
@@ -19,13 +18,12 @@ _SHOWN_DIGITS: Final = 16
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):
     """The observed state of a system; the metadata is not part of the state's identity."""
 
     system: str
     data: Any
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class System(ABC):
@@ -40,14 +38,17 @@ class System(ABC):
     is_in_process: ClassVar[bool] = False
     # A rollback that raises has changed nothing, so it needs no way back.
     is_atomic: ClassVar[bool] = False
+    # Ctrl-C may stop it anywhere: the token alone tells all. Else it waits until the end of a call.
+    is_interruptible: ClassVar[bool] = False
     # It goes back from a state in which it makes no checkpoint, raising SystemBusy; not to it.
     leaves_without_checkpoint: ClassVar[bool] = False
     not_covered: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "rollback" in cls.__dict__ and "is_atomic" not in cls.__dict__:
-            cls.is_atomic = False
+        for promise in ("is_atomic", "is_interruptible"):
+            if "rollback" in cls.__dict__ and promise not in cls.__dict__:
+                setattr(cls, promise, False)
 
     @abstractmethod
     def checkpoint(self, name: str) -> object:
@@ -121,8 +122,11 @@ def identity_of(seen: Observation) -> bytes:
 
 def state_id(systems: Mapping[str, bytes], facts: Mapping[str, object]) -> str:
     """Return the SHA-256, in hex, of what systems show by name, and of further facts by name."""
-    others = sorted((name, canonical(value, name)) for name, value in facts.items())
-    return sha256(_encode((sorted(systems.items()), others))).hexdigest()
+    shown = sorted(systems.items()) if len(systems) > 1 else list(systems.items())
+    others = (
+        sorted((name, canonical(value, name)) for name, value in facts.items()) if facts else ()
+    )
+    return sha256(_encode((shown, others))).hexdigest()
 
 
 def shown_id(state: str) -> str:

@@ -34,6 +34,7 @@ from .rollback import (
     in_order,
     keep_tokens,
     move,
+    release,
     release_all,
     require_prepared,
     returning,
@@ -290,7 +291,7 @@ class World:
                 continue
             # A stack has destroyed its part of a dead checkpoint already.
             if is_valid or system.rollback_order == "any":
-                system.release(token)
+                release(system, token)
 
     def on_close(self, function: Callable[[], object]) -> None:
         """Call a function when the world is closed, after its systems; the last one first."""
@@ -417,26 +418,34 @@ class World:
         context = copied(target.context)
         require_prepared(self._systems, target.tokens)
         moving, origin = self._origin()
+        # Also an interrupt, anywhere from here on, leaves the world flagged.
+        was_consistent, self._is_consistent = self._is_consistent, False
         if self._journal is not None:
-            self._journal.begin(target.id)
-        # Also an interrupt in the middle leaves the world flagged.
-        self._is_consistent = False
+            try:
+                self._journal.begin(target.id)
+            except Exception:
+                # Nothing has moved, and no other process shall think that it was to.
+                if was_consistent:
+                    self._end()
+                    self._is_consistent = True
+                    self._drop(origin)
+                raise
         try:
             move(moving, target.tokens, origin)
         except RollbackError as error:
-            self._is_consistent = error.is_consistent
             if error.is_consistent:
                 self._end()
+                self._is_consistent = True
                 self._drop(origin)
             raise
         self.context.restore(context)
         self.runs = dict(target.runs)
         self._state = self.graph.states.get(target.state_id or "")
         self._acts = []
-        self._is_consistent = True
-        self._end()
         if self._has_stack:
             self._checkpoints.restored(target)
+        self._end()
+        self._is_consistent = True
         self._drop(origin)
         if self.verify and self._state is not None:
             self._find_leaks(target, self._state)
@@ -466,7 +475,7 @@ class World:
             if self._systems[name].rollback_order == "stack":
                 continue  # It goes with the next rollback, or is gone already.
             try:
-                self._systems[name].release(token)
+                release(self._systems[name], token)
             except Exception as error:
                 warnings.warn(f"System {name} did not release a snapshot: {error}", stacklevel=4)
 

@@ -59,6 +59,8 @@ class HttpSystem(System):
     only their `status`, or `nothing` if they are never the same.
     """
 
+    # A rollback begins with a reset, whatever came before.
+    is_interruptible = True
     not_covered = (
         "requests that were not sent through the system, or that another service answers",
         "the cost of a rollback grows with the number of requests since the reset",

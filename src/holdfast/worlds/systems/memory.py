@@ -14,6 +14,7 @@ class MemorySystem(System):
 
     is_in_process = True
     is_atomic = True
+    is_interruptible = True
     not_covered: ClassVar[tuple[str, ...]] = (
         "references into the data that are kept elsewhere: they still point to the old objects",
         "one object in two places of the data: it becomes two",

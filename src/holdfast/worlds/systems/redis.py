@@ -148,14 +148,14 @@ class RedisSystem(System):
             return self._observe(self._client)
         self._collect()
         # A key that has expired is reported only when the server notices it.
-        keys, self._unseen = sorted(self._unseen | self._fading), set()
-        self._fading.clear()
+        keys = sorted(self._unseen | self._fading)
         for key, (value, is_fading) in zip(keys, _contents(self._client, keys), strict=True):
             self._shown.pop(key, None)
             if value is not None:
                 self._shown[key] = value
-            if is_fading:
-                self._fading.add(key)
+            (self._fading.add if is_fading else self._fading.discard)(key)
+        # Last, so that what fails or is interrupted here is read again.
+        self._unseen.difference_update(keys)
         return Observation("redis", dict(self._shown), {"expiring": len(self._fading)})
 
     def close(self) -> None:

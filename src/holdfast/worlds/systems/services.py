@@ -114,6 +114,7 @@ class StorageSystem(System):
 
     is_in_process = True
     is_atomic = True
+    is_interruptible = True
 
     def __init__(self) -> None:
         self._objects: dict[str, tuple[bytes, str]] = {}
