@@ -17,6 +17,7 @@ from holdfast.errors import (
     CheckpointError,
     CheckpointInvalid,
     InvalidArgument,
+    InvalidValue,
     LeaseLost,
     RollbackError,
     SessionBusy,
@@ -392,3 +393,21 @@ def test_rows_of_a_world_go_with_its_session(place: dict[str, Any]) -> None:
         again.close()
         assert store.find_session("w").info().status == "completed"
         World({"a": MemorySystem()}, store=store, id="w").close()
+
+
+def test_a_context_that_could_not_be_read_again_is_refused_before_it_is_kept(
+    tmp_path: Path,
+) -> None:
+    deep: Any = ()
+    for _ in range(250):
+        deep = (deep,)
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        data = Failing({"n": 1})
+        with World({"data": data}, store=store, id="w", context={"deep": 1}) as world:
+            here = world.checkpoint("here")
+            world.context["deep"] = deep
+            with pytest.raises(InvalidValue, match="nested too deeply"):
+                world.checkpoint("there")
+            assert len(data.kept) == len(world.checkpoints) == 1
+            world.rollback(here)
+            assert world.context["deep"] == 1

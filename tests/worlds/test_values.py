@@ -91,3 +91,23 @@ def test_what_is_not_plain_data_is_named_by_its_path() -> None:
     loop.append(loop)
     with pytest.raises(InvalidValue, match="contains itself"):
         encode(loop, "data")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda v: (v,), lambda v: frozenset((v,)), lambda v: {1: v}, lambda v: [{"a": (v,)}]]
+)
+def test_what_is_written_can_be_read_however_deep_it_is(wrap: Any) -> None:
+    value: Any = 1
+    for _ in range(64):
+        value = wrap(value)
+        assert decode(encode(value, "value")) == value
+    with pytest.raises(InvalidValue, match="nested too deeply"):
+        encode(wrap(value), "value")
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 2**64, -(2**63) - 1])
+def test_a_dict_has_the_same_bytes_alone_and_inside_of_a_list(number: int) -> None:
+    for flat in ({"b": number, "a": None}, {"b": "\udc80", "a": number}, {"\udc80": True}):
+        assert canonical([flat], "value") == b"\x91" + canonical(flat, "value")
+        assert encode([flat], "value") == b"\x91" + encode(flat, "value")
+        assert decode(encode(flat, "value")) == flat

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, overload
 
+import msgspec
+
 from ..arguments import require_text, require_whole, shown
 from ..errors import InvalidArgument
 from .words import message_of, text_of
@@ -21,8 +23,7 @@ Failures = tuple[type[Exception], ...]
 _ARGUMENTS_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an action ended: its value, or the exception that it raised."""
 
     value: Any = None
@@ -43,8 +44,7 @@ class Outcome:
         return f"{action} raises {kind}", message_of(self.error) or kind
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """A call of an action: its name and its arguments."""
 
     action: str

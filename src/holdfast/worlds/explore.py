@@ -64,7 +64,7 @@ def explore(
 
     With a `store`, each step is written there under the `id` of the exploration. If the process is
     killed, `resume` continues where it stopped, with the same actions and invariants; at most
-    `commit_every` actions are repeated.
+    `commit_every` actions are repeated. What was not begun is begun.
 
     With `workers`, that many processes explore together, each with its own world, made by `world`.
     The functions must be importable: define them at the top level of modules.
@@ -235,12 +235,13 @@ class Explorer(Findings):
             outcome = self._world.act(action, **arguments)
             reached, _ = self._world.observe_state()
             self._arrive(reached, f"after_{action.name}_{self.result.steps}")
-            self._judge(outcome, state, Step(action.name, arguments))
+            if outcome.error is not None:
+                self._judge(outcome, state, Step(action.name, arguments))
             self._check(self._after, reached)
         if self._notes is not None:
             self._notes.add_step(candidate, reached, outcome, self._taken())
-        self._left[state.id] -= 1
-        if not self._left[state.id]:
+        self._left[state.id] = left = self._left[state.id] - 1
+        if not left:
             self._release(state)
         if self._on_progress is not None:
             self._on_progress(self._progress())
@@ -340,8 +341,6 @@ class Explorer(Findings):
 
     def _judge(self, outcome: Outcome, origin: State, step: Step) -> None:
         """Take an exception that the action does not declare for a violation."""
-        if outcome.error is None:
-            return
         failure = outcome.failure_of(step.action)
         if failure is None:
             return

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ..errors import NotFound
 from .actions import Action, Arguments, Outcome, Step
 from .system import Observation, shown_id
@@ -36,8 +38,7 @@ class State:
         raise NotFound(f"State {self.shown_id} has no observation of {system!r}.", system=system)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Transition:
+class Transition(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One run of an action: from which state it led where, with which arguments and outcome."""
 
     number: int

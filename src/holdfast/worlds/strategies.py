@@ -9,9 +9,10 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
+
+import msgspec
 
 from ..arguments import shown
 from ..errors import InvalidArgument
@@ -20,8 +21,7 @@ from .graph import State
 from .values import canonical
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, eq=False):
     """Something to try: an action with its arguments, in a state.
 
     `number` is the place of the action with these arguments among all that an exploration tries.

@@ -24,6 +24,9 @@ _INTEGER, _TEXT, _NAN, _TUPLE, _SET, _FROZENSET, _DICT, _DATETIME, _DATE, _DECIM
     1, 12
 )
 _SCALARS: Final = frozenset((NoneType, bool, bytes))
+_FLAT: Final = _SCALARS | {int, str}
+_TEXTS: Final = frozenset((str,))
+_LEVELS_MAX: Final = 64
 _SPELLED: Final[dict[type, tuple[int, Callable[[Any], str]]]] = {
     datetime: (_DATETIME, datetime.isoformat),
     date: (_DATE, date.isoformat),
@@ -43,16 +46,23 @@ class _Writer:
 
     def encode(self, value: object, name: str) -> bytes:
         """Return a value as bytes; raise InvalidValue with the path of what cannot be encoded."""
+        if type(value) is dict and _is_flat(value):
+            # Most data is; what has no plain form after all, a very large number or a lone
+            # surrogate, is found by the encoder.
+            try:
+                return self._encode(value)
+            except (OverflowError, UnicodeEncodeError):
+                pass
         try:
-            return self._encode(self._tagged(value, name))
+            return self._encode(self._tagged(value, name, 0))
         except RecursionError:
             problem = f"{name} is nested too deeply, or contains itself."
             raise InvalidValue(problem, path=name) from None
 
-    def _tagged(self, value: Any, path: ValuePath) -> object:
+    def _tagged(self, value: Any, path: ValuePath, level: int) -> object:
         kind = type(value)
         if kind is dict:
-            return self._mapping(value, path)
+            return self._mapping(value, path, level)
         if _is_plain(value):
             return value
         if kind is int:
@@ -62,11 +72,12 @@ class _Writer:
         if kind is float:
             return _Ext(_NAN, b"") if isnan(value) else value
         if kind is list:
-            return self._items(value, path)
+            return self._items(value, path, level)
         if kind is tuple:
-            return _Ext(_TUPLE, self._encode(self._items(value, path)))
+            return _Ext(_TUPLE, self._encode(self._items(value, path, _deeper(level))))
         if kind is set or kind is frozenset:
-            members = sorted(self._encode(self._tagged(item, path)) for item in value)
+            inner = _deeper(level)
+            members = sorted(self._encode(self._tagged(item, path, inner)) for item in value)
             return _Ext(_SET if kind is set else _FROZENSET, self._encode(members))
         if kind in _SPELLED:
             tag, spell = _SPELLED[kind]
@@ -77,30 +88,43 @@ class _Writer:
             path=show(path),
         )
 
-    def _items(self, items: list[object] | tuple[object, ...], path: ValuePath) -> list[object]:
+    def _items(
+        self, items: list[object] | tuple[object, ...], path: ValuePath, level: int
+    ) -> list[object]:
         return [
-            item if _is_plain(item) else self._tagged(item, (path, index))
+            item if _is_plain(item) else self._tagged(item, (path, index), level)
             for index, item in enumerate(items)
         ]
 
-    def _mapping(self, mapping: dict[Any, object], path: ValuePath) -> object:
+    def _mapping(self, mapping: dict[Any, object], path: ValuePath, level: int) -> object:
         tagged = {}
         for key, item in mapping.items():
             if type(key) is not str or not (key.isascii() or _is_unicode(key)):
-                return self._pairs(mapping, path)
+                return self._pairs(mapping, path, _deeper(level))
             is_plain = type(item) in _SCALARS or _is_plain(item)
-            tagged[key] = item if is_plain else self._tagged(item, (path, key))
+            tagged[key] = item if is_plain else self._tagged(item, (path, key), level)
         return tagged
 
-    def _pairs(self, mapping: dict[Any, object], path: ValuePath) -> object:
+    def _pairs(self, mapping: dict[Any, object], path: ValuePath, level: int) -> object:
         pairs = [
             (
-                self._encode(self._tagged(key, path)),
-                self._encode(self._tagged(item, (path, f"{key}"))),
+                self._encode(self._tagged(key, path, level)),
+                self._encode(self._tagged(item, (path, f"{key}"), level)),
             )
             for key, item in mapping.items()
         ]
         return _Ext(_DICT, self._encode(sorted(pairs) if self._is_canonical else pairs))
+
+
+def _deeper(level: int) -> int:
+    """Return the next level of values whose bytes are inside of others, which `decode` can read."""
+    if level >= _LEVELS_MAX:
+        raise RecursionError
+    return level + 1
+
+
+def _is_flat(mapping: dict[Any, Any]) -> bool:
+    return _FLAT.issuperset(map(type, mapping.values())) and _TEXTS.issuperset(map(type, mapping))
 
 
 def _is_plain(value: Any) -> bool:
