@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import app as app_module
+from tests.faces import forked
 
 SHOP = """
 from holdfast.worlds import MemorySystem, World, action, invariant
@@ -183,3 +187,89 @@ def test_workers_find_the_same_in_processes_of_their_own(shop: str, run: Run) ->
     assert [each["path"] for each in data["violations"]] == [
         each["path"] for each in alone["violations"]
     ]
+
+
+def test_only_what_is_in_the_store_is_resumed(shop: str, run: Run, tmp_path: Path) -> None:
+    world, url = f"{shop}:make_world", f"--url=sqlite:///{tmp_path}/store.db"
+    nowhere = run(world, url, "--resume")
+    assert (nowhere.returncode, list(tmp_path.glob("store.db*"))) == (3, []), nowhere.stderr
+    run(world, url, "--max-steps=1")
+    unknown = run(world, url, "--resume", "--id=typo", "--json")
+    assert unknown.returncode == 3
+    told = json.loads(unknown.stderr)
+    assert told["message"] == (
+        "There is no exploration typo in the store to continue; leave out --resume."
+    )
+    # Nor is it begun by that.
+    assert run(world, url, "--clean", "--id=typo").stdout == "There is no exploration typo.\n"
+    both = run(world, url, "--resume", "--clean")
+    assert both.returncode == 2
+    assert "--clean removes what --resume would continue" in both.stderr
+    assert json.loads(run(world, url, "--resume", "--json").stdout)["steps"] == 3
+
+
+def test_what_fails_in_the_module_is_told_with_its_place(shop: str, run: Run) -> None:
+    file = Path(f"{shop}.py")
+    text = file.read_text()
+    file.write_text(
+        text.replace('return World({"shop"', 'return helped() or World({"shop"')
+        + "\n\ndef helped():\n    raise LookupError('no such shop')\n"
+    )
+    for options in ([], ["--clean", "--url=sqlite:///store.db"]):
+        if options:
+            run(f"{shop}:make_world", options[1])
+        found = run(f"{shop}:make_world", *options)
+        assert found.returncode == 2, found.stderr
+        first, *lines = found.stderr.splitlines()
+        assert first == f"Error: '{shop}:make_world' failed: LookupError: no such shop"
+        assert [line.strip() for line in lines if "File" not in line][::2] == [
+            'return helped() or World({"shop": MemorySystem({"stock": 1})})',
+            "raise LookupError('no such shop')",
+        ]
+        assert "cli/explore.py" not in found.stderr
+        assert "bug" not in found.stderr
+
+
+def test_what_cannot_be_imported_is_told_with_its_place(run: Run, tmp_path: Path) -> None:
+    name = f"broken_{abs(hash(tmp_path))}"
+    Path(f"{name}.py").write_text("import json\n\nvalue = json.loads('{')\n")
+    found = run(f"{name}:make_world")
+    assert found.returncode == 2
+    assert f'{name}.py", line 3, in <module>\n    value = json.loads' in found.stderr
+    assert "importlib" not in found.stderr
+
+
+def test_an_id_may_begin_with_a_dash(shop: str, run: Run, tmp_path: Path) -> None:
+    from holdfast.worlds.stored import explore_command
+
+    world, url = f"{shop}:make_world", f"--url=sqlite:///{tmp_path}/store.db"
+    assert run(world, url, "--id", "--odd id", "--max-steps=1").returncode in (0, 1)
+    # What the list of explorations suggests is a command that works.
+    words = shlex.split(explore_command("--odd id"))
+    assert words[:2] == ["holdfast", "explore"]
+    words[2] = world
+    assert "4 states, 3 transitions" in run(*words[2:], url, "--resume").stdout
+    assert run(*words[2:], url, "--clean").stdout == "Removed exploration --odd id.\n"
+
+
+def test_the_answer_fits_a_terminal(shop: str, tmp_path: Path) -> None:
+    with Path(f"{shop}.py").open("a") as module:
+        module.write(
+            "\n\n@action(parameters={'note': ['a note of some length', 'another one of length']})\n"
+            "def write_down(world, note):\n    world.systems['shop'].data.setdefault('n', [])\n"
+            "    notes = world.systems['shop'].data['n']\n"
+            "    notes.append(note) if len(notes) < 4 else None\n\n\n"
+            "@invariant(message='four notes are more than the counter of a small shop can hold')\n"
+            "def notes_are_few(world):\n    notes = world.systems['shop'].data.get('n', ())\n"
+            "    return len(notes) < 4\n"
+        )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code, shown = forked.show(
+        ["explore", f"{shop}:make_world"], directory=tmp_path, environment=environment
+    )
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in shown.splitlines()]
+    assert code == 1
+    assert "  write_down(note='a note of some length') →" in shown
+    assert max(map(len, lines)) <= 80, lines
+    # A path is indented as a whole.
+    assert any(line.startswith("  length')") or line.startswith("  write_down") for line in lines)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import re
 import sys
+import traceback
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from ..worlds import Action, Exploration, Invariant, World
 
 FOUND = 1
+# What stands between the command and a module that it imports.
+_IMPORTING = re.compile(
+    rf"<frozen |{re.escape(pkgutil.__file__)}|.*[/\\]importlib[/\\]__init__\.py"
+)
 
 
 WorldName = Annotated[
@@ -85,8 +92,11 @@ def explore(
     is 1 if an invariant was violated.
     """
     from ..worlds import explore as run
+    from ..worlds.journal import require_known
     from ..worlds.reports import report_file
 
+    if clean and resume:
+        raise InvalidArgument("--clean removes what --resume would continue; give one of them")
     files = [report_file(file) for file in report or ()]
     for file in files:
         if not file.parent.is_dir():
@@ -95,15 +105,18 @@ def explore(
         raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is not one")
     make_world, actions, invariants = _loaded(world)
     if clean:
-        return _clean(make_world, id or world, url, namespace)
+        return _clean(_reported(make_world, world), id or world, url, namespace)
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
         if url or id or resume:
-            kept = {"store": closing.enter_context(store.open(url, namespace=namespace))}
+            place = store.open(url, namespace=namespace, migrate=not resume)
+            kept = {"store": closing.enter_context(place)}
             kept |= {"id": id or world, "resume": resume, "commit_every": commit_every}
+            if resume:
+                require_known(kept["store"], kept["id"])
         move = closing.enter_context(progress("exploring"))
         result = run(
-            make_world,
+            _reported(make_world, world) if workers == 1 else make_world,
             actions,
             invariants,
             strategy=strategy,
@@ -164,13 +177,41 @@ def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invarian
     try:
         make_world = imported(name)
     except Exception as error:
-        raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
+        problem = f"{shown(name)} cannot be loaded: {cause(error)}{_traceback(error)}"
+        raise InvalidArgument(problem) from error
     if not callable(make_world):
         raise InvalidArgument(f"{shown(name)} must be a function that makes a world")
     actions, invariants = marked_in(sys.modules[module])
     if not actions:
         raise InvalidArgument(f"{module} has no action; @holdfast.worlds.action makes one")
     return cast("Callable[[], World]", make_world), actions, invariants
+
+
+def _reported(make_world: Callable[[], World], name: str) -> Callable[[], World]:
+    """Return a function that makes the world, and says what failed there and where."""
+
+    @functools.wraps(make_world)
+    def make() -> World:
+        try:
+            return make_world()
+        except HoldfastError:
+            raise
+        except Exception as error:
+            problem = f"{shown(name)} failed: {cause(error)}{_traceback(error)}"
+            raise InvalidArgument(problem) from error
+
+    return make
+
+
+def _traceback(error: Exception) -> str:
+    """Return the lines of a traceback that stand in the user's code."""
+    ours = Path(__file__).parent.parent
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if ours not in Path(frame.filename).parents and not _IMPORTING.match(frame.filename)
+    ]
+    return f"\n{''.join(traceback.format_list(frames)).rstrip()}" if frames else ""
 
 
 def _tests(

@@ -100,12 +100,14 @@ def with_place(text: str, url: str | None, namespace: str | None) -> str:
 def wrapped(text: str, width: int, indent: int = 0) -> str:
     """Return text in lines of this width, the later ones indented; commands stay whole.
 
-    Lines that begin with a space are kept as they are.
+    A line that begins with spaces is kept as it is, unless it is too long.
     """
     lines: list[str] = []
     for line in text.split("\n"):
         if line.startswith(" "):
-            lines.append(line)
+            own = len(line) - len(line.lstrip())
+            is_kept = len(line) <= width or SUGGESTED.match(line)
+            lines.append(line if is_kept else " " * own + wrapped(line[own:], width, own))
             continue
         filled = ""
         for word in WORDS.findall(line):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..arguments import require_text, shown
-from ..errors import Conflict, InvalidArgument, SessionNotFound
+from ..errors import Conflict, InvalidArgument, NotFound, SessionNotFound
 from ..explorations import Journal, KeptCheckpoint
 from ..kernel.operation import C
 from ..session import DrivenSession, Session
@@ -53,15 +53,27 @@ def journal_of(session: Session[C]) -> Journal[C]:
 
 def require_new(store: Store, id: str) -> None:
     """Raise Conflict if the store has an exploration of this id, which may be running."""
-    try:
-        found = store.find_session(id)
-    except SessionNotFound:
-        return
-    if found.id == id and journal_of(found).world().settings is not None:
+    if _has(store, id):
         raise Conflict(
             f"Exploration {id} is in the store already: resume=True continues it, and "
             "holdfast.worlds.clean, or --clean, removes it."
         )
+
+
+def require_known(store: Store, id: str) -> None:
+    """Raise NotFound unless the store has an exploration of this id."""
+    if not _has(store, id):
+        raise NotFound(
+            f"There is no exploration {id} in the store to continue; leave out resume=True.", id=id
+        )
+
+
+def _has(store: Store, id: str) -> bool:
+    try:
+        found = store.find_session(id)
+    except SessionNotFound:
+        return False
+    return found.id == id and journal_of(found).world().settings is not None
 
 
 class WorldJournal:
