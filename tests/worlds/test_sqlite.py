@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sqlite3
@@ -596,3 +597,25 @@ def test_a_shared_connection_is_copied_where_changes_cannot_be_recorded(
 
     check_system(system, change, lambda: all_tables(connection), steps=60)
     system.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_connection_that_was_forgotten_does_not_take_the_log_away(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        path = tmp_path / "x.db"
+        with sqlite3.connect(path) as forgotten:
+            forgotten.execute("PRAGMA journal_mode = WAL")
+            forgotten.execute("CREATE TABLE t (a)")
+        # It is in a cycle with its cache of statements.
+        del forgotten
+        system = SqliteSystem(path)
+        token = system.checkpoint("empty")
+        gc.collect()
+        with closing(apsw.Connection(str(path))) as user:
+            user.execute("INSERT INTO t VALUES (1)")
+            system.rollback(token)
+            assert user.execute("SELECT * FROM t").fetchall() == []
+        system.close()
+    finally:
+        gc.enable()

@@ -72,7 +72,9 @@ class Exploration:
 
     def summary(self) -> str:
         """Return a few lines for people."""
-        extent = "all of it" if self.is_complete else f"ended by {self.ended}"
+        extent = f"ended by {self.ended}"
+        if self.ended == "complete":
+            extent = "with warnings" if self.warnings else "all of it"
         if self.is_cut:
             extent += ", not beyond max_depth"
         size = f"{len(self.graph.states)} states, {len(self.graph.transitions)} transitions"

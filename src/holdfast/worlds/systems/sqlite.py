@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -59,6 +60,9 @@ class SqliteSystem(System):
         if not self.path.is_file():
             raise InvalidArgument(f"path must be an SQLite database, and {self.path} is no file")
         self._observe = observe or all_tables
+        # Connections of sqlite3 that nobody has closed are closed by the collector: later it would
+        # take the log away, because in one process no lock protects it.
+        gc.collect()
         self._folder = OwnFolder(_KIND)
         self._connection = _connect(self.path, wait_seconds)
         try:
