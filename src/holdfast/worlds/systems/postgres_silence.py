@@ -84,7 +84,8 @@ def without_triggers(connection: Connection, tables: Collection[Table]) -> Itera
         _alter(connection, table, f"{_ENABLE[state]} {kind}", name)
     [(deferred,)] = connection.execute(_DEFERRED).fetchall()
     if deferred is not None:
-        connection.execute(sql.SQL("SET CONSTRAINTS {} DEFERRED").format(sql.SQL(deferred)))
+        defer = sql.SQL("SET CONSTRAINTS {} DEFERRED").format(sql.SQL(deferred))
+        connection.execute(defer)
 
 
 def _alter(connection: Connection, table: str, what: str, name: str, rest: str = "") -> None:
