@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import random
 import time
 from collections import defaultdict
@@ -272,6 +274,27 @@ def test_cursors_of_elsewhere_are_refused(place: dict[str, Any], tmp_path: Path)
         assert until_now(store, own) == []
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        r'{"given": [["\u0000", 1, 1]], "number": -1}',
+        r'{"last": ["\u0000", 1], "number": -1}',
+        '{"prunes": [1, ["x"]]}',
+        '{"horizon": -1, "number": -1}',
+        "null",
+    ],
+)
+def test_a_forged_cursor_is_refused(place: dict[str, Any], forged: str) -> None:
+    with holdfast.open(**place) as store:
+        store.session("root")
+        [cursor] = cursors(store)
+        origin, _ = json.loads(base64.urlsafe_b64decode(cursor))
+        changed = f"[{json.dumps(origin)}, {forged}]".encode()
+        with pytest.raises(holdfast.InvalidArgument, match="must be a cursor of follow_all"):
+            until_now(store, base64.urlsafe_b64encode(changed).decode())
+
+
 def test_a_cursor_of_a_later_state_of_the_same_file_is_refused(
     tmp_path: Path, stack: ExitStack
 ) -> None:
@@ -328,6 +351,39 @@ def test_a_cursor_whose_next_events_were_pruned_is_refused(place: dict[str, Any]
             with pytest.raises(holdfast.Compacted, match="start without a cursor") as caught:
                 until_now(store, cursor)
             assert any(each.root_id in str(caught.value) for each in gone)
+
+
+def test_who_starts_with_what_is_kept_can_resume_and_is_told_what_a_later_prune_takes(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_all, "EVENTS_PER_READ", 2)
+    clock = VirtualClock()
+    with holdfast.open(**place, clock=clock) as store:
+        stays = store.session("stays")
+        for name in ("first", "second"):
+            store.session(name).end()
+            stays.state.increment("n")
+        clock.advance(40 * 24 * 3_600)
+        store.session("second", reopen=True)
+        assert store.prune().events > 0
+        kept = until_now(store)
+        assert "first" not in by_tree(kept)
+        for number, event in enumerate(kept, 1):
+            assert until_now(store, event.cursor) == kept[number:]
+        at_end = store.last_cursor()
+        live = store.follow_all()
+        assert [next(live), next(live)] == kept[:2]
+        store.find_session("second").end()
+        clock.advance(40 * 24 * 3_600)
+        assert store.prune().events > 0
+        with pytest.raises(holdfast.Compacted, match="also of second"):
+            list(live)
+        for cursor in (kept[0].cursor, at_end):
+            with pytest.raises(holdfast.Compacted, match="also of second"):
+                until_now(store, cursor)
+        left = until_now(store)
+        assert by_tree(left) == {"stays": [1, 2, 3]}
+        assert until_now(store, left[0].cursor) == left[1:]
 
 
 def test_a_cursor_of_a_restored_schema_is_refused(

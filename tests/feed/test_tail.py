@@ -46,13 +46,40 @@ def test_the_end_counts_only_if_it_was_read_after_the_ring_and_recently() -> Non
     assert not tail.is_read(3, 7, time.monotonic() + 1)
 
 
+def test_a_read_that_began_earlier_does_not_hide_what_a_later_one_found() -> None:
+    tail: Tail[int, int] = Tail()
+    tail.put(10, page(11, 15), ring=8)
+    tail.put(12, page(13, 14), ring=7)
+    assert tail.is_read(15, 8, 0.0)
+    assert not tail.is_read(14, 8, 0.0)
+
+
 def test_at_each_place_one_follower_reads() -> None:
     tail: Tail[int, int] = Tail()
-    assert [tail.may_read(5), tail.may_read(5), tail.may_read(6)] == [True, False, True]
+    one, other = object(), object()
+    assert [tail.may_read(5, one), tail.may_read(5, other), tail.may_read(6, other)] == [
+        True, False, True,
+    ]  # fmt: skip
     tail.put(5, page(6, 7), ring=0)
-    assert [tail.may_read(5), tail.may_read(6)] == [True, False]
-    tail.give_up(6)
-    assert tail.may_read(6)
+    assert [tail.may_read(5, one), tail.may_read(6, one)] == [True, False]
+    assert tail.leave(other)
+    assert [tail.may_read(5, other), tail.may_read(6, one)] == [False, True]
     # One that takes too long does not keep the others from reading.
-    tail._reading_since[6] -= 2 * READ_SECONDS_MAX
-    assert tail.may_read(6)
+    _, since = tail._reading[6]
+    tail._reading[6] = (one, since - 2 * READ_SECONDS_MAX)
+    assert tail.may_read(6, other)
+
+
+def test_one_follower_waits_for_all_that_look_no_more_often() -> None:
+    tail: Tail[int, int] = Tail()
+    one, other, eager = object(), object(), object()
+    assert [tail.may_wait(one, 5.0), tail.may_wait(other, 5.0), tail.may_wait(one, 5.0)] == [
+        True, False, True,
+    ]  # fmt: skip
+    assert not tail.leave(other)
+    assert not tail.may_wait(other, 5.0)
+    assert tail.may_wait(eager, 1.0)
+    assert [tail.may_wait(one, 5.0), tail.leave(one)] == [False, False]
+    assert tail.leave(eager)
+    assert not tail.leave(eager)
+    assert tail.may_wait(other, 5.0)

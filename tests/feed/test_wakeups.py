@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -15,7 +17,9 @@ import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres.followers import Followers
 from holdfast.kernel.postgres.notify import TREES_NAMED_MAX
+from holdfast.kernel.signals import LOCAL_TOPIC
 from tests.crash.children import Child
+from tests.faults.tracing import interrupted_everywhere
 
 # Longer than any test: who is not woken does not pass.
 NEVER = 3_600.0
@@ -151,6 +155,81 @@ def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
         waiting = next_of(threads, state.watch(after=2, poll_seconds=NEVER))
         state.set("k", 3)
         assert waiting.result(SECONDS_MAX)[0].sequence == 3
+
+
+# Python drops an interrupt that hits while it clears an object away.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_follower_interrupted_at_any_place_leaves_the_others_their_wake_ups(
+    place: dict[str, Any], threads: ThreadPoolExecutor
+) -> None:
+    """Also the one that waits and reads for all of them."""
+    last = 1
+
+    def is_awaited(topic: str) -> bool:
+        return any(each.startswith(topic) for each in store.runtime.signals.awaited())
+
+    def write_when_both_wait(has_ended: threading.Event, other: Iterator[Any]) -> Any:
+        until(lambda: is_awaited("tree ") or has_ended.is_set())
+        found = next_of(threads, other)
+        until(lambda: is_awaited(LOCAL_TOPIC) or has_ended.is_set())
+        state.increment("n")
+        return found.result(SECONDS_MAX)[0]
+
+    def follow_interrupted(nth: int) -> None:
+        next(store.follow("root", after=last, poll_seconds=2 * SECONDS_MAX))
+
+    with holdfast.open(**place) as store:
+        # Nothing is heard from other processes.
+        store.runtime.signals._listen = None
+        state = store.session("root").state
+        other = store.follow("root", after=1, poll_seconds=2 * SECONDS_MAX)
+        has_ended = threading.Event()
+        waiting = threads.submit(write_when_both_wait, has_ended, other)
+        for nth in interrupted_everywhere(follow_interrupted, ("feed/follow.py",)):
+            has_ended.set()
+            last += 1
+            assert waiting.result(SECONDS_MAX).position == last, f"place {nth}"
+            has_ended = threading.Event()
+            waiting = threads.submit(write_when_both_wait, has_ended, other)
+        has_ended.set()
+        waiting.result(SECONDS_MAX)
+        assert nth > 20
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_an_event_loop_that_was_closed_in_the_middle_of_a_wait_costs_others_nothing(
+    place: dict[str, Any],
+) -> None:
+    async def begin() -> tuple[holdfast.AsyncStore, Any]:
+        store = await holdfast.aopen(**place)
+        root = await store.session("root")
+        events = store.follow(root, after=1, poll_seconds=NEVER)
+        waiting = asyncio.ensure_future(anext(events))
+        # Reads are made in the loop itself on SQLite, and by tasks of it on PostgreSQL.
+        await asyncio.to_thread(until, lambda: "tree root" in store.runtime.signals.awaited())
+        return store, waiting
+
+    loop = asyncio.new_event_loop()
+    store, waiting = loop.run_until_complete(begin())
+    loop.close()
+    signals, seen = store.runtime.signals, store.runtime.signals.count("tree root")
+    try:
+        with holdfast.open(**place) as other:
+            state = other.find_session("root").state
+            # On SQLite the thread that hears of commits must survive too.
+            for number in range(1, 3):
+                assert state.increment("n").value == number
+                until(lambda seen=seen: signals.count("tree root") > seen)  # type: ignore[misc]
+                seen = signals.count("tree root")
+    finally:
+        store.runtime.driver.twin().close()
+        waiting._log_destroy_pending = False
 
 
 def test_nobody_is_notified_of_changes_that_nobody_follows(

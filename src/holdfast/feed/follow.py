@@ -68,8 +68,9 @@ class Tail(Generic[K, E]):
         self._end: K | None = None
         self._ring = -1
         self._end_read_at = 0.0
-        self._reading_since: dict[K, float] = {}
-        self._is_awaited = False
+        self._reading: dict[K, tuple[object, float]] = {}
+        self._first: object | None = None
+        self._first_seconds = 0.0
 
     def page(self, after: K, since: float) -> Page[K, E] | None:
         """Return the page after a place, or the rest of one, if it was read since a moment."""
@@ -87,42 +88,48 @@ class Tail(Generic[K, E]):
         with self._lock:
             return after == self._end and self._ring >= ring and self._end_read_at >= oldest
 
-    def may_read(self, after: K) -> bool:
+    def may_read(self, after: K, follower: object) -> bool:
         """Whether to read now: at each place one follower reads for all."""
         now = time.monotonic()
         with self._lock:
-            is_free = now - self._reading_since.get(after, 0.0) > READ_SECONDS_MAX
+            _, since = self._reading.get(after, (None, -READ_SECONDS_MAX))
+            is_free = now - since > READ_SECONDS_MAX
             if is_free:
-                self._reading_since[after] = now
+                self._reading[after] = (follower, now)
             return is_free
 
     def put(self, after: K, page: Page[K, E], ring: int) -> None:
         """Remember the page after a place, read when the feed had this ring count."""
         with self._lock:
-            self._reading_since.pop(after, None)
+            self._reading.pop(after, None)
             if page.events:
                 self._pages[after] = page
                 if len(self._pages) > PAGES_REMEMBERED:
                     self._pages.popitem(last=False)
-            if page.is_end:
-                self._end, self._end_read_at = page.after, page.read_at
-                self._ring = max(self._ring, ring)
+            # A read may end after one that began later, and know less.
+            if page.is_end and ring >= self._ring:
+                self._end, self._end_read_at, self._ring = page.after, page.read_at, ring
 
-    def may_wait(self) -> bool:
-        """Become the follower that waits for a change; False if there is one already."""
+    def may_wait(self, follower: object, seconds: float) -> bool:
+        """Whether to wait for a change and read for all; another one does if it looks as often."""
         with self._lock:
-            is_first, self._is_awaited = not self._is_awaited, True
+            is_first = (
+                self._first is None or self._first is follower or seconds < self._first_seconds
+            )
+            if is_first:
+                self._first, self._first_seconds = follower, seconds
             return is_first
 
-    def has_waited(self) -> None:
-        """Stop being the follower that waits for a change."""
+    def leave(self, follower: object) -> bool:
+        """Stop reading and waiting for all; return whether the others must do so themselves."""
         with self._lock:
-            self._is_awaited = False
-
-    def give_up(self, after: K) -> None:
-        """Let another follower read after a place, where a read has failed."""
-        with self._lock:
-            self._reading_since.pop(after, None)
+            is_first = self._first is follower
+            if is_first:
+                self._first = None
+            read = [after for after, (reader, _) in self._reading.items() if reader is follower]
+            for after in read:
+                del self._reading[after]
+            return is_first or bool(read)
 
 
 class Tails(PerStore):
@@ -140,6 +147,51 @@ class Tails(PerStore):
             return self._tails.setdefault(name, Tail())
 
 
+class Follower(Generic[K, E]):
+    """One follower of a tail: it reads and waits for the others too, or they do so for it."""
+
+    def __init__(self, runtime: Runtime, feed: str) -> None:
+        self._tail: Tail[K, E] = Tails.of(runtime).tail(feed)
+        self._signals = runtime.signals
+        self._is_read = f"{LOCAL_TOPIC}read {feed}"
+        self._owes_ring = False
+
+    def reads(self) -> tuple[str, int]:
+        """Return the topic of what others have read, and how often it was rung."""
+        return self._is_read, self._signals.count(self._is_read)
+
+    def known(self, after: K, since: float) -> Page[K, E] | None:
+        """Return what was read after a place since a moment."""
+        return self._tail.page(after, since)
+
+    def may_read(self, after: K, ring: int, oldest: float) -> bool | None:
+        """Whether to read now; None if the place is known to be the end."""
+        if self._tail.is_read(after, ring, oldest):
+            return None
+        return self._tail.may_read(after, self)
+
+    def read(self, after: K, ring: int, read: Callable[[K], Flow[Page[K, E]]]) -> Flow[Page[K, E]]:
+        """Read for all."""
+        self._owes_ring = True
+        page = yield from read(after)
+        self._tail.put(after, page, ring)
+        self._owes_ring = bool(page.events)
+        return page
+
+    def waiting(self, changed: tuple[str, int], reads: tuple[str, int], seconds: float) -> Wait:
+        """Return how to wait: one polls for all, the others look only in case that it is lost."""
+        if self._tail.may_wait(self, seconds):
+            return Wait(seconds, *changed)
+        return Wait(seconds + READ_SECONDS_MAX, *reads)
+
+    def step_back(self) -> None:
+        """Leave reading and waiting to the others; after an interrupt, call it again."""
+        owes_ring, self._owes_ring = self._owes_ring, True
+        if self._tail.leave(self) or owes_ring:
+            self._signals.ring_here(self._is_read)
+        self._owes_ring = False
+
+
 def follow(
     runtime: Runtime,
     feed: str,
@@ -151,61 +203,37 @@ def follow(
     wait: bool = True,
 ) -> Stream[E]:
     """Yield what `read` finds after a place in a feed, for ever or, without `wait`, to its end."""
-    tail: Tail[K, E] = Tails.of(runtime).tail(feed)
-    signals, is_read = runtime.signals, f"{LOCAL_TOPIC}read {feed}"
+    follower: Follower[K, E] = Follower(runtime, feed)
     # What was read before does not count at first: the place must be valid now.
     since = time.monotonic()
-    while True:
-        ring, read_ring = signals.count(topic), signals.count(is_read)
-        seconds = signals.poll_seconds(topic, poll_seconds)
-        page = tail.page(after, since) if wait else None
-        oldest = max(since, time.monotonic() - seconds)
-        if not wait or (page is None and not tail.is_read(after, ring, oldest)):
-            if wait and not tail.may_read(after):
-                yield Wait(READ_SECONDS_MAX / 20, is_read, read_ring)
-                continue
-            try:
-                page = yield from read(after)
-            except BaseException:
-                tail.give_up(after)
-                signals.ring_here(is_read)
-                raise
-            tail.put(after, page, ring)
-            if page.events:
-                signals.ring_here(is_read)
-        since = 0.0
-        if page is not None:
-            for event in page.events:
-                yield Give(event)
-            after = page.after
-        if page is None or page.is_end:
-            if not wait:
-                return
-            if page is None or not page.events:
-                yield from _wait(runtime, tail, (topic, ring), (is_read, read_ring), seconds)
-
-
-def _wait(
-    runtime: Runtime,
-    tail: Tail[Any, Any],
-    changed: tuple[str, int],
-    is_read: tuple[str, int],
-    seconds: float,
-) -> Flow[None]:
-    """Wait for a change: one follower for all, the others until it has read."""
-    is_first = tail.may_wait()
-    topic, seen = changed if is_first else is_read
-    # The first one polls for all; the others look only in case that it has been lost.
-    longer = 0.0 if is_first else READ_SECONDS_MAX
     try:
-        yield Wait(seconds + longer, topic, seen)
-    except BaseException:
-        if is_first:
-            tail.has_waited()
-            runtime.signals.ring_here(is_read[0])
-        raise
-    if is_first:
-        tail.has_waited()
+        while True:
+            ring, reads = runtime.signals.count(topic), follower.reads()
+            seconds = runtime.signals.poll_seconds(topic, poll_seconds)
+            page = follower.known(after, since) if wait else None
+            if page is None:
+                oldest = max(since, time.monotonic() - seconds)
+                may_read = follower.may_read(after, ring, oldest) if wait else True
+                if may_read is False:
+                    yield Wait(READ_SECONDS_MAX / 20, *reads)
+                    continue
+                if may_read:
+                    page = yield from follower.read(after, ring, read)
+            since = 0.0
+            if page is not None and page.events:
+                # Whoever is given events may take any time.
+                follower.step_back()
+                for event in page.events:
+                    yield Give(event)
+            elif wait and (page is None or page.is_end):
+                yield follower.waiting((topic, ring), reads, seconds)
+            if page is not None:
+                after = page.after
+                if page.is_end and not wait:
+                    return
+    finally:
+        # Wherever an error or an interrupt has hit.
+        follower.step_back()
 
 
 @travels

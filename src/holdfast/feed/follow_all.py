@@ -96,7 +96,7 @@ def _encoded(origin: str, place: Place) -> str:
 def _place(cursor: str, origin: str, decode: Callable[[bytes], tuple[str, Place]]) -> Place:
     try:
         known, place = decode(base64.urlsafe_b64decode(cursor))
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         message = f"after must be a cursor of follow_all, not {shown(cursor)}"
         raise InvalidArgument(message) from None
     if known != origin:

@@ -6,6 +6,9 @@ horizon, a transaction id below which everything was delivered, and how far the 
 events were delivered. This works because a tree's events become visible in the order of their
 positions: every reader sees a prefix of a tree. Transaction ids alone would not do: of two events
 of one tree, the later one may have the smaller id.
+
+Whoever starts without a cursor reads what is kept. From then on a place knows which prunes it has
+seen, and any other that removes events behind it is an error, not a hole.
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ WHERE number > :number ORDER BY number LIMIT :limit
 IDENTITY = "number, root_id, position, session_id, kind, created_at"
 READ_LAST_NUMBER = "SELECT seq AS number FROM sqlite_sequence WHERE name = 'hf_events'"
 READ_ROW = f"SELECT {IDENTITY} FROM hf_events WHERE number = :number"  # noqa: S608
+READ_PRUNES = "SELECT coalesce(max(pruned_in), 0) AS prunes FROM hf_trees WHERE pruned_in > 0"
 FIND_MISSED_ROWS = """
-SELECT root_id FROM hf_trees WHERE pruned_number > :number AND pruned_number > 0 LIMIT 1
+SELECT root_id FROM hf_trees
+WHERE pruned_in > :prunes AND pruned_in > 0 AND pruned_number > :number LIMIT 1
 """
 
 # The statements below are for PostgreSQL.
@@ -39,7 +44,16 @@ SELECT (SELECT system_identifier FROM pg_control_system()) AS server, c.oid::big
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = 'hf_events'
 """
-READ_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS horizon"
+READ_HORIZON = """
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS horizon,
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next,
+    ARRAY(
+        SELECT running::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS running
+    ) AS running,
+    EXISTS (
+        SELECT 1 FROM hf_trees WHERE pruned_transaction > 0 AND pruned_transaction >= :horizon
+    ) AS is_pruned
+"""
 # The transaction that ends a window of about `limit` events.
 READ_EDGE = """
 SELECT transaction_id::text::bigint AS edge FROM hf_events
@@ -81,12 +95,17 @@ WHERE t.pruned_transaction > 0 AND t.pruned_transaction >= :horizon
     AND t.floor > coalesce(given.position::bigint, 0)
     AND NOT (t.pruned_transaction < :below
         AND (t.root_id, t.floor) <= (CAST(:last_root_id AS text), CAST(:last_position AS bigint)))
+    AND (t.pruned_in >= :next OR t.pruned_in IN (
+        SELECT value::bigint FROM json_array_elements_text(CAST(:running AS text)::json) AS value
+    ))
 LIMIT 1
 """
 TRANSACTION_MAX = 2**64 - 1
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Given: TypeAlias = tuple[tuple[str, Number, Number], ...]
+# PostgreSQL has no text with a NUL.
+Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00]*\Z")]
+Given: TypeAlias = tuple[tuple[Text, Number, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,8 @@ class RowPlace:
 
     number: Number = 0
     event: str = ""
+    prunes: Number = 0
+    """How many prunes of the store are known: what they removed was never to be read from here."""
 
     def require_readable(self) -> Op[None]:
         """Refuse a place that the store has not reached, or whose next events were pruned."""
@@ -117,7 +138,7 @@ class RowPlace:
         last, found, missed = yield from batch(
             Query(READ_LAST_NUMBER, {}),
             Query(READ_ROW, {"number": self.number}),
-            Query(FIND_MISSED_ROWS, {"number": self.number}),
+            self._find_missed(),
         )
         if self.number > max((row["number"] for row in last), default=0):
             raise InvalidArgument(
@@ -131,6 +152,9 @@ class RowPlace:
             )
         _require_kept(missed)
 
+    def _find_missed(self) -> Query:
+        return Query(FIND_MISSED_ROWS, {"number": self.number, "prunes": self.prunes})
+
     def end(self) -> Op[RowPlace]:
         """Return the place behind everything that is committed."""
         last = yield from one(READ_LAST_NUMBER)
@@ -141,12 +165,23 @@ class RowPlace:
 
     def read(self, limit: int) -> Op[Found]:
         """Return the events after this place."""
-        found = yield from rows(READ_ROWS, number=self.number, limit=limit)
-        return Found(self, found, self.behind(found), is_end=len(found) < limit)
+        found, missed, [known] = yield from batch(
+            Query(READ_ROWS, {"number": self.number, "limit": limit}),
+            self._find_missed(),
+            Query(READ_PRUNES, {}),
+        )
+        if self.number:
+            _require_kept(missed)
+        start = replace(self, prunes=known["prunes"])
+        # At the end the place stays the same, so that all waiting followers share it.
+        after = start.behind(found) if found else self
+        return Found(start, found, after, is_end=len(found) < limit)
 
     def behind(self, given: Sequence[Row]) -> RowPlace:
         """Return the place after some of the events that were read here."""
-        return RowPlace(given[-1]["number"], _digest(given[-1])) if given else self
+        if not given:
+            return self
+        return RowPlace(given[-1]["number"], _digest(given[-1]), self.prunes)
 
 
 def _digest(row: Row) -> str:
@@ -175,13 +210,28 @@ class HorizonPlace:
     highest transaction among them."""
     below: Number | None = None
     """The end of a window of ended transactions that was delivered in part."""
-    last: tuple[str, Number] = ("", 0)
+    last: tuple[Text, Number] = ("", 0)
     """The tree and position delivered last in that window."""
+
+    prunes: tuple[Number, tuple[Number, ...]] = (0, ())
+    """Which prunes are known: those of transactions before one, but for some that were running."""
 
     def require_readable(self) -> Op[None]:
         """Refuse a place whose next events were pruned; a lagging replica will reach any place."""
-        asked = {"horizon": self.horizon, "below": self.below or 0, **self._delivered()}
-        _require_kept((yield from rows(FIND_MISSED, **asked)))
+        _require_kept((yield self._find_missed()))
+
+    def _find_missed(self) -> Query:
+        following, running = self.prunes
+        return Query(
+            FIND_MISSED,
+            {
+                "horizon": self.horizon,
+                "below": self.below or 0,
+                "next": following,
+                "running": json.dumps(running),
+                **self._delivered(),
+            },
+        )
 
     def _delivered(self) -> dict[str, object]:
         """Return parameters: what was delivered at or above the horizon."""
@@ -191,16 +241,28 @@ class HorizonPlace:
             "last_position": self.last[1],
         }
 
+    def _knowing(self, snapshot: Row) -> HorizonPlace:
+        """Return this place with the prunes of a snapshot, if they concern it."""
+        if not snapshot["is_pruned"]:
+            return replace(self, prunes=(0, ()))
+        return replace(self, prunes=(snapshot["next"], tuple(snapshot["running"])))
+
     def end(self) -> Op[HorizonPlace]:
         """Return a place behind everything that ended transactions have committed."""
-        row = yield from one(READ_HORIZON)
+        row = yield from one(READ_HORIZON, horizon=0)
         assert row is not None
-        return HorizonPlace(row["horizon"])
+        return HorizonPlace(row["horizon"])._knowing(row)
 
     def read(self, limit: int) -> Op[Found]:
         """Return events after this place: those of a window, or all visible ones."""
         asked = {"horizon": str(self.horizon), "limit": limit}
-        [snapshot], edge = yield from batch(Query(READ_HORIZON, {}), Query(READ_EDGE, asked))
+        [snapshot], edge, missed = yield from batch(
+            Query(READ_HORIZON, {"horizon": self.horizon}),
+            Query(READ_EDGE, asked),
+            self._find_missed(),
+        )
+        if self != HorizonPlace():
+            _require_kept(missed)
         below = self.below
         # A window below the oldest running transaction can get no more events.
         if below is None and edge and edge[0]["edge"] <= snapshot["horizon"]:
@@ -211,7 +273,7 @@ class HorizonPlace:
             below=str(TRANSACTION_MAX if below is None else below),
             **self._delivered(),
         )
-        start = replace(self, below=below)
+        start = replace(self._knowing(snapshot), below=below)
         after = start.behind(found)
         if len(found) < limit:
             after = after.at(snapshot["horizon"] if below is None else below)
@@ -231,12 +293,12 @@ class HorizonPlace:
         if given and self.below is not None:
             last = (given[-1]["root_id"], given[-1]["position"])
         everything = tuple(sorted((root_id, *reached) for root_id, reached in known.items()))
-        return HorizonPlace(self.horizon, everything, self.below, last)
+        return replace(self, given=everything, last=last)
 
     def at(self, horizon: int) -> HorizonPlace:
         """Return the place where everything below a transaction was delivered."""
         later = tuple(each for each in self.given if each[2] >= horizon)
-        return HorizonPlace(horizon, later)
+        return HorizonPlace(horizon, later, prunes=self.prunes)
 
 
 Place: TypeAlias = RowPlace | HorizonPlace

@@ -36,12 +36,16 @@ ORDER BY e.position LIMIT :limit
 PLACES = {"sqlite": "e.number", "postgres": "e.transaction_id::text::bigint"}
 RAISE_FEED_FLOOR = {
     "sqlite": """
-        UPDATE hf_trees SET floor = :floor, pruned_number = max(pruned_number, :pruned)
+        UPDATE hf_trees SET floor = :floor, pruned_number = max(pruned_number, :pruned),
+            pruned_in = 1 + coalesce(
+                (SELECT max(t.pruned_in) FROM hf_trees t WHERE t.pruned_in > 0), 0
+            )
         WHERE root_id = :root_id
     """,
     "postgres": """
         UPDATE hf_trees
-        SET floor = :floor, pruned_transaction = greatest(pruned_transaction, :pruned)
+        SET floor = :floor, pruned_transaction = greatest(pruned_transaction, :pruned),
+            pruned_in = pg_current_xact_id()::text::bigint
         WHERE root_id = :root_id
     """,
 }

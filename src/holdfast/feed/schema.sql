@@ -2,7 +2,8 @@
 --            to a session locks this row first, several in id order, so that composed operations
 --            cannot deadlock. It also has the tree's counters. Events up to the floor were pruned;
 --            the last of them in the order of hf_events had the pruned_number (on PostgreSQL, the
---            highest of their transactions is the pruned_transaction).
+--            highest of their transactions is the pruned_transaction). pruned_in tells which prune
+--            removed them: its number in the store (on PostgreSQL, its transaction).
 -- hf_events  the feed: one row per committed change, with the next position of its tree. Because
 --            the tree's row stays locked until COMMIT, positions are dense and in commit order.
 --            For readers of all trees SQLite numbers them in commit order; PostgreSQL, which cannot,
@@ -16,8 +17,11 @@ CREATE TABLE hf_trees (
     root_id TEXT PRIMARY KEY,
     position INTEGER NOT NULL DEFAULT 0 CHECK (position >= 0),
     sequence INTEGER NOT NULL DEFAULT 0 CHECK (sequence >= 0),
-    floor INTEGER NOT NULL DEFAULT 0 CHECK (floor >= 0 AND floor <= position)
+    floor INTEGER NOT NULL DEFAULT 0 CHECK (floor >= 0 AND floor <= position),
+    pruned_in INTEGER NOT NULL DEFAULT 0
 );
+
+CREATE INDEX ix_trees_pruned_in ON hf_trees (pruned_in) WHERE pruned_in > 0;
 
 --[sqlite]
 ALTER TABLE hf_trees ADD COLUMN pruned_number INTEGER NOT NULL DEFAULT 0;

@@ -128,7 +128,9 @@ class Signals:
             if threading.get_ident() == thread and asyncio.current_task(loop) is not None:
                 settle(True)
             else:
-                loop.call_soon_threadsafe(settle, True)
+                # A loop that was closed in the middle of a wait has no waiter left to wake.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(settle, True)
 
         timer = None
         try:
