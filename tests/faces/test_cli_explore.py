@@ -230,7 +230,11 @@ def test_what_fails_in_the_module_is_told_with_its_place(shop: str, run: Run) ->
         assert "bug" not in found.stderr
 
 
-def test_what_cannot_be_imported_is_told_with_its_place(run: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_imported_is_told_with_its_place(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     name = f"broken_{abs(hash(tmp_path))}"
     Path(f"{name}.py").write_text("import json\n\nvalue = json.loads('{')\n")
     found = run(f"{name}:make_world")

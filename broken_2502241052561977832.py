@@ -1,3 +1,0 @@
-import json
-
-value = json.loads("{")
