@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -90,6 +91,7 @@ class Filling:
         yield "hf_work", WORK_COLUMNS, self._work()
         yield "hf_asks", ASK_COLUMNS, self._asks()
         yield "hf_pauses", PAUSE_COLUMNS, self._pauses()
+        yield "hf_state_conflicts", CONFLICT_COLUMNS, self._conflicts()
         yield "hf_writers", ("id", "batch", "updated_at"), self._writers()
 
     def _pack(self, value: Any, *context: str) -> bytes:
@@ -169,22 +171,24 @@ class Filling:
     def _spend(self) -> Rows:
         for number in range(1, self.size + 1):
             state = "uncertain" if is_rare(number, self.size) else "settled"
-            model = MODELS[number % len(MODELS)]
-            owner = (self.big_number, BIG, BIG)
-            yield f"spend {number}", *owner, model, "agent", state, 10, 5, NANO_USD, *self._times
+            model = MODELS[number // 2 % len(MODELS)]
+            # Half of it is the big session's.
+            owner = (self.big_number, BIG) if number % 2 else (number, session_id(number))
+            figures = (model, "agent", state, 10, 5, NANO_USD)
+            yield f"spend {number}", *owner, owner[1], *figures, *self._times
 
     @property
     def _times(self) -> tuple[int, int]:
         return self.now_ms, self.now_ms
 
     def _totals(self) -> Rows:
-        counts: dict[tuple[str, str], int] = {}
-        for row in self._spend():
-            counts[row[4], row[6]] = counts.get((row[4], row[6]), 0) + 1
-        for scope in (f"session {self.big_number}", f"tree {BIG}"):
-            for (model, state), count in counts.items():
-                figures = (count, count * 10, count * 5, count * NANO_USD, 0)
-                yield scope, model, "agent", state, *figures
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for _, number, _, root_id, model, _, state, *_ in self._spend():
+            counts[f"session {number}", model, state] += 1
+            counts[f"tree {root_id}", model, state] += 1
+        for (scope, model, state), count in counts.items():
+            figures = (count, count * 10, count * 5, count * NANO_USD, 0)
+            yield scope, model, "agent", state, *figures
 
     def _work(self) -> Rows:
         """Nine of ten items are finished; the others wait, run, or have to be looked at."""
@@ -257,6 +261,12 @@ class Filling:
             told = (agent, reason, state, 0, 1, 0, context)
             yield id, *owner, 1, *told, self.now_ms, closed_at
 
+    def _conflicts(self) -> Rows:
+        """One refused write in each tree, the last of them just now."""
+        for number in range(1, self.size + 1):
+            id, at = session_id(number), self.now_ms - 500 * (self.size - number)
+            yield id, 1, "plan", 1, 2, 1, int(number % 3 > 0), id, at
+
     def _writers(self) -> Rows:
         for number in range(1, self.size + 1):
             yield f"writer {number}", number, self.now_ms - number
@@ -282,6 +292,10 @@ SPEND_COLUMNS = (
 TOTAL_COLUMNS = (
     "scope", "model", "source", "state", "attempts", "input_tokens", "output_tokens", "nano_usd",
     "unpriced",
+)  # fmt: skip
+CONFLICT_COLUMNS = (
+    "root_id", "number", "key", "expected", "current", "attempt", "is_retried", "session_id",
+    "created_at",
 )  # fmt: skip
 ASK_COLUMNS = (
     "id", "session_number", "session_id", "root_id", "agent", "state", "timeout_ms", "deadline_at",

@@ -7,22 +7,27 @@ reading, and making the page. Requests of one round come one after the other.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from rich.console import Console
 
 import holdfast
+from holdfast import worlds
 from holdfast.server.app import Api
+from holdfast.server.endpoints import Router
+from holdfast.server.routes import ENDPOINTS
 
 from . import bulk, servers
 from .bulk import BIG, RARE
@@ -31,6 +36,12 @@ from .measure import Contestant, Figures, Report, Target, compare, environment
 MILLISECONDS = "ms"
 MILLISECONDS_MAX = 300.0
 REQUESTS = 5
+EXPLORED, EXPLORATIONS, STATES_WIDE = "field", 60, 50
+KEY, STATE_KEYS, CHANGES, CHILDREN = "plan", 9_000, 200, 150
+# Signing in, what pages are told by, their files, and a download.
+NO_PAGES = {
+    "/ui", "/ui/login", "/ui/live", "/ui/sessions/{id}/live", "/ui/events/export",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ class Pages:
 
 def _paths(store: holdfast.Store) -> dict[str, str]:
     """Return the address of each page, by its name."""
-    version = store.find_session(BIG).info().version
+    version, keys = store.find_session(BIG).info().version, f"/state/{KEY}"
     [effect] = store.effects(status="unknown", limit=1)
     [item] = store.work.list(status="in_progress", limit=1)
     [pause] = store.pauses(state="waiting", limit=1)
@@ -92,7 +103,10 @@ def _paths(store: holdfast.Store) -> dict[str, str]:
         "summary": "", "transcript": "/transcript", "checkpoints": "/checkpoints",
         "one checkpoint": f"/checkpoints/{version}",
         "two compared": f"/diff?a={version - 1}&b={version}", "effects": "/effects",
-        "spend": "/spend", "state": "/state", "timeline": "/timeline",
+        "spend": "/spend", "state": "/state", "state, the past": "/state?at=2",
+        "keys that begin with": f"/state?prefix={KEY[0]}", "key with blame": keys,
+        "key, older": f"{keys}?cursor={_cursor(CHANGES // 2)}",
+        "key compared": f"{keys}/diff?a=3", "timeline": "/timeline",
         "timeline, middle": f"/timeline?until={version // 2}",
         "two moments": f"/moments?a={version // 2}&b={version}", "peers": "/peers",
     }  # fmt: skip
@@ -109,13 +123,70 @@ def _paths(store: holdfast.Store) -> dict[str, str]:
         "work, rare": f"/ui/work?type={RARE}",
         "work item": f"/ui/work/{item.id}",
         "spend": "/ui/spend",
+        "spend by session": "/ui/spend?by=session",
+        "spend by day": "/ui/spend?by=day",
         "events": "/ui/events",
         "events of a session": f"/ui/events?session={BIG}",
         "events, none matches": "/ui/events?kind=none",
         "conflicts": "/ui/conflicts",
+        "explorations": "/ui/explorations",
+        "exploration": f"/ui/explorations/{EXPLORED}",
         "storage": "/ui/storage",
         "search": "/ui/search?q=0",
     }
+
+
+def _cursor(number: int) -> str:
+    return base64.urlsafe_b64encode(str(number).encode()).decode()
+
+
+def unmeasured(paths: Iterable[str]) -> set[str]:
+    """Return the routes of pages that none of some addresses leads to."""
+    router = Router(ENDPOINTS)
+    measured = {router.find("GET", urlsplit(path).path.encode())[0].path for path in paths}
+    pages = {each.path for each in ENDPOINTS if each.is_page and each.method == "GET"}
+    return {each for each in pages - measured - NO_PAGES if not each.startswith("/ui/static/")}
+
+
+def fill_more(store: holdfast.Store) -> None:
+    """Add what pages show and bulk rows lack: children, shared state with a history, a graph."""
+    big = store.find_session(BIG)
+    for number in range(CHILDREN):
+        store.session(f"child-{number}", parent=big)
+    big.state.initialize({f"key-{number:05}": {"n": number} for number in range(STATE_KEYS)})
+    for number in range(CHANGES):
+        big.state.merge(KEY, {f"part-{number % 20}": {"n": number, "text": "x" * 100}})
+    for number in range(EXPLORATIONS):
+        _explore(store, f"place-{number}", 1)
+    _explore(store, EXPLORED, STATES_WIDE)
+
+
+def _explore(store: holdfast.Store, id: str, wide: int) -> None:
+    """Explore a field of so many places in each direction; one of them is wrong."""
+    field = worlds.MemorySystem({"x": 0, "y": 0})
+
+    @worlds.action(parameters={"along": ["x", "y"]}, requires=lambda _, along: _is_in(along))
+    def go(_: worlds.World, along: str) -> None:
+        field.data[along] += 1
+
+    def _is_in(along: str) -> bool:
+        return bool(field.data[along] < wide)
+
+    @worlds.invariant
+    def never_far(_: worlds.World) -> bool:
+        return bool(field.data != {"x": wide, "y": wide})
+
+    world = worlds.World({"field": field})
+    worlds.explore(
+        world,
+        [go],
+        [never_far],
+        max_steps=100_000,
+        shrinks=False,
+        store=store,
+        id=id,
+        commit_every=500,
+    )
 
 
 async def _opened(place: dict[str, Any]) -> holdfast.AsyncStore:
@@ -127,6 +198,7 @@ def serving(place: dict[str, Any], plan: Plan) -> Iterator[Pages]:
     """Fill a new store, and serve its pages until the end of the block."""
     with holdfast.open(**place) as store:
         bulk.fill(store, plan.sessions, plan.events)
+        fill_more(store)
     with asyncio.Runner() as runner:
         pages = Pages(runner, place)
         try:

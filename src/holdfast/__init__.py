@@ -110,7 +110,7 @@ from .records import (
 from .redaction import NoRedaction, Redactor
 from .remote import aconnect, connect
 from .session import DrivenSession, Session
-from .spend import Spend, SpendGroup, SpendSum, Spent
+from .spend import SessionCost, Spend, SpendGroup, SpendSum, Spent
 from .state import (
     Entry,
     KeyDiff,
@@ -222,6 +222,7 @@ __all__ = [
     "SequenceInFuture",
     "Session",
     "SessionBusy",
+    "SessionCost",
     "SessionEnded",
     "SessionInfo",
     "SessionNotFound",

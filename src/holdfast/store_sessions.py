@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +38,7 @@ from .sessions.rows import (
     READ_SESSION,
     RESUME_SESSION,
     begin_with,
+    count_children,
     find_place,
     info,
     list_rows,
@@ -175,6 +177,20 @@ class StoreSessions(Handle[C]):
         start = below if newest_first else after
         found = yield from list_rows(given, start, limit, newest_first=newest_first)
         return [info(self.runtime.codec, row) for row in found]
+
+    @query
+    def child_counts(
+        self, sessions: Sequence[SessionInfo], *, at_most: int = 100
+    ) -> Op[dict[str, int]]:
+        """Return by id how many children each of some sessions has, in one read.
+
+        No more than one beyond `at_most` are counted.
+        """
+        require_whole("at_most", at_most, 1, SESSIONS_PER_PAGE_MAX)
+        if len(sessions) > SESSIONS_PER_PAGE_MAX:
+            most = f"{SESSIONS_PER_PAGE_MAX:,}"
+            raise InvalidArgument(f"children are counted of up to {most} sessions at once")
+        return (yield from count_children([each.id for each in sessions], at_most))
 
     @query
     def checkpoints(

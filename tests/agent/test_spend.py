@@ -288,6 +288,45 @@ async def test_spend_of_a_store_is_listed_and_summed_by_session_model_and_day(
     for wrong in ({"state": "paid"}, {"limit": 0}, {"after": -1}, {"session": ""}):
         await raises(InvalidArgument, partial(store.spends, **wrong))
     await raises(InvalidArgument, lambda: store.spending("colour"))
+    for by, groups in sums.items():
+        names, last = [], None
+        while found := await done(store.spending(by, after=last, limit=1)):
+            names.append(last := found[-1].name)
+        assert names == [name for name, *_ in groups], by
+    for day in ("", "yesterday", "2024-13-01"):
+        await raises(InvalidArgument, partial(store.spending, "day", after=day))
+
+
+@both_colours
+async def test_sessions_of_a_listing_have_their_costs_and_children(subject: Subject) -> None:
+    store = await subject.open()
+    root = await done(store.session("root"))
+    for number in range(3):
+        child = await done(store.session(f"child-{number}", parent=root))
+        await done(child.spend("m", usd=number))
+        await done(child.spend("m", usd="0.5", state="uncertain"))
+    await done(root.spend("m", usd="0.25"))
+    await done(store.session("other"))
+    await done(store.session("deep", parent="child-0"))
+    found = await done(store.sessions())
+    costs = await done(store.costs(found))
+    assert {id: (each.usd, each.tree_usd) for id, each in costs.items()} == {
+        "root": (Decimal("0.25"), Decimal("4.75")),
+        "child-0": (Decimal("0.5"), Decimal("4.75")),
+        "child-1": (Decimal("1.5"), Decimal("4.75")),
+        "child-2": (Decimal("2.5"), Decimal("4.75")),
+        "other": (0, 0),
+        "deep": (0, Decimal("4.75")),
+    }
+    children = {"root": 3, "child-0": 1, "child-1": 0, "child-2": 0, "other": 0, "deep": 0}
+    assert await done(store.child_counts(found)) == children
+    assert await done(store.child_counts(found, at_most=2)) == children
+    assert (await done(store.child_counts(found, at_most=1)))["root"] == 2
+    assert await done(store.costs([])) == await done(store.child_counts([])) == {}
+    many = [found[0]] * 1_001
+    await raises(InvalidArgument, partial(store.costs, many))
+    await raises(InvalidArgument, partial(store.child_counts, many))
+    await raises(InvalidArgument, partial(store.child_counts, found, at_most=0))
 
 
 @pytest.mark.parametrize(

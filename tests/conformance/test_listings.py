@@ -89,6 +89,9 @@ LISTINGS: dict[str, Listing] = {
     "pending()": lambda tx, _: in_big(tx, "pending"),
     "spent(tree=True)": lambda tx, _: in_big(tx, "spent", tree=True),
     "spends(state=)": lambda tx, _: tx.spends(state="uncertain"),
+    "spending(by=session)": lambda tx, _: tx.spending("session", limit=10),
+    "costs()": lambda tx, _: of_first(tx, "costs"),
+    "child_counts(at_most=)": lambda tx, _: of_first(tx, "child_counts", at_most=10),
     "session.counts(at_most=)": lambda tx, _: in_big(tx, "counts", at_most=10),
     "history()": lambda tx, _: in_big(tx, "history"),
     "checkpoints(kind=)": lambda tx, _: tx.checkpoints(kind="manual_checkpoint", limit=5),
@@ -173,6 +176,11 @@ def explorations(tx: holdfast.Transaction, method: str) -> Op[Any]:
 def in_big(tx: holdfast.Transaction, method: str, **given: Any) -> Op[Any]:
     session = yield from tx.find_session(BIG)
     return (yield from getattr(session, method)(**given))
+
+
+def of_first(tx: holdfast.Transaction, method: str, **given: Any) -> Op[Any]:
+    first = yield from tx.find_session(session_id(1))
+    return (yield from getattr(tx, method)([(yield from first.info())], **given))
 
 
 def removed(tx: holdfast.Transaction, noun: Noun) -> Op[int]:
@@ -271,6 +279,14 @@ MADE = (
     """
     INSERT INTO hf_world_steps (session_number, from_id, candidate, body)
     SELECT 1, id, 1, metadata FROM hf_sessions
+    """,
+    f"""
+    INSERT INTO hf_sessions (
+        id, parent_id, root_id, status, head, metadata, created_at, updated_at, last_resumed_at
+    )
+    SELECT 'below ' || id, '{session_id(1)}', '{session_id(1)}', 'completed', number, metadata,
+        created_at, updated_at, last_resumed_at
+    FROM hf_sessions
     """,
 )
 # As autovacuum does.

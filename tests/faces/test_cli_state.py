@@ -125,6 +125,7 @@ def test_conflicts_and_bad_input_are_told(filled: dict[str, Any], quick: Run) ->
     for arguments, code in {
         ("get", "report-one", "missing"): 3,
         ("get", "report-one", "n", "--at", "9"): 2,
+        ("get", "report-one", "n", "--prefix", "n"): 2,
         ("set", "report-one", "n", "nope"): 2,
         ("set", "report-one", "", "1"): 2,
         ("append", "report-one", "topics", "1"): 2,
@@ -158,6 +159,7 @@ def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_p
     for wrong in (("-",), ("-", "report-one", "--all"), ("-", "--all", "--since", "x")):
         assert quick("feed", "export", *wrong).returncode == 2
     assert quick("feed", "export", "-", "report-one", "--since", "x").returncode == 2
+    assert quick("feed", "export", "-", "--all", "--own").returncode == 2
 
 
 @pytest.mark.parametrize("command", [("follow",), ("export", "-")])

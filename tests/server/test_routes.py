@@ -182,6 +182,18 @@ def test_spend_is_summed(shared: Served) -> None:
     assert (group["name"], group["usd"], group["input_tokens"]) == ("m", "0.25", 10)
     [group] = shared.get(f"/spend?by=session&session={root}").json()["groups"]
     assert group["name"] == root
+    models = f"/spend?session={root}&limit=1"
+
+    async def spend_more() -> None:
+        session: Any = await shared.store.find_session(root)
+        await session.spend("n/é", usd="1")
+
+    shared.runner.run(spend_more())
+    first = shared.get(models)
+    assert [each["name"] for each in first.json()["groups"]] == ["m"]
+    following = first.links["next"]["url"]
+    assert [each["name"] for each in shared.get(following).json()["groups"]] == ["n/é"]
+    assert error(shared.get(f"{models}&cursor=%C3%A9")) == (422, "invalid_request")
 
 
 async def conflicts(shared: Served, id: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -17,7 +18,7 @@ from holdfast.cli import app as app_module
 from holdfast.server.options import Options
 from holdfast.server.ui.templates import command_line
 from tests.server.serving import Served, serving
-from tests.ui.content import EXPLORED, fill_exploration
+from tests.ui.content import CHILD, EXPLORED, ROOT, fill, fill_exploration
 
 HTML = {"accept": "text/html"}
 NAMES = (
@@ -105,3 +106,52 @@ def test_an_exploration_is_asked_for_below_a_base_path(tmp_path: Path) -> None:
     with serving(Options(base_path="/tools/holdfast"), **place) as served:
         told = told_by(served, f"/tools/holdfast/ui/explorations/{EXPLORED}")["twin-curl"]
         assert f"http://localhost/tools/holdfast/ui/explorations/{EXPLORED}?" in told
+
+
+def test_commands_of_pages_keep_their_filters(place: dict[str, Any], tmp_path: Path) -> None:
+    with holdfast.open(**place) as store:
+        fill(store)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+
+    def asked(served: Served, path: str) -> tuple[dict[str, Any], str]:
+        """Return what a page shows as JSON, and what its command prints."""
+        line = told_by(served, path)["twin-cli"]
+        words = [*words_of(line, folder), *(["--json"] if " export " not in line else [])]
+        words += ["--namespace", place["namespace"]] if "namespace" in place else []
+        env = {"HOLDFAST_URL": place["url"]}
+        ran = CliRunner().invoke(app_module.app, words, env=env)
+        assert ran.exit_code == 0, (path, ran.output)
+        page = (
+            served.get(path, params={"format": "json"})
+            if "?" not in path
+            else served.get(f"{path}&format=json")
+        )
+        told: dict[str, Any] = page.json()
+        return told, ran.stdout
+
+    with serving(**place) as served:
+        for query in ("", "?prefix=plan", "?at=1", "?at=2&prefix=plan", "?prefix=none"):
+            page, printed = asked(served, f"/ui/sessions/{ROOT}/state{query}")
+            keys = {key: each["value"] for key, each in page["keys"].items()}
+            assert json.loads(printed)["document"] == keys, query
+            curl = words_of(
+                told_by(served, f"/ui/sessions/{ROOT}/state{query}")["twin-curl"], folder
+            )
+            answer = served.get(curl[-1].removeprefix("http://localhost")).json()
+            found = answer.get("keys", answer.get("state"))
+            names = [each["key"] for each in found] if isinstance(found, list) else list(found)
+            assert sorted(names) == sorted(keys), query
+        for query in ("", f"?session={CHILD}", "?kind=state", f"?session={CHILD}&kind=session_c",
+                      f"?session={ROOT}&kind=effect_issued"):  # fmt: skip
+            page, printed = asked(served, f"/ui/events{query}{'&' if query else '?'}limit=200")
+            shown = {(each["root_session_id"], each["position"]) for each in page["events"]}
+            lines = [json.loads(line) for line in printed.splitlines()]
+            assert {(each["root_id"], each["position"]) for each in lines} == shown, query
+            assert shown, query
+        assert "twin-cli" not in told_by(served, "/ui/events?kind=odd")
+        for query in ("", "?state=any", "?reason=approval", "?state=any&agent=planner",
+                      "?state=closed"):  # fmt: skip
+            page, printed = asked(served, f"/ui/pauses{query}")
+            ids = [each["id"] for each in page["pauses"]]
+            assert [each["id"] for each in json.loads(printed)["pauses"]] == ids, query

@@ -84,7 +84,7 @@ def test_sessions_are_filtered_and_paged_newest_first(filled: Served) -> None:
 
 def test_a_problem_is_a_page_for_people_and_json_for_programs(filled: Served) -> None:
     page = filled.get("/ui/nothing", headers=HTML)
-    assert (page.status_code, "There is no such resource" in page.text) == (404, True)
+    assert (page.status_code, "There is no such page" in page.text) == (404, True)
     assert "content-security-policy" in page.headers
     assert error(filled.get("/ui/nothing")) == (404, "not_found")
     assert error(filled.get("/nothing", headers=HTML)) == (404, "not_found")

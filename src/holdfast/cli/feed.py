@@ -30,6 +30,7 @@ Since = Annotated[
     option("POSITION", "Only events after this position; with --all, after this cursor."),
 ]
 Kinds = Annotated[list[str] | None, option("KIND", "Only those of this kind; repeatable.")]
+Own = Annotated[bool, flag("--own", "Only those of SESSION itself, not of its whole tree.")]
 EVENT_FIELDS = [field.name for field in dataclasses.fields(Event)]
 
 
@@ -48,16 +49,19 @@ def _shown(events: Iterable[Event], wanted: set[str]) -> Iterator[str]:
 
 
 def _events(
-    store: Store, session: str | None, all_trees: bool, since: str | None, *, wait: bool
+    store: Store, session: str | None, all_trees: bool, since: str | None, own: bool, *, wait: bool
 ) -> Iterator[Event]:
     """Return the events that a command was asked for."""
     if all_trees != (session is None):
         raise InvalidArgument("name a SESSION, or pass --all for the events of all trees")
     if session is None:
+        if own:
+            raise InvalidArgument("--own needs a SESSION, whose events are meant")
         return store.follow_all(after=since, wait=wait)
-    root_id = store.find_session(session).root_id
-    after = _position(since)
-    return store.follow(root_id, after=after) if wait else _until_now(store, root_id, after)
+    named, after = store.find_session(session), _position(since)
+    root_id = named.root_id
+    found = store.follow(root_id, after=after) if wait else _until_now(store, root_id, after)
+    return (each for each in found if each.session_id == named.id) if own else found
 
 
 def _position(since: str | None) -> int:
@@ -78,9 +82,10 @@ def follow(
     all_trees: AllTrees = False,
     since: Since = None,
     kind: Kinds = None,
+    own: Own = False,
 ) -> Answer:
     """Print the events of a session's tree, or of all, one per line. Ctrl-C ends it."""
-    for line in _lines(_events(store, session, all_trees, since, wait=True), kind):
+    for line in _lines(_events(store, session, all_trees, since, own, wait=True), kind):
         print(line, flush=True)
     return Answer(None, "")
 
@@ -93,9 +98,10 @@ def export(
     all_trees: AllTrees = False,
     since: Since = None,
     kind: Kinds = None,
+    own: Own = False,
 ) -> Answer:
     """Write the events of a session's tree, or of all, to a file, one per line."""
-    lines = _lines(_events(store, session, all_trees, since, wait=False), kind)
+    lines = _lines(_events(store, session, all_trees, since, own, wait=False), kind)
     if str(file) == "-":
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return Answer(None, lambda: ())

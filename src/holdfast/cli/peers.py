@@ -7,8 +7,8 @@ from typing import Annotated, Any, cast
 
 from ..errors import InvalidArgument
 from ..peers import Answer as PeerAnswer
-from ..peers import PeerCall
-from ..peers.records import ASK_STATES, AskState
+from ..peers import Pause, PeerCall
+from ..peers.records import ASK_STATES, PAUSE_REASONS, PAUSE_STATES, AskState
 from ..store import Store
 from . import output
 from .command import (
@@ -28,6 +28,7 @@ RECEIPTS = {
     "duplicate": "The call already had its answer; nothing was changed.",
     "late": "The call is over; the answer was kept with it and changes nothing.",
 }
+PAUSES_SHOWN = (*PAUSE_STATES, "any")
 app = Commands("Show calls to other agents, answer them by hand, or cancel them.")
 
 Ask = Annotated[
@@ -71,6 +72,42 @@ def list_calls(
     }
     dropped = ("progress", "id", "asked by")
     return page("calls", found, call_data, columns, limit=limit, drop=dropped, empty="No calls.")
+
+
+@app.command(mode="read")
+def pauses(
+    store: Store,
+    state: Annotated[
+        str,
+        option("STATE", "waiting, ready, resumed, closed, cancelled or any.", offers=PAUSES_SHOWN),
+    ] = "waiting",
+    reason: Annotated[
+        str | None, option("REASON", "peers, approval or time.", offers=PAUSE_REASONS)
+    ] = None,
+    agent: Annotated[str | None, option("NAME", "Only sessions of this agent.")] = None,
+    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    limit: Limit = 100,
+) -> Answer:
+    """List what sessions wait for, those that wait longest first."""
+    wanted: Any = {"state": None if state == "any" else state, "reason": reason, "agent": agent}
+    found = store.pauses(**wanted, after=after, limit=limit)
+    columns: output.Columns = {
+        "number": "number",
+        "id": "id",
+        "session": "session_id",
+        "agent": "agent",
+        "state": "state",
+        "waits for": "reason",
+        "since": "created_at",
+    }
+    dropped = ("id", "agent", "waits for")
+    empty = "No session waits." if wanted["state"] == "waiting" else "No pauses."
+    return page("pauses", found, _pause, columns, limit=limit, drop=dropped, empty=empty)
+
+
+def _pause(pause: Pause) -> dict[str, Any]:
+    decision = None if pause.decision is None else output.data(pause.decision)
+    return {**output.data(pause), "decision": decision}
 
 
 @app.command(mode="read")

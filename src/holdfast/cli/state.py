@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from ..checkpoints.diff import brief
 from ..codec import from_json, to_json
-from ..errors import NotFound
+from ..errors import InvalidArgument, NotFound
 from ..kernel.files import new_file
-from ..state import Entry, Reducer
+from ..state import Entry, Reducer, StateSnapshot
 from ..store import Store
 from . import output
 from .command import (
@@ -53,11 +54,14 @@ def get(
     session: SessionId,
     key: Annotated[str | None, argument("[KEY]", "Without one, the whole state.")] = None,
     at: At = None,
+    prefix: Annotated[str | None, option("TEXT", "Only keys that begin with it.")] = None,
 ) -> Answer:
     """Show the value of a key, or the whole state."""
     state = store.find_session(session).state
+    if key is not None and prefix is not None:
+        raise InvalidArgument("name a KEY, or pass --prefix for those that begin with it")
     if key is None:
-        found = state.snapshot(at)
+        found = _beginning(state.snapshot(at), prefix or "")
         return Answer(output.data(found), lambda: [output.json_lines(found.document)])
     if at is not None:
         old = state.snapshot(at)
@@ -69,6 +73,16 @@ def get(
     if entry is None:
         raise NotFound(f"there is no key {key!r} in the state of {state.root_id}", key=key)
     return Answer(output.data(entry), lambda: [output.json_lines(entry.value)])
+
+
+def _beginning(found: StateSnapshot, prefix: str) -> StateSnapshot:
+    """Return a snapshot of the keys that begin with a text."""
+    named = ("document", "versions", "writers", "times")
+    kept: dict[str, Any] = {
+        name: {key: each for key, each in getattr(found, name).items() if key.startswith(prefix)}
+        for name in named
+    }
+    return replace(found, **kept)
 
 
 @app.command(mode="read")

@@ -76,7 +76,7 @@ class Api:
         except Exception as error:
             answer = problems.answer_of(error, instance)
             self.context.refusals.note(answer.body["error"])
-            answer = for_people(answer, self.context.options, scope)
+            answer = await for_people(answer, self.context, scope)
         self._count(method, route, answer.status, started)
         if is_websocket:
             await refuse_websocket(answer, scope, send)

@@ -43,15 +43,23 @@ def place_of(call: Call) -> int | None:
         raise _foreign() from None
 
 
-def moment_of(call: Call) -> tuple[int | None, str | None]:
-    """Return the sequence and the name that the request's cursor encodes."""
+def name_of(call: Call) -> str | None:
+    """Return the name that the request's cursor encodes."""
     cursor = call.query.cursor
     if cursor is None:
-        return None, None
+        return None
     try:
-        sequence, _, name = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
+        return base64.urlsafe_b64decode(cursor.encode()).decode()
     except ValueError:
         raise _foreign() from None
+
+
+def moment_of(call: Call) -> tuple[int | None, str | None]:
+    """Return the sequence and the name that the request's cursor encodes."""
+    pinned = name_of(call)
+    if pinned is None:
+        return None, None
+    sequence, _, name = pinned.partition(" ")
     if not sequence.isascii() or not sequence.isdecimal() or len(sequence) > 15 or not name:
         raise _foreign()
     return int(sequence), name

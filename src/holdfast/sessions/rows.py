@@ -6,7 +6,7 @@ Statements of other nouns use the fragments of this module: only this package na
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..codec import Codec
@@ -36,6 +36,14 @@ READ_PLACE_BY_NUMBER = f"{READ_PLACE} WHERE s.number = :number"
 LIST_SESSIONS = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE"  # noqa: S608
 BEGIN_AT = f"{LIST_SESSIONS} id >= :id ORDER BY id LIMIT :limit"
 LIST_CHILDREN = f"SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE parent_id = :id ORDER BY number"  # noqa: S608
+COUNT_CHILDREN = f"""
+SELECT p.given_key AS id, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM hf_sessions c WHERE c.parent_id = p.given_key LIMIT :limit
+    ) AS counted
+) AS children
+FROM {given_keys("ids")} AS p
+"""  # noqa: S608
 LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
     SELECT CAST(:id AS TEXT) /*pg COLLATE "C" */
@@ -171,6 +179,12 @@ def begin_with(prefix: str, limit: int) -> Op[list[Row]]:
     # Ids are ordered by bytes, so those with a common prefix are adjacent.
     found = yield from rows(BEGIN_AT, id=prefix, limit=limit)
     return [row for row in found if row["id"].startswith(prefix)]
+
+
+def count_children(ids: Iterable[str], at_most: int) -> Op[dict[str, int]]:
+    """Return how many children each of some sessions has, counted up to one more than a limit."""
+    found = yield from rows(COUNT_CHILDREN, ids=given(ids), limit=at_most + 1)
+    return {row["id"]: row["children"] for row in found}
 
 
 def list_rows(

@@ -3,6 +3,7 @@
 from .ledger import (
     SPEND_STATES,
     Money,
+    SessionCost,
     Spend,
     SpendGroup,
     SpendOps,
@@ -18,6 +19,7 @@ from .noun import SpendNoun
 __all__ = [
     "SPEND_STATES",
     "Money",
+    "SessionCost",
     "Spend",
     "SpendGroup",
     "SpendNoun",

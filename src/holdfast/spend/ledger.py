@@ -9,9 +9,9 @@ an attempt updates the totals of its session and its tree in the same commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -34,6 +34,9 @@ from ..kernel.operation import (
     query,
     rows,
 )
+from ..kernel.sql import given as given_as
+from ..kernel.sql import given_keys
+from ..records import SessionInfo
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
 from ..wire import travels
@@ -43,7 +46,9 @@ SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
 Money: TypeAlias = Decimal | float | str
 
 SPENDS_PER_PAGE_MAX = 10_000
+COSTS_MAX = 1_000
 NANOS = 1_000_000_000
+EPOCH_DAY = date(1970, 1, 1).toordinal()
 # A total can hold a thousand of these.
 NUMBER_MAX = 2**53
 
@@ -75,6 +80,9 @@ UPDATE hf_spend SET state = 'uncertain', updated_at = :now
 WHERE session_number = :number AND {SPEND_IN_DOUBT} AND state = 'open' RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
 LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend {{along}} WHERE number > :after"  # noqa: S608
+SUMS = (
+    "attempts", "input_tokens", "output_tokens", "nano_usd", "uncertain_nano_usd", "unpriced",
+)  # fmt: skip
 FIGURES = ("attempts", "input_tokens", "output_tokens", "nano_usd", "unpriced")
 ADD_TO_TOTALS = f"""
 INSERT INTO hf_spend_totals (scope, model, source, state, {", ".join(FIGURES)})
@@ -99,13 +107,26 @@ SELECT CAST(:scope AS TEXT), model, source, state, count(*), sum(input_tokens), 
     coalesce(sum(nano_usd), 0), sum(CASE WHEN nano_usd IS NULL THEN 1 ELSE 0 END)
 FROM hf_spend WHERE {{owner}} = :owner GROUP BY model, source, state
 """  # noqa: S608
-SPEND_GROUPS = {"session": "session_id", "model": "model", "day": "created_at / 86400000"}
-SUM_SPENDS = f"""
-SELECT {{group}} AS name, count(*) AS attempts, sum(input_tokens) AS input_tokens,
+SPEND_DAY = "created_at / 86400000"
+SPEND_GROUPS = {"session": "session_id", "model": "model", "day": SPEND_DAY}
+SUMMED = f"""count(*) AS attempts, sum(input_tokens) AS input_tokens,
     sum(output_tokens) AS output_tokens, sum(nano_usd) AS nano_usd,
     sum(CASE WHEN {SPEND_IN_DOUBT} THEN nano_usd ELSE 0 END) AS uncertain_nano_usd,
-    sum(CASE WHEN nano_usd IS NULL AND state <> 'failed' THEN 1 ELSE 0 END) AS unpriced
-FROM hf_spend WHERE {{where}} GROUP BY {{group}} ORDER BY {{group}} LIMIT :limit
+    sum(CASE WHEN nano_usd IS NULL AND state <> 'failed' THEN 1 ELSE 0 END) AS unpriced"""
+SUM_SPENDS = f"""
+SELECT session_id AS name, {SUMMED}
+FROM hf_spend WHERE {{where}} GROUP BY session_id ORDER BY session_id LIMIT :limit
+"""  # noqa: S608
+# Grouped twice: the first time along an index, which leaves few rows to be sorted.
+SUM_SPENDS_AGAIN = f"""
+SELECT {{name}} AS name, {", ".join(f"sum({name}) AS {name}" for name in SUMS)} FROM (
+    SELECT {SPEND_DAY} AS day, model, {SUMMED} FROM hf_spend WHERE {{where}}
+    GROUP BY {SPEND_DAY}, model, state
+) AS found GROUP BY {{name}} ORDER BY {{name}} LIMIT :limit
+"""  # noqa: S608
+READ_COSTS = f"""
+SELECT scope, sum(nano_usd) AS nano_usd FROM hf_spend_totals
+WHERE scope IN {given_keys("scopes")} GROUP BY scope
 """  # noqa: S608
 SESSION_DRIVER = f"""
 SELECT s.holder FROM {ONE_SESSION} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
@@ -156,6 +177,15 @@ class SpendGroup:
     usd: Decimal
     uncertain_usd: Decimal
     unpriced: int
+
+
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCost:
+    """What a session spent, and what the tree that it belongs to spent."""
+
+    usd: Decimal
+    tree_usd: Decimal
 
 
 @travels
@@ -282,15 +312,37 @@ class StoreSpend(Handle[C]):
         by: Literal["session", "model", "day"] = "model",
         *,
         session: object = None,
+        after: str | None = None,
         limit: int = SPENDS_PER_PAGE_MAX,
     ) -> Op[list[SpendGroup]]:
-        """Return the spend by session, model or day (UTC). Reads every attempt."""
+        """Return the spend by session, model or day (UTC), in order of names. Reads every attempt.
+
+        `after` is the last `name` seen.
+        """
         require_one_of("by", by, SPEND_GROUPS)
         require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
-        where = " AND ".join(f"{column} = :{column}" for column in given) or "1 = 1"
-        text = SUM_SPENDS.format(group=SPEND_GROUPS[by], where=where)
+        conditions = [f"{column} = :{column}" for column in given]
+        if after is not None:
+            conditions.append(f"{SPEND_GROUPS[by]} > :after")
+            given["after"] = _day(after) if by == "day" else require_text("after", after)
+        text = SUM_SPENDS if by == "session" else SUM_SPENDS_AGAIN
+        text = text.format(name=by, where=" AND ".join(conditions) or "1 = 1")
         return [_group(by, row) for row in (yield from rows(text, **given, limit=limit))]
+
+    @query
+    def costs(self, sessions: Sequence[SessionInfo]) -> Op[dict[str, SessionCost]]:
+        """Return by id what each of some sessions cost, in one read of running totals."""
+        if len(sessions) > COSTS_MAX:
+            raise InvalidArgument(f"costs are read of up to {COSTS_MAX:,} sessions at once")
+        both = {each.id: scopes(each.number, each.root_id) for each in sessions}
+        wanted = given_as(scope for pair in both.values() for scope in pair)
+        found = (yield from rows(READ_COSTS, scopes=wanted)) if both else []
+        known = {row["scope"]: dollars(int(row["nano_usd"])) for row in found}
+        return {
+            id: SessionCost(usd=known.get(alone, Decimal(0)), tree_usd=known.get(tree, Decimal(0)))
+            for id, (alone, tree) in both.items()
+        }
 
     @operation
     def correct_spend(
@@ -449,6 +501,14 @@ def _of_session(session: object) -> dict[str, Any]:
     return {} if session_id is None else {"session_id": require_text("session", session_id)}
 
 
+def _day(name: str) -> int:
+    """Return the number of a day."""
+    try:
+        return date.fromisoformat(require_text("after", name)).toordinal() - EPOCH_DAY
+    except ValueError:
+        raise InvalidArgument(f"after must be a day like 2026-07-31, not {shown(name)}") from None
+
+
 def _emit(codec: Codec, root_id: str, row: Row) -> Op[None]:
     names = ("id", "model", "source", "state", "input_tokens", "output_tokens", "nano_usd")
     data = {name: row[name] for name in names}
@@ -509,7 +569,7 @@ def _group(by: str, row: Row) -> SpendGroup:
     day = datetime.fromtimestamp(row["name"] * 86_400, UTC) if by == "day" else None
     return SpendGroup(
         name=str(row["name"]) if day is None else day.date().isoformat(),
-        attempts=row["attempts"],
+        attempts=int(row["attempts"]),
         input_tokens=int(row["input_tokens"]),
         output_tokens=int(row["output_tokens"]),
         usd=dollars(int(row["nano_usd"] or 0)),

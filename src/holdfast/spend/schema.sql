@@ -7,6 +7,8 @@
 -- Amounts are whole billionths of a US dollar, so that sums are exact; NULL if the price is unknown.
 -- Spend outlives its session, without its details.
 --
+-- Sums by session, model and day read every attempt, from indexes that have all that is summed.
+--
 -- Life: open, then settled, failed or uncertain. Lock order: the tree, then its attempts and totals.
 
 --[both]
@@ -29,9 +31,13 @@ CREATE TABLE hf_spend (
 
 CREATE INDEX ix_spend_session ON hf_spend (session_number, number);
 
-CREATE INDEX ix_spend_session_id ON hf_spend (session_id, number);
+CREATE INDEX ix_spend_session_id
+ON hf_spend (session_id, number, state, input_tokens, output_tokens, nano_usd);
 
 CREATE INDEX ix_spend_root ON hf_spend (root_id, number);
+
+CREATE INDEX ix_spend_sums
+ON hf_spend ((created_at / 86400000), model, state, input_tokens, output_tokens, nano_usd);
 
 CREATE INDEX ix_spend_doubt ON hf_spend (session_number, number)
 WHERE state IN ('open', 'uncertain');

@@ -25,12 +25,14 @@ class SpendQuery(msgspec.Struct, forbid_unknown_fields=True):
     by: Literal["session", "model", "day"] = "model"
     session: Name | None = None
     limit: pages.Limit = pages.PAGE
+    cursor: pages.Cursor | None = None
 
 
 SpendShape = struct(
     "SpendShape",
-    "Totals of spend, in US dollars.",
+    "A page of totals of spend, in US dollars, in the order of their names.",
     groups=GROUP.many,
+    next_cursor=str | None,
 )
 
 
@@ -39,6 +41,7 @@ SpendShape = struct(
 async def get_spend(call: Call) -> Answer:
     """Total spend by session, model or day."""
     session = await require_named_session(call, call.query.session)
-    limit = pages.limit_of(call)
-    found = await call.store.spending(call.query.by, session=session, limit=limit)
-    return Answer(200, SpendShape(list(map(GROUP, found))))
+    limit, after = pages.limit_of(call), pages.name_of(call)
+    found = await call.store.spending(call.query.by, session=session, after=after, limit=limit)
+    cursor = pages.next_cursor(found, limit, "name")
+    return pages.paged(call, SpendShape(list(map(GROUP, found)), cursor), cursor)

@@ -10,8 +10,9 @@ from ...answers.problems import Refusal
 from ..endpoints import PAGES
 from ..messages import Answer, Call, Headers
 from ..sign_in import set_cookie
+from .forms import Form, Refused, form_of
 from .templates import render
-from .views import FORM, THEME, Form, Pages, form_of, frame_of, html, see_other
+from .views import FORM, THEME, Pages, frame_of, html, see_other
 
 routes = Pages()
 OPEN: dict[str, Any] = {"is_hidden": True}
@@ -78,13 +79,13 @@ async def take_token(call: Call) -> Answer:
     return see_other(_wanted(call, found.next), **_cookie(call, token.id))
 
 
-@routes.form("/logout", Form, "read")
+@routes.form("/logout", Form, "read", on=None)
 async def sign_out(call: Call) -> Answer:
     """Sign out of this browser."""
     return see_other(f"{call.context.options.base_path}/ui/login", **_cookie(call, None))
 
 
-@routes.form("/theme", ThemeForm, "read")
+@routes.form("/theme", ThemeForm, "read", on=None)
 async def choose_theme(call: Call) -> Answer:
     """Choose how pages look in this browser."""
     path = f"{call.context.options.base_path}/ui"
@@ -99,7 +100,10 @@ def _form(call: Call, wanted: str, problem: str = "") -> Answer:
     # A link from elsewhere brings no cookie along; one of our own page does.
     is_from_elsewhere = call.headers.get("sec-fetch-site") in {"cross-site", "same-site"}
     given = {"next": _wanted(call, wanted), "is_from_elsewhere": is_from_elsewhere}
-    text = render("login.html", frame, title="Sign in", problem=problem, **given)
+    if problem:
+        # A token is no text to show again.
+        frame.refused = Refused("login", "token", problem, {})
+    text = render("login.html", frame, title="Sign in", **given)
     return html(text, 401 if problem else 200)
 
 

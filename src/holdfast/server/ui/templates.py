@@ -21,6 +21,7 @@ from ...checkpoints.diff import brief
 from ...clock import iso
 from ...formatting import ago, plural, size
 from .files import STATIC
+from .forms import Refused
 
 # Controls but for the tab and the line feed, what turns the direction of text, and what is not
 # seen but for what joins letters and emoji or chooses how they look.
@@ -53,7 +54,7 @@ class Commands:
 
     @classmethod
     def of(cls, path: str, noun: str, verb: str, *words: str, **options: object) -> Commands:
-        """Return them for a command with options; those that are None or False are left out."""
+        """Return them for a command; options that are None or False are left out."""
         return cls(path, command_line(noun, verb, *words, **options))
 
 
@@ -72,11 +73,29 @@ class Frame:
     token: Token | None = None
     live: str | None = None
     poll_ms: int = 0
+    refused: Refused | None = None
+    is_refusal_shown: bool = False
+    """Whether a form of the page has said why it was refused."""
+    refusal: str = ""
+    """Why a form was refused that the page has no more."""
     commands: Commands | None = None
     json_place: str | None = None
     next_place: str | None = None
     first_place: str | None = None
     now_ms: int = 0
+
+    def refused_at(self, form: str, field: str | None = None) -> str:
+        """Return what is wrong with a form, or with a field of it."""
+        refused = self.refused
+        if refused is None or (refused.form, refused.field) != (form, field):
+            return ""
+        self.is_refusal_shown = True
+        return refused.words
+
+    def typed(self, form: str, field: str, value: object = "") -> object:
+        """Return what a person has typed into a field, if its form was refused; else the value."""
+        refused = self.refused
+        return value if refused is None or refused.form != form else refused.values.get(field, "")
 
     @property
     def may_write(self) -> bool:
@@ -143,8 +162,9 @@ def command_line(noun: str, verb: str, *words: object, **options: object) -> str
     if any(word.startswith("-") and word != "-" for word in told):
         told.insert(0, "--")
     for name, value in reversed(options.items()):
-        if value is not None and value is not False:
-            told[:0] = [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None and each is not False:
+                told[:0] = [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
     return " ".join(map(_word, (noun, verb, *told)))
 
 
@@ -173,7 +193,13 @@ def api_path(path: str, **query: object) -> str:
 def render(template: str, frame: Frame, **given: Any) -> str:
     """Return a page as text."""
     known = {"frame": frame, "link": frame.link, "release": __version__}
-    return _environment().get_template(template).render(known | given)
+    page = _environment().get_template(template)
+    text = page.render(known | given)
+    if frame.refused is not None and not frame.is_refusal_shown:
+        # What has changed meanwhile may have left the page without the form.
+        frame.refusal = frame.refused.words
+        text = page.render(known | given)
+    return text
 
 
 @functools.cache

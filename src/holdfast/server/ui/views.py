@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
-from ...access import Permission
-from ...answers.problems import Refusal
-from ...codec import from_json
-from ...errors import InvalidValue
-from ..bodies import parse_query
+from ...access import Permission, Token
+from ...answers.problems import PROBLEMS, Refusal, problem_of
+from ...errors import HoldfastError
+from ..context import Context
 from ..endpoints import PAGES, Endpoints, Handler
 from ..messages import Answer, Call, Headers
 from ..options import Options
 from ..pages import Cursor, Limit
+from .explanations import explained
+from .forms import MENDED, Around, Form, Refused, form_of, refused_of, sent_by, sentence
 from .templates import Commands, Frame, render
 
 FORM = "application/x-www-form-urlencoded"
@@ -42,6 +43,8 @@ SAFE = {
 }
 HEADERS = {**SAFE, "cache-control": "no-store"}
 THEME = "holdfast_theme"
+# What is refused before, or because, nobody knows whose the request is.
+BEFORE_TOKENS = {"unauthorized", "foreign_host", "foreign_origin", "headers_too_large"}
 
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,12 +58,6 @@ class ListQuery(PageQuery):
 
     cursor: Cursor | None = None
     limit: Limit = ROWS
-
-
-class Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every form sends beside its own fields."""
-
-    csrf: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,23 +79,45 @@ class View:
     status: int = 200
     place: str | None = None
     """The page's own address, if it is not that of the request."""
+    refused: Refused | None = None
+    """The form of the page that was refused; such a page is not kept current."""
 
 
 Page = Callable[[Call], Awaitable[View | Answer]]
+P = TypeVar("P", bound=Page)
 
 
 class Pages(Endpoints):
     """The pages and forms of one module."""
 
     def page(
-        self, path: str, query: type[PageQuery] = PageQuery, *, is_store_wide: bool = False
-    ) -> Callable[[Page], Any]:
-        """Return a decorator that makes a function the page at a path below /ui/."""
+        self,
+        path: str,
+        query: type[PageQuery] = PageQuery,
+        *,
+        filters: tuple[str, ...] = (),
+        is_store_wide: bool = False,
+    ) -> Callable[[P], P]:
+        """Return a decorator that makes a function the page at a path below /ui/.
 
-        def adding(handler: Page) -> Any:
+        A refused value of one of its `filters` is shown beside its field.
+        """
+
+        def adding(handler: P) -> P:
             @functools.wraps(handler)
             async def answer(call: Call) -> Answer:
-                view = await handler(call)
+                try:
+                    view = await handler(call)
+                except Refusal as error:
+                    field = error.members.get("pointer")
+                    if field not in filters or not wants_page(call.headers):
+                        raise
+                    values = msgspec.to_builtins(call.query)
+                    call.query = query()
+                    refused = Refused("filter", str(field), sentence(str(error)), values)
+                    view = await handler(call)
+                    assert isinstance(view, View)
+                    view.refused, view.status = refused, PROBLEMS[error.code].status
                 if isinstance(view, Answer):
                     return view
                 if call.query.format == "json":
@@ -106,7 +125,8 @@ class Pages(Endpoints):
                 return await shown(call, view)
 
             wide = {"is_store_wide": is_store_wide}
-            return self.add("GET", _path(path), "read", query=query, is_hidden=True, **wide)(answer)
+            self.add("GET", _path(path), "read", query=query, is_hidden=True, **wide)(answer)
+            return handler
 
         return adding
 
@@ -116,15 +136,33 @@ class Pages(Endpoints):
         body: type[Form],
         permission: Permission = "write",
         *,
+        on: Around | None,
         is_store_wide: bool = False,
     ) -> Callable[[Handler], Any]:
-        """Return a decorator for a form; its function gets what the form sends."""
+        """Return a decorator for a form; its function gets what the form sends.
+
+        If it is refused, the page that it stands `on` is shown with what was typed.
+        """
+        name = path.rpartition("/")[2]
 
         def adding(handler: Handler) -> Any:
             @functools.wraps(handler)
             async def answer(call: Call) -> Any:
-                call.body = form_of(call, body)
-                return await handler(call)
+                try:
+                    call.body = form_of(call, body)
+                    return await handler(call)
+                except (Refusal, HoldfastError) as error:
+                    problem = problem_of(error, call.instance)
+                    is_mended = problem["status"] in MENDED and wants_page(call.headers)
+                    if on is None or not is_mended:
+                        raise
+                    values = sent_by(call)
+                    refused = refused_of(problem, name, body, values)
+                    try:
+                        return await _again(call, on, refused, problem["status"])
+                    except Exception:
+                        # There is no such page any more, or it cannot be read now.
+                        raise error from None
 
             given: dict[str, Any] = {"body": bytes, "media": FORM, "is_hidden": True}
             wide = {"is_store_wide": is_store_wide}
@@ -133,24 +171,14 @@ class Pages(Endpoints):
         return adding
 
 
-def form_of(call: Call, wanted: type[Form]) -> Any:
-    """Return what a form sends; a browser's must come from a page that it was shown."""
-    is_signed_in = call.headers.get("authorization") is None
-    given = dict(parse_qsl(call.raw_body.decode("latin-1"))).get("csrf", "")
-    sign_in = call.context.options.sign_in
-    if is_signed_in and not sign_in.is_form_token(given, call.headers.get("cookie")):
-        raise Refusal("forbidden", "the form is not of a page of this server; open it again")
-    return parse_query(call.raw_body, wanted)
-
-
-def json_field(call: Call, text: str, name: str) -> Any:
-    """Return what a person has typed as JSON; nothing is null."""
-    if not text.strip():
-        return None
-    try:
-        return from_json(text.encode(), call.store.runtime.codec.limits, name=name)
-    except (InvalidValue, msgspec.MsgspecError) as error:
-        raise Refusal("invalid_request", f"the {name} must be JSON: {error}") from None
+async def _again(call: Call, on: Around, refused: Refused, status: int) -> Answer:
+    """Return the page of a form that was refused."""
+    place = call.instance.rpartition("/")[0]
+    call.instance = f"{place}/{on.part}" if on.part else place
+    call.query = on.query(refused.values)
+    view = await on.page(call)
+    view.refused, view.status = refused, status
+    return await shown(call, view)
 
 
 def see_other(place: str, **headers: str) -> Answer:
@@ -191,8 +219,10 @@ async def shown(call: Call, view: View) -> Answer:
     place = view.place or _place(call.instance, asked)
     frame = frame_of(call.context.options, call.headers, place)
     frame.token, frame.now_ms = call.token, now_ms
-    frame.live = None if view.live is None else frame.link(*view.live)
-    frame.poll_ms = view.poll_ms
+    if view.refused is None:
+        frame.live = None if view.live is None else frame.link(*view.live)
+        frame.poll_ms = view.poll_ms
+    frame.refused = view.refused
     frame.commands = view.commands
     frame.json_place = _place(call.instance, {**asked, "format": "json"})
     if view.next_cursor is not None:
@@ -217,9 +247,9 @@ def wants_page(headers: Headers) -> bool:
     return "text/html" in (headers.get("accept") or "")
 
 
-def for_people(answer: Answer, options: Options, scope: MutableMapping[str, Any]) -> Answer:
+async def for_people(answer: Answer, context: Context, scope: MutableMapping[str, Any]) -> Answer:
     """Return a problem as a page, if a browser has asked for one; it may have to sign in first."""
-    headers = Headers(scope["headers"])
+    headers, options = Headers(scope["headers"]), context.options
     place = scope["raw_path"].decode("latin-1")
     is_page = scope["type"] == "http" and place.startswith(f"{options.base_path}{PAGES}")
     if not is_page or not wants_page(headers):
@@ -230,6 +260,21 @@ def for_people(answer: Answer, options: Options, scope: MutableMapping[str, Any]
         return see_other(f"{options.base_path}{PAGES}login?{urlencode({'next': wanted})}")
     frame = frame_of(options, headers, place)
     frame.is_signed_out = answer.status == 401
-    text = render("problem.html", frame, title=answer.body["title"], problem=answer.body)
+    frame.token = await _known(answer, context, headers, scope)
+    title, told = explained(answer.body)
+    text = render("problem.html", frame, title=title, problem=answer.body, told=told)
     kept = {name: value for name, value in answer.headers.items() if name != "cache-control"}
     return html(text, answer.status, kept)
+
+
+async def _known(
+    answer: Answer, context: Context, headers: Headers, scope: MutableMapping[str, Any]
+) -> Token | None:
+    """Return whose request a problem is; None if nobody was let in, or it cannot be told now."""
+    if answer.body["error"] in BEFORE_TOKENS:
+        return None
+    client = scope.get("client")
+    try:
+        return await context.access.token(headers, client[0] if client else "", is_page=True)
+    except Exception:
+        return None

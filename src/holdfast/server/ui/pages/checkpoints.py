@@ -10,11 +10,13 @@ import msgspec
 
 from ....answers.problems import Refusal
 from ....answers.shapes import CHECKPOINT, EFFECT, LOADED
+from ....arguments import NAME_CHARACTERS_MAX
 from ....records import Checkpoint
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.checkpoints import CheckpointsShape, DiffShape
-from ..views import Form, ListQuery, PageQuery, Pages, View, page_size, see_other
+from ..forms import Around, Form
+from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
@@ -33,11 +35,13 @@ class DiffQuery(PageQuery):
 class ForkForm(Form):
     """What the fork is called."""
 
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
 
 
 class RewindForm(Form):
     """The version that the page was made for, and that the reader has agreed."""
+
+    hidden = frozenset({"expected_version"})
 
     expected_version: Number
     agreed: str = ""
@@ -155,17 +159,20 @@ async def diff_page(call: Call) -> View:
     )
 
 
-@routes.form("/sessions/{id}/checkpoints/{version}/fork", ForkForm)
+VERSION_PAGE = Around(checkpoint_page, lambda _: PageQuery())
+
+
+@routes.form("/sessions/{id}/checkpoints/{version}/fork", ForkForm, on=VERSION_PAGE)
 async def fork_form(call: Call) -> Answer:
     """Start a session that shares the history up to a version."""
     if call.token.root_id == call.session.id:
         raise Refusal("forbidden", "the fork of a root is another tree, which the token lacks")
     version = _number(call.path["version"])
-    forked = await call.acting.fork(version, name=call.body.name.strip() or None)
+    forked = await call.acting.fork(version, name=call.body.name or None)
     return see_other(_page(call, forked.id))
 
 
-@routes.form("/sessions/{id}/checkpoints/{version}/rewind", RewindForm)
+@routes.form("/sessions/{id}/checkpoints/{version}/rewind", RewindForm, on=VERSION_PAGE)
 async def rewind_form(call: Call) -> Answer:
     """Go on from an older version; the page of the rewind lists the effects that still stand."""
     if call.body.agreed != "yes":

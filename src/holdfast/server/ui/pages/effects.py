@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
-from ....answers.problems import Refusal
+import msgspec
+
 from ....answers.shapes import EFFECT
 from ....effects.tools import Landed, NotLanded
 from ....records import Effect, EffectStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.effects import EffectsShape, reached_effect
+from ..forms import Around, Form, json_field
 from ..templates import Commands, api_path
-from ..views import (
-    Form,
-    ListQuery,
-    PageQuery,
-    Pages,
-    View,
-    json_field,
-    page_size,
-    see_other,
-)
+from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
@@ -45,7 +38,7 @@ class ResolveForm(Form):
     """What became of an effect, and how that is known."""
 
     verdict: Literal["landed", "not_landed"]
-    note: str
+    note: Annotated[str, msgspec.Meta(min_length=1, max_length=NOTE_CHARACTERS_MAX)]
     result: str = ""
 
 
@@ -118,21 +111,21 @@ async def effect_page(call: Call) -> View:
     )
 
 
-@routes.form("/effects/{id}/resolve", ResolveForm)
+EFFECT_PAGE = Around(effect_page, lambda _: EffectQuery())
+
+
+@routes.form("/effects/{id}/resolve", ResolveForm, on=EFFECT_PAGE)
 async def resolve_form(call: Call) -> Answer:
     """Decide what became of an effect in doubt; who decided, and why, is recorded."""
     effect, body = await reached_effect(call), call.body
-    note = body.note.strip()
-    if not 0 < len(note) <= NOTE_CHARACTERS_MAX:
-        raise Refusal("invalid_request", "say how you know, in up to 2,000 characters")
     verdict = (
         Landed(json_field(call, body.result, "result")) if body.verdict == "landed" else NotLanded()
     )
-    await call.acting_store.resolve(effect.id, verdict, by=call.token.name, note=note)
+    await call.acting_store.resolve(effect.id, verdict, by=call.token.name, note=body.note)
     return see_other(f"{call.context.options.base_path}/ui/effects/{quote(effect.id, safe='')}")
 
 
-@routes.form("/effects/{id}/verify", Form)
+@routes.form("/effects/{id}/verify", Form, on=EFFECT_PAGE)
 async def verify_form(call: Call) -> Answer:
     """Let the tool's own hook look whether an effect in doubt has happened."""
     effect = await reached_effect(call)

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
-from ....answers.problems import Refusal
-from ....errors import Compacted
-from ....records import Event
+from ....answers.problems import Refusal, code_of
+from ....errors import Compacted, InvalidArgument, SessionNotFound
+from ....records import EVENT_KINDS, Event
 from ....store import AsyncStore
 from ...frames import event_message
 from ...messages import Answer, Call, encode
-from ..templates import Commands
+from ..templates import Commands, api_path
 from ..views import HEADERS, ListQuery, PageQuery, Pages, View, page_size
 
 routes = Pages()
@@ -37,7 +37,7 @@ class ExportQuery(PageQuery):
     kind: str = ""
 
 
-@routes.page("/events", EventsQuery, is_store_wide=True)
+@routes.page("/events", EventsQuery, filters=("session",), is_store_wide=True)
 async def events_page(call: Call) -> View:
     """Show events, newest first."""
     query, limit, found, looked_at = call.query, page_size(call), [], 0
@@ -52,14 +52,12 @@ async def events_page(call: Call) -> View:
     else:
         last = None
     asked = {"session": query.session or None, "kind": query.kind or None}
-    path = f"/sessions/{quote(query.session, safe='')}/feed" if query.session else "/feed"
-    whose = (query.session,) if query.session else ()
     cursor = None if last is None else f"{last.position} {last.root_id}"
     return View(
         template="events.html",
         title="Events",
         data={"events": [event_message(each) for each in found], "next_cursor": cursor},
-        commands=Commands.of(path, "feed", "export", "-", *whose, all=not whose),
+        commands=_commands(query),
         given={
             "events": found,
             "query": query,
@@ -70,6 +68,19 @@ async def events_page(call: Call) -> View:
         next_cursor=cursor,
         live=("live",),
     )
+
+
+def _commands(query: EventsQuery) -> Commands:
+    """Return how the same events are had without a browser, or those of the tree over the API."""
+    path = f"/sessions/{quote(query.session, safe='')}/feed" if query.session else "/feed"
+    kinds = tuple(each for each in EVENT_KINDS if query.kind and each.startswith(query.kind))
+    path = api_path(path, kinds=",".join(kinds))
+    if query.kind and not kinds:
+        return Commands(api_path("/ui/events", kind=query.kind, format="json"))
+    if not query.session:
+        return Commands.of(path, "feed", "export", "-", all=True, kind=kinds)
+    words = ("feed", "export", "-", query.session)
+    return Commands.of(path, *words, own=True, kind=kinds)
 
 
 @routes.page("/events/export", ExportQuery, is_store_wide=True)
@@ -96,7 +107,10 @@ async def _newest_first(call: Call) -> AsyncIterator[Event]:
     is_filtered = call.query.session or call.query.kind or not hasattr(call.query, "limit")
     count = EVENTS_PER_READ if is_filtered else page_size(call) + 1
     if call.query.session:
-        root_id = (await call.store.find_session(call.query.session)).root_id
+        try:
+            root_id = (await call.store.find_session(call.query.session)).root_id
+        except (SessionNotFound, InvalidArgument) as error:
+            raise Refusal(code_of(error), str(error), pointer="session") from None
     while True:
         if root_id is None:
             found = await call.store.latest_events(before=place, limit=count)

@@ -9,6 +9,7 @@ from ....answers.shapes import EFFECT, PAUSE, SESSION
 from ...messages import Answer, Call
 from ..templates import Commands
 from ..views import Pages, View, see_other
+from .sessions import session_rows
 
 routes = Pages()
 SHOWN = 8
@@ -57,7 +58,7 @@ async def overview_page(call: Call) -> View | Answer:
         data=told,
         commands=Commands("/sessions", "sessions list"),
         given={
-            "sessions": newest,
+            **await session_rows(call, newest, has_children=False),
             "counts": counts,
             "doubtful": doubtful,
             "approvals": len(asked),

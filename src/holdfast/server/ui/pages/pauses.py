@@ -7,15 +7,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from ....answers.problems import Refusal
 from ....answers.shapes import PAUSE, PEER_CALL
 from ....peers import Pause, PeerCall
 from ....peers.records import PauseReason, PauseState
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.peers import PausesShape, reached_pause
+from ..forms import Around, Form
 from ..templates import Commands, api_path
-from ..views import Form, ListQuery, PageQuery, Pages, View, page_size, see_other
+from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
@@ -42,8 +42,10 @@ class PeersQuery(PageQuery):
 class DecideForm(Form):
     """What was decided, and why."""
 
+    hidden = frozenset({"verdict"})
+
     verdict: Literal["approve", "reject"]
-    note: str = ""
+    note: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)] = ""
 
 
 @routes.page("/pauses", PausesQuery, is_store_wide=True)
@@ -61,7 +63,12 @@ async def pauses_page(call: Call) -> View:
         template="pauses.html",
         title="Pauses",
         data=PausesShape(list(map(PAUSE, found)), cursor),
-        commands=Commands.of(api_path("/pauses", **asked), "approvals", "list"),
+        commands=Commands.of(
+            api_path("/pauses", **asked),
+            "peers",
+            "pauses",
+            **{**asked, "state": None if query.state == "waiting" else query.state},
+        ),
         given={"pauses": found, "query": query},
         next_cursor=cursor,
         live=("live",),
@@ -86,12 +93,13 @@ async def pause_page(call: Call) -> View:
     )
 
 
-@routes.form("/pauses/{id}/decide", DecideForm, "approve", is_store_wide=True)
+PAUSE_PAGE = Around(pause_page, lambda _: PageQuery())
+
+
+@routes.form("/pauses/{id}/decide", DecideForm, "approve", on=PAUSE_PAGE, is_store_wide=True)
 async def decide_form(call: Call) -> Answer:
     """Approve or reject what a session waits for; who decided, and why, is recorded."""
-    pause, note = await reached_pause(call), call.body.note.strip()
-    if len(note) > NOTE_CHARACTERS_MAX:
-        raise Refusal("invalid_request", "a note has up to 1,000 characters", pointer="note")
+    pause, note = await reached_pause(call), call.body.note
     store = call.acting_store
     decide = store.approve if call.body.verdict == "approve" else store.reject
     await decide(pause.id, by=call.token.name, note=note or None)

@@ -15,6 +15,7 @@ from ....records import SessionInfo
 from ...messages import Answer, Call
 from ..templates import Commands
 from ..views import PageQuery, Pages, View, see_other
+from .sessions import session_rows
 
 routes = Pages()
 SHOWN = 20
@@ -50,7 +51,7 @@ async def search_page(call: Call) -> View | Answer:
             "others": [{"kind": kind, "name": name} for kind, name, _ in others],
         },
         commands=Commands("/sessions", "sessions list"),
-        given={"sessions": sessions, "others": others, "text": text},
+        given={**await session_rows(call, sessions), "others": others, "text": text},
     )
 
 

@@ -7,15 +7,16 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from ...messages import Call
+from ...pages import name_of, next_cursor
 from ...routes.spend import GROUP, SpendShape
 from ..templates import Commands, api_path
-from ..views import ROWS_MAX, PageQuery, Pages, View
+from ..views import ListQuery, Pages, View, page_size
 from .session import session_view
 
 routes = Pages()
 
 
-class SpendQuery(PageQuery):
+class SpendQuery(ListQuery):
     """By what it is summed."""
 
     by: Literal["model", "session", "day"] = "model"
@@ -24,14 +25,16 @@ class SpendQuery(PageQuery):
 @routes.page("/spend", SpendQuery, is_store_wide=True)
 async def spend_page(call: Call) -> View:
     """Show what all sessions spent, by model, session or day."""
-    by = call.query.by
-    found = await call.store.spending(by, limit=ROWS_MAX)
+    by, limit = call.query.by, page_size(call)
+    found = await call.store.spending(by, after=name_of(call), limit=limit)
+    cursor = next_cursor(found, limit, "name")
     return View(
         template="spend.html",
         title="Spend",
-        data=SpendShape(list(map(GROUP, found))),
+        data=SpendShape(list(map(GROUP, found)), cursor),
         commands=Commands.of(api_path("/spend", by=by), "spend", "sums", by=by),
         given={"groups": found, "by": by, **_sums(found)},
+        next_cursor=cursor,
         live=("live",),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any
@@ -9,7 +10,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from ....answers.problems import Refusal
 from ....answers.shapes import HistoryShape, version_shape
 from ....checkpoints.diff import Diff, compare
 from ....errors import KeyNotFound, VersionConflict
@@ -17,14 +17,13 @@ from ....state.records import Entry
 from ...messages import Answer, Call
 from ...pages import moment_of, next_cursor, place_of
 from ..blame import blame
-from ..templates import api_path, pretty
+from ..forms import Around, Form, json_field
+from ..templates import Commands, api_path, pretty
 from ..views import (
-    Form,
     ListQuery,
     PageQuery,
     Pages,
     View,
-    json_field,
     page_size,
     see_other,
     shown,
@@ -35,6 +34,8 @@ from .session import session_view
 routes = Pages()
 CONFLICTS = 20
 EDITED_CHARACTERS = 64_000
+REASON_CHARACTERS_MAX = 1_000
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_CHARACTERS_MAX)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -55,17 +56,22 @@ class KeyDiffQuery(PageQuery):
 class SetForm(Form):
     """A value as JSON, why, and the version that the page showed; 0 if the key did not exist."""
 
-    value: str
+    hidden = frozenset({"expected_version"})
+    subject = "value"
+
+    value: Annotated[str, msgspec.Meta(min_length=1)]
     expected_version: Sequence
-    reason: str
+    reason: Reason
 
 
 class RestoreForm(Form):
     """Which sequence had the value, why, and the version that the page showed."""
 
+    hidden = frozenset({"sequence", "expected_version"})
+
     sequence: Sequence
     expected_version: Sequence
-    reason: str
+    reason: Reason
 
 
 @routes.page("/sessions/{id}/state", StateQuery)
@@ -86,7 +92,7 @@ async def state_page(call: Call) -> View:
         for each in entries
     }
     cursor = next_cursor(entries, limit, "key", sequence)
-    return await session_view(
+    view = await session_view(
         call,
         "state",
         data={
@@ -95,8 +101,7 @@ async def state_page(call: Call) -> View:
             "conflicts": [asdict(each) for each in conflicts],
             "next_cursor": cursor,
         },
-        path=api_path("/state", at_sequence=at),
-        words=("state", "get", call.session.root_id),
+        words=("state", "get"),
         entries=entries,
         sequence=sequence,
         newest=newest,
@@ -106,6 +111,20 @@ async def state_page(call: Call) -> View:
         conflicts=conflicts,
         next_cursor=cursor,
     )
+    asked = {"at": at, "prefix": query.prefix or None}
+    path = _read_by(call.session.id, at, query.prefix)
+    view.commands = Commands.of(path, "state", "get", call.session.root_id, **asked)
+    return view
+
+
+def _read_by(id: str, at: int | None, prefix: str) -> str:
+    """Return the address that has what the page shows; that of the page, if no other has both."""
+    of_session = f"/sessions/{quote(id, safe='')}/state"
+    if not prefix:
+        return api_path(of_session, at_sequence=at)
+    if at is None:
+        return api_path(f"{of_session}/keys", prefix=prefix, include="value")
+    return api_path(f"/ui{of_session}", at=at, prefix=prefix, format="json")
 
 
 @routes.page("/sessions/{id}/state/{key}", ListQuery)
@@ -163,15 +182,19 @@ async def key_diff_page(call: Call) -> View:
     )
 
 
-@routes.form("/sessions/{id}/state/{key}/set", SetForm)
+@routes.form("/sessions/{id}/state/{key}/set", SetForm, on=Around(key_page, lambda _: ListQuery()))
 async def set_form(call: Call) -> Answer:
     """Set a key to what a person has typed, if it is still at the version that the page showed."""
-    if not call.body.value.strip():
-        raise Refusal("invalid_request", "the value must be JSON: null is a value too")
     return await _set(call, json_field(call, call.body.value, "value"))
 
 
-@routes.form("/sessions/{id}/state/{key}/restore", RestoreForm)
+def _compared(sent: Mapping[str, str]) -> KeyDiffQuery:
+    return KeyDiffQuery(a=int(sent["sequence"]))
+
+
+@routes.form(
+    "/sessions/{id}/state/{key}/restore", RestoreForm, on=Around(key_diff_page, _compared, "diff")
+)
 async def restore_form(call: Call) -> Answer:
     """Set a key to what it was at a sequence, if it is still at the version that was shown."""
     entry = await _entry(call, call.body.sequence)
@@ -182,7 +205,7 @@ async def restore_form(call: Call) -> Answer:
 
 async def _set(call: Call, value: Any) -> Answer:
     """Set the key of the path; if somebody was first, a person sees both values."""
-    key, reason = call.path["key"], call.body.reason.strip()
+    key, reason = call.path["key"], call.body.reason
     given = {"if_version": call.body.expected_version, "reason": reason}
     try:
         await call.acting.state.set(key, value, **given)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
+
+import msgspec
 
 from ....answers.problems import Refusal
 from ....answers.shapes import ITEM
@@ -12,10 +14,12 @@ from ....work.items import WorkStatus
 from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.work import ItemsShape, reached_item
+from ..forms import Around, Form
 from ..templates import Commands, api_path
-from ..views import Form, ListQuery, Pages, View, page_size, see_other
+from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
 
 routes = Pages()
+REASON_CHARACTERS_MAX = 1_000
 COUNTED = 1_000
 # Claims and heartbeats are no events.
 POLL_MS = 1_000
@@ -32,7 +36,9 @@ class WorkQuery(ListQuery):
 class ReleaseForm(Form):
     """Why, and the fence of the holder that the reader has seen."""
 
-    reason: str
+    hidden = frozenset({"fence"})
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_CHARACTERS_MAX)]
     fence: int
 
 
@@ -87,14 +93,17 @@ async def item_page(call: Call) -> View:
     )
 
 
-@routes.form("/work/{id}/retry", Form)
+ITEM_PAGE = Around(item_page, lambda _: PageQuery())
+
+
+@routes.form("/work/{id}/retry", Form, on=ITEM_PAGE)
 async def retry_form(call: Call) -> Answer:
     """Make a pending item ready that waits for its time or for review."""
     item = await call.store.work.retry((await _found(call)).id)
     return _page(call, item.id)
 
 
-@routes.form("/work/{id}/cancel", Form)
+@routes.form("/work/{id}/cancel", Form, on=ITEM_PAGE)
 async def cancel_form(call: Call) -> Answer:
     """Cancel an item, or ask its holder to stop."""
     item = await _found(call)
@@ -102,10 +111,10 @@ async def cancel_form(call: Call) -> Answer:
     return _page(call, item.id)
 
 
-@routes.form("/work/{id}/release", ReleaseForm)
+@routes.form("/work/{id}/release", ReleaseForm, on=ITEM_PAGE)
 async def release_form(call: Call) -> Answer:
     """Take a running item away from its holder."""
-    item, reason = await _found(call), call.body.reason.strip()
+    item, reason = await _found(call), call.body.reason
     if item.fence != call.body.fence:
         message = f"the item is held with fence {item.fence}, not {call.body.fence}; look again"
         raise Refusal("version_conflict", message)
@@ -113,7 +122,7 @@ async def release_form(call: Call) -> Answer:
     return _page(call, item.id)
 
 
-@routes.form("/work/{id}/redrive", Form)
+@routes.form("/work/{id}/redrive", Form, on=ITEM_PAGE)
 async def redrive_form(call: Call) -> Answer:
     """Submit a failed or cancelled item again, as a new one."""
     item = await call.store.work.redrive((await _found(call)).id)

@@ -1,0 +1,131 @@
+"""Forms: what they send, and what a person reads who has sent one that is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from ...answers.problems import Refusal
+from ...codec import from_json
+from ...errors import InvalidValue
+from ..bodies import parse_query
+from ..messages import Call
+
+# Statuses that a person can do something about on the same page.
+MENDED = frozenset({400, 404, 409, 410, 413, 422, 503, 507})
+# What the checks of types say, and what a person reads instead.
+_PLAIN = (
+    (r"Expected `str` of length >= 1$", "Fill this in."),
+    (r"Expected `str` of length <= (\d+)$", "This has up to {} characters."),
+    (r"Expected `int` >= (-?\d+)$", "This is a whole number from {} up."),
+    (r"Expected `int` <= (\d+)$", "This is a whole number up to {}."),
+    (r"Expected `int", "This is a whole number."),
+    (r"Invalid enum value", "Choose one of those that are offered."),
+    (r"Object missing required field", "Fill this in."),
+    (r"Object contains unknown field `(\w*)`$", "The page does not know “{}”."),
+)
+
+_BEGINS = re.compile(r"(?:the|an?|th(?:is|at|ere|ese)|no|nothing|tick|another|more|only|name)\b")
+
+
+class Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every form sends beside its own fields; what surrounds a text is not sent."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a person does not see."""
+    subject: ClassVar[str | None] = None
+    """The field that is wrong if a value is refused and nobody says which."""
+
+    csrf: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that was refused: what is wrong, at which field, and what was typed."""
+
+    form: str
+    field: str | None
+    words: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The page that a form stands on; it is shown again if the form is refused."""
+
+    page: Callable[[Call], Any]
+    query: Callable[[Mapping[str, str]], msgspec.Struct]
+    """What the page is asked for, from what the form sends."""
+    part: str = ""
+    """What the page's address has in place of the last part of the form's."""
+
+
+def sent_by(call: Call) -> dict[str, str]:
+    """Return what a form sends, as it was typed."""
+    return dict(parse_qsl(call.raw_body.decode("latin-1"), keep_blank_values=True))
+
+
+def form_of(call: Call, wanted: type[Form]) -> Any:
+    """Return what a form sends; a browser's must come from a page that it was shown."""
+    is_signed_in = call.headers.get("authorization") is None
+    given = sent_by(call).get("csrf", "")
+    sign_in = call.context.options.sign_in
+    if is_signed_in and not sign_in.is_form_token(given, call.headers.get("cookie")):
+        raise Refusal("forbidden", "the form is not of a page of this server; open it again")
+    # A person who types spaces alone has typed nothing.
+    parse_query(call.raw_body, dict[str, str])
+    stripped = urlencode({name: text.strip() for name, text in sent_by(call).items()})
+    return parse_query(stripped.encode(), wanted)
+
+
+def json_field(call: Call, text: str, name: str) -> Any:
+    """Return what a person has typed as JSON; nothing is null."""
+    if not text.strip():
+        return None
+    try:
+        return from_json(text.encode(), call.store.runtime.codec.limits, name=name)
+    except (InvalidValue, msgspec.MsgspecError) as error:
+        raise Refusal(
+            "invalid_request", f"the {name} must be JSON: {error}", pointer=name
+        ) from None
+
+
+def refused_of(
+    problem: Mapping[str, Any], name: str, form: type[Form], values: Mapping[str, str]
+) -> Refused:
+    """Return how a form shows a problem: at its field, if it is one that a person sees."""
+    field, words = told(problem)
+    if field not in form.__struct_fields__ and problem["status"] in {413, 422}:
+        # It may point into a value.
+        field = form.subject
+    is_seen = field in form.__struct_fields__ and field not in {*form.hidden, "csrf"}
+    return Refused(name, field if is_seen else None, words, values)
+
+
+def told(problem: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the field that a problem is about, if it names one, and what a person reads."""
+    detail = problem.get("detail") or ""
+    field = str(problem.get("pointer") or "").removeprefix("/") or None
+    # Where types do not fit, the sentence begins with the pointer.
+    bare = detail.partition(": ")[2] if re.match(r"(/\S*|the query): ", detail) else detail
+    missing = re.match(r"Object missing required field `(\w+)`", bare)
+    if missing:
+        field = missing[1]
+    named = re.match(r"(\w+) must be text of 1 to", detail)
+    if field is None and named:
+        field = named[1]
+    for pattern, words in _PLAIN:
+        if found := re.match(pattern, bare):
+            return field, words.format(*found.groups())
+    return field, sentence(detail or problem["title"])
+
+
+def sentence(text: str) -> str:
+    """Return a message of an error as a sentence; one that begins with a name keeps it so."""
+    ended = text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    return ended[:1].upper() + ended[1:] if _BEGINS.match(ended) else ended
