@@ -38,7 +38,7 @@ MEDIA_TYPE: Final = "application/vnd.holdfast+msgpack"
 # The headers of a call that writes.
 LANE: Final = "Holdfast-Lane"
 NUMBER: Final = "Holdfast-Number"
-# The WebSocket of a store's wake-ups: its client sends `Topics`, and is sent those that were rung.
+# The WebSocket of a store's wake-ups: the client sends `Topics`, the server those signalled.
 RINGS_PATH: Final = "/call"
 TOPICS_MAX: Final = 1_000
 TOPICS_PER_MESSAGE: Final = 100
@@ -52,12 +52,13 @@ _TIME: Final = 7
 _DECIMAL: Final = 8
 _OTHER: Final = 9
 _COUNTER: Final = 10
-# No store accepts a value this deep; what is deeper need not arrive whole to be refused.
+# No store accepts a value this deep, so what is deeper need not arrive complete to be refused.
 _DEPTH_MAX: Final = 300
 _NAME_CHARACTERS_MAX: Final = 100
-# Classes that stand for others are made for so many names of a message.
+# How many placeholder classes are created for the unknown names in a message.
 _STRANGERS_MAX: Final = 100
-# Larger dicts and sets are of text or small integers: others can be chosen to have one hash.
+# Larger dicts and sets must have text or small integers as keys; other keys could be chosen to
+# have the same hash.
 _MIXED_MAX: Final = 15
 _LARGE_MAPS: Final = (b"\xde", b"\xdf")
 _ERRORS: Final = {
@@ -73,7 +74,7 @@ _known: dict[str, type] = {}
 
 
 class Topics(msgspec.Struct, forbid_unknown_fields=True):
-    """What a client waits for from now on, and no longer."""
+    """The topics that a client starts and stops waiting for."""
 
     listen: list[str] = []
     leave: list[str] = []
@@ -88,10 +89,10 @@ class Topics(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def travels(cls: T) -> T:
-    """Let instances of a class travel: a dataclass by its fields, another by its own methods.
+    """Allow instances of a class to be sent: a dataclass by its fields, others by two methods.
 
     Those are `_to_wire(self)`, which returns the parts, and `_from_wire(runtime, *parts)`, a class
-    method. A subclass that is not marked travels as its marked base.
+    method. A subclass that is not marked is sent as its marked base.
     """
     if cls.__name__ in _known or not _can_travel(cls):
         raise TypeError(f"{cls.__name__} cannot travel, or another class of that name does")
@@ -118,7 +119,7 @@ class Wire:
         return _encode(_plain(value, 0))
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of bytes, or raise InvalidArgument if they are none."""
+        """Return the value that bytes encode, or raise InvalidArgument if they are malformed."""
         try:
             self._may_have_large_maps = any(each in data for each in _LARGE_MAPS)
             return self._decoded(data)
@@ -192,7 +193,7 @@ class Wire:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return what MessagePack can say of a value."""
+    """Return a value as types that MessagePack can encode."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -252,7 +253,7 @@ def _extension(code: int, parts: Any) -> msgspec.msgpack.Ext:
 
 
 def _require_harmless(keys: list[Any]) -> None:
-    """Refuse many keys of a kind that can be chosen so that a dict takes hours to make."""
+    """Refuse many keys of a type whose hashes an attacker could make collide."""
     if len(keys) > _MIXED_MAX and not all(map(_is_harmless, keys)):
         raise InvalidArgument("what was sent has a large set or dict of other than text")
 
@@ -262,9 +263,9 @@ def _is_harmless(key: Any) -> bool:
 
 
 def has_text_keys(data: bytes | memoryview) -> bool:
-    """Whether all maps in MessagePack data have text as keys; what is cut short is not looked at.
+    """Whether all maps in MessagePack data have text as keys; truncated data is not examined.
 
-    It is asked before data is decoded, because decoding makes dicts of any keys.
+    This is checked before data is decoded, because decoding builds dicts with any keys.
     """
     at, left, is_map = 0, 1, False
     outer: list[tuple[int, bool]] = []
@@ -285,7 +286,7 @@ def has_text_keys(data: bytes | memoryview) -> bool:
             left, is_map = inside, has_map
 
 
-# After the first byte: how many bytes tell a length, and how many there are besides that length.
+# After the first byte: the number of bytes that encode a length, and of those besides it.
 _TELL: Final = {
     **dict(zip(range(0xC4, 0xCA), [(1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1)], strict=True)),
     **dict(zip(range(0xCA, 0xCC), [(0, 4), (0, 8)], strict=True)),
@@ -296,7 +297,7 @@ _TELL: Final = {
 
 
 def _header(data: bytes | memoryview, at: int, first: int) -> tuple[int, int, bool]:
-    """Return where the next value begins, how many are inside of this one, and if it is a map."""
+    """Return where the next value begins, how many values this one contains, and if it is a map."""
     at += 1
     if 0x80 <= first <= 0x8F:
         return at, 2 * (first & 0x0F), True
@@ -323,7 +324,7 @@ def _decimal(text: str) -> Decimal:
 
 @cache
 def _fields(cls: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """Return the names of what travels of a class, in order, and the type of each."""
+    """Return the names of the fields of a class that are sent, in order, and their types."""
     if hasattr(cls, "_from_wire"):
         _runtime, *given = inspect.signature(cls._from_wire).parameters.values()
         names = (each.name for each in given if each.kind is each.POSITIONAL_OR_KEYWORD)
@@ -332,13 +333,13 @@ def _fields(cls: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
 
 
 def _stranger(name: str, base: type = object) -> type:
-    """Return a class that stands for one that did not travel; errors tell its name."""
+    """Return a placeholder for a class that is not sent; errors show its name."""
     is_name = len(name) <= _NAME_CHARACTERS_MAX and name.isidentifier()
     return type(name if is_name else "object", (base,), {})
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a decoded value is of a type, as annotations say it."""
+    """Whether a decoded value matches a type annotation."""
     if hint is Any or isinstance(hint, TypeVar):
         return True
     origin, given = get_origin(hint), get_args(hint)

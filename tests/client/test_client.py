@@ -237,7 +237,7 @@ def test_what_needs_the_database_is_refused(store: holdfast.Store, tmp_path: Any
 
     with pytest.raises(InvalidArgument, match="needs the database itself"):
         store.run(compose)
-    with pytest.raises(InvalidArgument, match="where the database is"):
+    with pytest.raises(InvalidArgument, match="needs the database itself"):
         store.backup(tmp_path / "copy.db")
 
 

@@ -257,7 +257,7 @@ PausesResult = struct("PausesResult", "Pauses, oldest first.", pauses=PAUSE.many
 
 
 class AnswerResult(msgspec.Struct):
-    """Whether the answer was accepted: `duplicate` and `late` ones change nothing."""
+    """Whether the answer counted: a `duplicate` or `late` one changes nothing."""
 
     ask_id: str
     receipt: Receipt

@@ -1,4 +1,4 @@
-"""The mesh: agents as services that any number of instances serve, and callers that ask them."""
+"""The mesh: agents as services with any number of instances, and callers that ask them."""
 
 from .agents import MakeAgent, agent_service
 from .courier import Credentials, Identified

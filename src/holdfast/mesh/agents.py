@@ -17,7 +17,7 @@ MakeAgent: TypeAlias = Callable[[Any], Agent]
 def agent_service(name: str, make: MakeAgent) -> Service:
     """Return a service whose requests are messages to an agent, and whose answers are its texts.
 
-    `make` gets the session and returns a new agent for every request and every resumption. The
+    `make` takes the session and returns a new agent, for every request and every resumption. The
     message is the input, or its `message`; other inputs are passed as JSON. While the agent waits
     for peers or for a person, nothing is held, and any instance resumes it.
     """
@@ -44,6 +44,6 @@ def _answer(agent: Agent, *message: str) -> str | None:
 
 
 def message_of(input: Any) -> str:
-    """Return what a request says to an agent."""
+    """Return the message for an agent in the input of a request."""
     said = input.get("message") if isinstance(input, dict) and len(input) == 1 else input
     return said if isinstance(said, str) else to_json(input)

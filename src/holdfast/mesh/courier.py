@@ -1,8 +1,8 @@
-"""The courier of one process: it sends the outbox, and takes what a transport delivers.
+"""The courier of one process: it sends the outbox, and receives what a transport delivers.
 
-It works on threads of its own with a sync store, whatever the handlers are. Everything it knows is
-in the store: if it dies, another one goes on. An acknowledgement, and the receipt that ends the
-sending at the other end, follow the commit; if either is lost, the message comes again.
+It works on its own threads with a sync store, whether the handlers are sync or async. All its state
+is in the store: if it dies, another one continues. An acknowledgement, and the receipt that ends
+the sending at the other end, follow the commit; if either is lost, the message arrives again.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ log = logging.getLogger("holdfast.mesh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identified:
-    """What a credentials hook is given: a message to be sent, or a session that resumes."""
+    """The argument of a credentials hook: a message to be sent, or a session that resumes."""
 
     kind: str
     """`request`, `answer`, `progress`, `cancel`, or `resume`."""
     agent: str | None
-    """The agent that is asked; for `resume`, the one that goes on."""
+    """The agent that is asked; for `resume`, the one that resumes."""
     ask_id: str | None
     session_id: str | None
     root_id: str | None
@@ -73,14 +73,14 @@ def routed(store: H, transport: Transport) -> H:
         raise InvalidArgument(f"a transport needs a store, not {type(store).__name__}")
     if store.runtime.is_remote:
         raise InvalidArgument(
-            "a transport needs a store that is opened with its database; through a server, peers "
-            "are asked by the database"
+            "a transport needs a store that is opened directly on its database; through a server, "
+            "requests to peers go through the database"
         )
     return type(store)(replace(store.runtime, transport=transport.name))
 
 
 def require_credentials(credentials: Credentials | None) -> Credentials | None:
-    """Return a credentials hook that can be called."""
+    """Return a credentials hook, after checking that it is a plain function."""
     if credentials is None:
         return None
     if not callable(credentials) or is_async(credentials):
@@ -117,16 +117,16 @@ class Courier:
 
     @property
     def is_open(self) -> bool:
-        """Whether it sends and receives."""
+        """Whether it is sending and receiving."""
         return bool(self._threads)
 
     def start(self, intake: Intake) -> None:
-        """Send, and bring requests to a worker."""
+        """Start sending, and pass incoming requests to a worker."""
         self._lease_ms = intake.claim.lease_ms
         self.open(intake.store, intake)
 
     def open(self, store: Store, intake: Intake | None = None) -> None:
-        """Send, and receive what comes to the store."""
+        """Start sending, and receive messages addressed to the store."""
         self._store = store
         self._stopping = threading.Event()
         loops = [(self._send_due, "sender"), (self._take_replies, "replies")]
@@ -142,10 +142,10 @@ class Courier:
         return self._store.store_id()
 
     def stop(self) -> None:
-        """Stop after what is under way; the rest is left to other couriers.
+        """Finish what is in progress and stop; the rest is left to other couriers.
 
-        A transport that does not answer is not waited for: what it was given or has delivered is
-        sent or delivered again.
+        A transport that does not respond is not waited for: the messages that it was given or has
+        delivered are sent or delivered again.
         """
         self._stopping.set()
         if self._threads:
@@ -155,8 +155,8 @@ class Courier:
             thread.join(max(0.0, ends_at - uptime_seconds()))
         if any(thread.is_alive() for thread in self._threads):
             log.warning(
-                "the mesh is closed while %s does not answer; what it holds comes again, and what "
-                "is in the outbox is sent later",
+                "the mesh is closed while %s does not respond; messages that it holds are "
+                "redelivered, and those in the outbox are sent later",
                 self._transport.name,
             )
         self._threads.clear()
@@ -198,21 +198,22 @@ class Courier:
             is_reached = self._send(outgoing, is_reached)
 
     def _send(self, outgoing: Outgoing, is_reached: bool) -> bool:
-        """Send a message, and say when it is sent again if nobody confirms it.
+        """Send a message, and schedule a resend in case nobody confirms it.
 
-        What follows a message that the transport did not accept is not tried. False from then.
+        After a message that the transport did not accept, the others are not tried, and False is
+        returned.
         """
         doubled = 2 ** min(outgoing.attempts - 1, RESENDS_DOUBLED_MAX)
         try:
             if not is_reached:
-                raise TransportError("the transport did not accept the message before it")
+                raise TransportError("the transport did not accept an earlier message")
             self._transport.send(outgoing.address, self._message(outgoing))
         except Undeliverable as error:
             log.warning("%s to %s: %s", outgoing.kind, outgoing.address, error)
             self._run(refuse, outgoing, str(error))
             return True
         except Exception as error:
-            # Not what it says: a hook may have put a secret into its message.
+            # Only its type: a hook may have put a secret into its message.
             told = error if isinstance(error, TransportError) else type(error).__name__
             log.warning("%s to %s is sent again: %s", outgoing.kind, outgoing.address, told)
             is_reached = not isinstance(error, TransportError)
@@ -262,7 +263,7 @@ class Courier:
         return self._transport.receive(address, limit, RECEIVE_SECONDS)
 
     def _take_each(self, deliveries: Sequence[Delivery], intake: Intake | None) -> None:
-        """Take messages; one that fails does not hold up those that came with it."""
+        """Process messages; one that fails does not hold up the others."""
         failures: list[Exception] = []
         for each in deliveries:
             try:
@@ -273,7 +274,7 @@ class Courier:
             raise failures[0]
 
     def _take(self, delivery: Delivery, intake: Intake | None) -> None:
-        """Take a message, then acknowledge and confirm it; or have it delivered again."""
+        """Process a message, then acknowledge and confirm it; or have it redelivered."""
         if self._stopping.is_set():
             delivery.nack()
             return
@@ -281,9 +282,9 @@ class Courier:
         try:
             is_running = self._apply(delivery, intake)
         except (InvalidArgument, CorruptRecord) as error:
-            # It would be no better the next time.
+            # It would fail again the next time.
             log.error(
-                "%s of ask %s cannot be taken: %s", message.kind, shown(message.ask_id), error
+                "%s of ask %s cannot be processed: %s", message.kind, shown(message.ask_id), error
             )
             self._reject(message, str(error))
             is_running = False
@@ -296,7 +297,7 @@ class Courier:
             self._confirm(message)
 
     def _apply(self, delivery: Delivery, intake: Intake | None) -> bool:
-        """Write what a message says; True if it began an item, which acknowledges it at its end."""
+        """Apply a message; True if it started an item, whose end acknowledges the message."""
         message = delivery.message
         require_text("ask", message.ask_id)
         require_text("store", message.store_id)
@@ -324,8 +325,8 @@ class Courier:
         return row is not None
 
     def _reject(self, message: Message, reason: str) -> None:
-        """Answer the call of a message that cannot be taken as an error, if that can be done."""
-        told = f"The {message.kind} cannot be taken: {reason}"
+        """Answer the call of a message that cannot be processed with an error, if possible."""
+        told = f"The {message.kind} cannot be processed: {reason}"
         try:
             self._run(reject, self._incoming(message, {}), message.kind, self._agent, told)
         except InvalidArgument as error:
@@ -347,7 +348,7 @@ class Courier:
         )
 
     def _confirm(self, message: Message) -> None:
-        """Tell the sender that its message is durable here; if that is lost, it sends again."""
+        """Confirm to the sender that its message is durable; if that is lost, it sends again."""
         receipt = Message(
             kind="receipt",
             id=f"{message.id} {self._store_id}",

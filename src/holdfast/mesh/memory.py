@@ -1,4 +1,4 @@
-"""A transport inside one process, for tests: it can lose, repeat and reorder on demand."""
+"""A transport within one process, for tests: it can lose, repeat and reorder messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Memory:
     """Carries messages within a process.
 
     Every `lose_every`-th message that is sent is lost, every `repeat_every`-th delivered twice; 0
-    means none. With `reorder` they are delivered in random order, by `seed`.
+    means none. With `reorder`, messages are delivered in a random order determined by `seed`.
     """
 
     name = "memory"
@@ -61,7 +61,7 @@ class Memory:
             self._changed.notify_all()
 
     def receive(self, address: str, limit: int, wait_seconds: float) -> Sequence[MemoryDelivery]:
-        """Return messages that wait or were not acknowledged in time."""
+        """Return messages that are waiting or were not acknowledged in time."""
         ends_at = time.monotonic() + wait_seconds
         with self._changed:
             while True:
@@ -79,7 +79,7 @@ class Memory:
         """Do nothing: there is nothing to release."""
 
     def _set(self, delivery: MemoryDelivery, ready_in_seconds: float | None) -> None:
-        """Say when a message is delivered again; None for never."""
+        """Set when a message is delivered again; None for never."""
         with self._changed:
             waiting = self._waiting[delivery.address]
             if delivery not in waiting:
@@ -92,7 +92,7 @@ class Memory:
 
 
 class MemoryDelivery:
-    """A message in memory; until `ready_at` it is kept for its receiver."""
+    """A message in memory; until `ready_at` it is reserved for its receiver."""
 
     def __init__(self, transport: Memory, address: str, message: Message) -> None:
         self.message = message
@@ -101,7 +101,7 @@ class MemoryDelivery:
         self._transport = transport
 
     def ack(self) -> None:
-        """Forget the message."""
+        """Remove the message."""
         self._transport._set(self, None)
 
     def nack(self, delay_seconds: float = 0.0) -> None:
@@ -109,5 +109,5 @@ class MemoryDelivery:
         self._transport._set(self, delay_seconds)
 
     def extend(self) -> None:
-        """Keep it for its receiver."""
+        """Keep it reserved for its receiver."""
         self._transport._set(self, self._transport._ack_seconds)

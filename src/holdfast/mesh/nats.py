@@ -1,8 +1,8 @@
 """NATS JetStream as a transport: one stream, a durable consumer for each address, explicit acks.
 
-The client library is asynchronous; it runs in an event loop on a thread of its own, so that sync
-and async stores use it alike. A message is in the stream until one of its receivers acknowledges
-it; copies that are sent within the stream's window are dropped by the server.
+The client library is asynchronous; it runs in an event loop on its own thread, so that sync and
+async stores use it alike. A message stays in the stream until one of its receivers acknowledges it;
+the server drops copies that are sent within the stream's duplicate window.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 SECONDS_MAX = 24 * 3600
 REPLY_SECONDS = 5.0
-# The server drops copies by their id for this long; what is sent again later is a new message.
+# For this long the server drops messages with the same id; a later copy is a new message.
 DUPLICATES_SECONDS = 120.0
 RECONNECT_SECONDS = 0.25
 UNACKNOWLEDGED_MAX = 10_000
 PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}")
-# What may stand in a subject and in the name of a consumer as it is.
+# What can be used unescaped in a subject and in the name of a consumer.
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 log = logging.getLogger("holdfast.mesh")
@@ -163,7 +163,7 @@ class _Lines:
             raise TransportError(f"NATS cannot be used now: {told}") from error
 
     async def send(self, subject: str, message: Message) -> None:
-        """Publish a message, and wait for the stream's answer."""
+        """Publish a message, and wait for the stream's acknowledgement."""
         jetstream = await self._ready()
         headers = {"Nats-Msg-Id": message.id}
         try:
@@ -175,12 +175,12 @@ class _Lines:
                 "the message is larger than the NATS server accepts; see its max_payload"
             ) from None
         except Exception:
-            # The stream may be gone with its server's files.
+            # The stream may have been lost with the server's files.
             self._jetstream = None
             raise
 
     async def receive(self, subject: str, limit: int, wait_seconds: float) -> list[NatsDelivery]:
-        """Fetch what waits for the subject's consumer."""
+        """Fetch messages that are waiting for the subject's consumer."""
         consumer = await self._consumer(subject)
         try:
             found = await consumer.fetch(limit, timeout=max(0.01, wait_seconds))
@@ -206,7 +206,7 @@ class _Lines:
                 ack_wait=self._ack_seconds,
                 max_deliver=-1,
                 max_ack_pending=UNACKNOWLEDGED_MAX,
-                # What waits for a consumer stays longer than that in no case.
+                # No message waits for a consumer longer than this.
                 inactive_threshold=self._stream.max_age,
             )
             durable = subject.replace(".", "_")
@@ -216,7 +216,7 @@ class _Lines:
         return self._consumers[subject]
 
     async def _ready(self) -> Any:
-        """Return the context of the stream; connect and make the stream where that is needed."""
+        """Return the context of the stream; connect and create the stream if necessary."""
         async with self._opening:
             if self._connection is None or self._connection.is_closed:
                 self._consumers.clear()
@@ -254,7 +254,7 @@ class _Lines:
 
 
 class NatsDelivery:
-    """A message of a consumer."""
+    """A message received through a consumer."""
 
     def __init__(self, message: Message, received: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.message = message
@@ -274,7 +274,7 @@ class NatsDelivery:
         self._tell(self._received.in_progress())
 
     def _tell(self, steps: Coroutine[Any, Any, None]) -> None:
-        """Send without waiting; what is lost leads to another delivery, which is recognised."""
+        """Send without waiting; if it is lost, the message is redelivered and recognised."""
         try:
             asyncio.run_coroutine_threadsafe(_quietly(steps), self._loop)
         except RuntimeError:

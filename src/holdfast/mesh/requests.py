@@ -1,4 +1,4 @@
-"""Callers that are no session: a request, its progress, and its durable answer."""
+"""Callers that are not sessions: a request, its progress, and its durable answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mesh(Handle[C]):
     """Asks agents on behalf of callers that are not sessions, such as a web server.
 
     With a `transport`, it sends requests and receives answers in the background from the first
-    request until it is closed; the `credentials` hook makes the headers of each message.
+    request until it is closed; the `credentials` hook returns the headers of each message.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Mesh(Handle[C]):
         await self.close()
 
     def _start(self, courier: Courier) -> None:
-        """Start to send and receive, unless that is under way."""
+        """Start sending and receiving, unless already started."""
         store: Any = self._store
         with self._gate:
             if not courier.is_open:
@@ -129,7 +129,7 @@ class Mesh(Handle[C]):
         wait_seconds: float | None,
         on_progress: Callable[[Any], object] | None,
     ) -> Flow[PeerCall]:
-        """Return a call with its answer, or as it is when the time is over."""
+        """Return a call with its answer, or as it is when the time is up."""
         if self._courier is not None and not self._courier.is_open:
             yield from invoke(self._start, self._courier)
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
@@ -156,6 +156,6 @@ class Mesh(Handle[C]):
 
 
 def require_wait(wait_seconds: float | None) -> None:
-    """Check how long a caller waits; None waits for the answer."""
+    """Check how long a caller waits; None waits without a limit."""
     if wait_seconds is not None:
         require_seconds("wait_seconds", wait_seconds, WAIT_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Agents as services: a function for requests, another for sessions that go on."""
+"""Agents as services: one function for requests, another for sessions that resume."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ S = TypeVar("S", bound=Store | AsyncStore)
 class Service:
     """An agent that serves requests; any number of processes may serve the same name.
 
-    `on_request` gets a request with its session, `on_resume` a session that goes on after a pause;
-    both may be `async`. What they return is the answer. To wait they `return session.pause(…)`: if
-    the answers have arrived, `on_resume` is called at once. An exception uses up a retry of their
-    work item, and the last one is an `error` answer. With `stateless=False` a pause waits in
-    memory for its answers, up to an hour, before it releases the session.
+    `on_request` takes a request with its session, `on_resume` a session that resumes after a pause;
+    both may be `async`. What they return is the answer. To wait, they `return session.pause(…)`: if
+    the answers have already arrived, `on_resume` is called at once. An exception uses up a retry of
+    their work item, and the last one becomes an `error` answer. With `stateless=False`, a pause
+    waits in memory for its answers, up to an hour, before it releases the session.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class Service:
         credentials: Credentials | None = None,
         **options: Any,
     ) -> Worker[S]:
-        """Return a worker that serves up to `instances` sessions at once; `options` are its own.
+        """Return a worker that serves up to `instances` sessions at once; `options` are a worker's.
 
-        Requests also come through the `transport`, and what its sessions ask goes there, with the
-        headers that the `credentials` hook makes for each message; None is the database.
+        Requests also arrive through the `transport`, and requests of its sessions are sent through
+        it, with the headers that the `credentials` hook returns for each message; None is the
+        database.
         """
         for name in ("queues", "concurrency", "handlers", "inbox", "uptake"):
             if name in options:
-                raise InvalidArgument(f"{name} of a service's worker are given by the service")
+                raise InvalidArgument(f"{name} of a service's worker are set by the service")
         require_credentials(credentials)
         carrier = require_transport(transport)
         if carrier is not None:
@@ -107,14 +108,14 @@ class Service:
     def _steps(
         self, credentials: Credentials | None, item: RunningItem[Any]
     ) -> Generator[Callable[[], Any], Any, Any]:
-        """Begin with an item, and go on until the session waits or has its answer."""
+        """Start with an item, and continue until the session waits or has its answer."""
         is_new = item.type == REQUEST
         given: Any = item.taken_up
         try:
             if given is None:
                 given = yield item.receive if is_new else item.resume
         except SessionEnded:
-            # An earlier attempt has ended the session, and died before it could say so.
+            # An earlier attempt ended the session, and died before it could complete the item.
             return None
         if is_new:
             envelope = item.attempt.envelope
@@ -131,7 +132,7 @@ class Service:
     def _go_on(
         self, credentials: Credentials | None, resumption: Resumption[Any]
     ) -> Generator[Callable[[], Any], Any, Any]:
-        """Call `on_resume` with an identity that is made now."""
+        """Call `on_resume` with newly created credentials."""
         session, headers = resumption.session, dict[str, str]()
         if credentials is not None:
             info = yield session.info
@@ -148,7 +149,7 @@ class Service:
         return (yield partial(self._on_resume, given))
 
     def _session(self, session: Any) -> Any:
-        """Return the session that the functions get."""
+        """Return the session that is passed to the functions."""
         return session if self._is_stateless else HeldSession.of(session)
 
     @property
@@ -193,6 +194,6 @@ class HeldSession(Session[C]):
 
 
 async def _awaited(step: Callable[[], Any]) -> Any:
-    """Run a step of a handler; a sync store and a plain function give their results at once."""
+    """Run a step of a handler, and await its result if it has to be awaited."""
     result = step()
     return await result if inspect.isawaitable(result) else result

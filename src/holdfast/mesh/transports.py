@@ -1,9 +1,9 @@
 """What carries messages between agents, if not the database itself.
 
-A transport brings each message to its address at least once, in any order. An address is shared by
-all who receive from it: each message goes to one of them, and to another if it is not acknowledged
-in time. The rest is done by the stores at both ends: a message is sent again until the other end
-has confirmed it, and one that comes twice is recognised.
+A transport delivers each message to its address at least once, in any order. An address is shared
+by all its receivers: each message goes to one of them, and to another if it is not acknowledged in
+time. The stores at both ends do the rest: a message is sent again until the other end has confirmed
+it, and one that arrives twice is recognised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message between two stores.
 
     `id` is the same for every copy, `store_id` is the sender's store, `ask_id` the call that it
-    belongs to, `number` its number in the sender's outbox. `user` is whose work a request is. The
+    belongs to, `number` its number in the sender's outbox. `user` is the user of a request. The
     `body` of a request is its input. `token` is, in a request, the digest of a secret of its
     asker, and in its cancel the secret itself. `headers` are credentials: they are created when the
     message is sent, and never stored.
@@ -53,7 +53,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Protocol):
-    """A message that was received, and is kept for its receiver for a while."""
+    """A received message, which is reserved for its receiver for a while."""
 
     message: Message
 
@@ -64,16 +64,16 @@ class Delivery(Protocol):
         """Have it redelivered, to any receiver, after a delay."""
 
     def extend(self) -> None:
-        """Keep it for this receiver for as long again."""
+        """Reserve it for this receiver for the same time again."""
 
 
 class Transport(Protocol):
     """Sends and receives messages; its methods are called from several threads."""
 
     name: str
-    """By which stores remember how a call was sent."""
+    """The name under which stores record how a call was sent."""
     resend_seconds: float
-    """How long after it was sent a message without confirmation is sent again."""
+    """How long after sending a message is sent again if it was not confirmed."""
 
     def send(self, address: str, message: Message) -> None:
         """Return once the transport has stored the message, or raise TransportError."""
@@ -93,7 +93,7 @@ def require_transport(transport: object) -> Transport | None:
     wanted = ("send", "receive", "close")
     if not all(callable(getattr(transport, name, None)) for name in wanted):
         raise InvalidArgument(
-            f'a transport is None, "database" or an object such as Memory(), not {shown(transport)}'
+            f'transport must be None, "database" or an object like Memory(), not {shown(transport)}'
         )
     require_text("name", getattr(transport, "name", None), 50)
     found: Transport = transport  # type: ignore[assignment]

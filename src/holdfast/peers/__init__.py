@@ -1,4 +1,4 @@
-"""Peers: sessions ask other agents, let go while they wait, and are resumed once, anywhere."""
+"""Peers: sessions ask other agents, hold nothing while they wait, and resume once, anywhere."""
 
 from .asks import Ask
 from .handle import SessionPeers, StorePeers

@@ -73,7 +73,7 @@ def answer(
 ) -> Op[Receipt]:
     """Store the answer to a call; "late" after a timeout or a cancellation, else "duplicate".
 
-    A peer at another store that has not answered itself is told to stop.
+    If the answer did not come from the peer itself, a peer at another store is told to stop.
     """
     require_one_of("status", status, ANSWERED_BY_PEERS)
     given = require_artifacts(artifacts)
@@ -99,12 +99,14 @@ def answer(
 
 
 def require_artifacts(artifacts: object) -> list[Artifact]:
-    """Return artifacts that can be sent."""
+    """Return artifacts, after checking that they can be sent."""
     if not isinstance(artifacts, list | tuple):
         raise InvalidArgument(f"artifacts must be a list, not {type(artifacts).__name__}")
     for each in artifacts:
         if not isinstance(each, Artifact):
-            raise InvalidArgument(f"an artifact is an Artifact, not {type(each).__name__}")
+            raise InvalidArgument(
+                f"artifacts must be a list of Artifact, not of {type(each).__name__}"
+            )
         check_artifact(each)
     return list(artifacts)
 
@@ -145,7 +147,7 @@ def _keep_late(
 
 
 def cancel_call(runtime: Runtime, id: str) -> Op[bool]:
-    """Cancel one call and its peer; False if it had its answer."""
+    """Cancel one call and its peer; False if it already had its answer."""
     ask = yield from read_ask(id, locks=True)
     settled = yield from settle(runtime, ask, "cancelled", CANCELLED)
     if settled is None:
@@ -164,7 +166,7 @@ def _count_settled(runtime: Runtime, settled: Row) -> Op[None]:
 
 @query
 def find_due(_: Runtime, limit: int) -> Op[tuple[list[Row], int | None]]:
-    """Return calls whose deadline has passed, oldest first, and when the next one is due, in ms."""
+    """Return calls past their deadline, oldest first, and when the next one is due, in ms."""
     found = yield from rows(FIND_DUE, limit=limit)
     [upcoming] = yield from rows(READ_NEXT_DUE)
     at = upcoming["deadline_at"]
@@ -173,13 +175,13 @@ def find_due(_: Runtime, limit: int) -> Op[tuple[list[Row], int | None]]:
 
 @operation
 def expire(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
-    """Time out the calls of one tree whose deadline has still passed; return how many."""
+    """Time out the calls of one tree that are still past their deadline; return how many."""
     yield Lock(found[0]["root_id"])
     return (yield from expire_locked(runtime, found))
 
 
 def expire_locked(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
-    """Time out calls of a tree that is locked."""
+    """Time out calls of a tree that is already locked."""
     number = 0
     for ask in found:
         settled = yield from settle(runtime, ask, "timeout", TIMED_OUT, statement=SETTLE_DUE)
@@ -247,7 +249,7 @@ def follow_item(runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]) 
 
 
 def _place(session: SessionRef, row: Row) -> Place:
-    """Return a session as a place that the store itself may write, whoever drives it."""
+    """Return a session as a place that the store itself may write to, whoever drives it."""
     is_driven = row["holder"] is not None and row["is_leased"]
     return Place(session.id, session.number, session.root_id, row["fence"] if is_driven else None)
 

@@ -1,4 +1,4 @@
-"""Artifacts: named outputs of sessions, which go out with their answers."""
+"""Artifacts: named outputs of sessions, which are sent with their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSERT INTO hf_artifacts (
     :made_version, :now
 )
 """
-# What an earlier attempt at the item has made since the last turn.
+# What an earlier attempt at the item has added since the last turn.
 REMOVE_REPLACED = """
 DELETE FROM hf_artifacts
 WHERE session_number = :session_number AND name = :name AND item_id = :item_id AND fence <> :fence
@@ -72,7 +72,7 @@ def check_artifact(artifact: Artifact) -> None:
     require_text("media_type", artifact.media_type)
     require_whole("version", artifact.version, 1, VERSION_MAX)
     if (artifact.data is None) == (artifact.uri is None):
-        raise InvalidArgument("an artifact has either data or a uri")
+        raise InvalidArgument("an artifact must have either data or a uri")
     if artifact.uri is not None:
         require_text("uri", artifact.uri, URI_CHARACTERS_MAX)
 
@@ -88,8 +88,8 @@ def add_artifact(
 ) -> Op[Artifact]:
     """Add the next version of an artifact to a session that may be written.
 
-    What is equal to its newest version is not added again, and what an earlier attempt at the same
-    work item has added since the last turn is replaced: a retry leaves nothing twice.
+    An artifact equal to its newest version is not added again, and one that an earlier attempt at
+    the same work item added since the last turn is replaced, so that a retry duplicates nothing.
     """
     check_artifact(Artifact(name=name, media_type=media_type, data=data, uri=uri))
     codec = session.runtime.codec
@@ -151,7 +151,7 @@ def _last_turn(session: SessionHandle[Any]) -> Op[int]:
 
 
 def abandon(session_number: int, version: int) -> Op[None]:
-    """Leave behind what a session has made and asked since a version that it is rewound to."""
+    """Abandon what a session has added and asked since the version that it is rewound to."""
     given = {"session_number": session_number, "version": version}
     [made] = yield from rows(HAS_MADE, session_number=session_number)
     if made["artifacts"]:

@@ -2,7 +2,7 @@
 
 Nothing is sent before that commit, so no answer can precede its row. The work item is the delivery:
 any instance of the peer claims it from the queue of its agent. If a transport carries the request,
-a row of the outbox stands in their place, and session and item are made where it is delivered.
+a row of the outbox takes their place, and session and item are created where it is delivered.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ INSERT INTO hf_asks (
     :now + CAST(:timeout_ms AS INTEGER), CAST(:input AS BLOB), CAST(:correlation AS BLOB), :now
 ) RETURNING {ASK_COLUMNS}
 """  # noqa: S608
-# An ask that is repeated belongs to the next pause again.
+# A repeated ask belongs to the next pause again.
 COLLECT_AGAIN = f"""
 UPDATE hf_asks SET pause_number = NULL, closed_at = NULL, asked_version = :version,
     is_abandoned = 0
@@ -87,7 +87,7 @@ WHERE id = :id AND coalesce(state, '') = 'open' RETURNING {ASK_COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a call comes from that another store has made, and who sends its answer."""
+    """The origin of a call that was made by another store, and the route of its answer."""
 
     store_id: str
     ask_id: str
@@ -118,12 +118,12 @@ class Draft:
 
     @property
     def look(self) -> Query:
-        """The query that finds out whether the id is known."""
+        """The query that checks whether the id is known."""
         return Query(READ_ASK, {"id": self.id})
 
 
 def drafted(runtime: Runtime, ask: Ask, label: str = "id") -> Op[Draft]:
-    """Return a call as it is to be written; raises an error if it cannot be made."""
+    """Return a call as it will be written; raises an error if it cannot be made."""
     encode = runtime.codec.encode
     require_text("agent", ask.agent, AGENT_CHARACTERS_MAX)
     return Draft(
@@ -136,7 +136,7 @@ def drafted(runtime: Runtime, ask: Ask, label: str = "id") -> Op[Draft]:
 
 
 def drafted_all(runtime: Runtime, asks: object) -> Op[list[Draft]]:
-    """Return several calls as they are to be written."""
+    """Return several calls as they will be written."""
     drafts = []
     for ask in require_asks(asks):
         drafts.append((yield from drafted(runtime, ask)))
@@ -144,7 +144,7 @@ def drafted_all(runtime: Runtime, asks: object) -> Op[list[Draft]]:
 
 
 def lock_new_tree(draft: Draft) -> Op[list[Row]]:
-    """Make and lock the tree of a call without a session; return the call if it is known."""
+    """Create and lock the tree of a call without a session; return the call if it is known."""
     yield from create_tree(draft.id)
     _, known = yield from batch(Lock(draft.id), draft.look)
     return known
@@ -153,8 +153,8 @@ def lock_new_tree(draft: Draft) -> Op[list[Row]]:
 class asking(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     """An operation that asks; inside a work item its `id` is derived from the item and the request.
 
-    So an attempt that is repeated makes no call twice. Inside `store.run` it is not derived,
-    because the function may run more than once.
+    So a repeated attempt makes no call twice. Inside `store.run` it is not derived, because the
+    function may run more than once.
     """
 
     def __init__(self, function: Callable[Concatenate[Any, P], Op[R_co]]) -> None:
@@ -175,7 +175,7 @@ class asking(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
 
 
 class pausing(asking[P, R_co]):  # noqa: N801 - it is used as a decorator
-    """An operation that makes the calls of its `asks`, each with an id as if it was asked alone."""
+    """An operation that makes the calls of its `asks`, with the ids of individual asks."""
 
     def _derive(self, handle: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if kwargs.get("asks"):
@@ -183,13 +183,13 @@ class pausing(asking[P, R_co]):  # noqa: N801 - it is used as a decorator
 
 
 def derives_ids(handle: Any) -> bool:
-    """Whether the calls of a session are made for a work item, and not inside `store.run`."""
+    """Whether a session makes its calls for a work item, and not inside `store.run`."""
     is_composed = handle.runtime.run_flow is refuse_steps
     return getattr(handle, "item", None) is not None and not is_composed
 
 
 def with_ids(session: Any, asks: Sequence[Ask]) -> list[Ask]:
-    """Return asks with derived ids, where they have none."""
+    """Return asks, with derived ids for those that have none."""
     named = []
     for ask in require_asks(asks):
         if ask.id is None:
@@ -202,7 +202,7 @@ def with_ids(session: Any, asks: Sequence[Ask]) -> list[Ask]:
 
 
 def _arguments(ask: Ask) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with which `session.ask` would plainly be called."""
+    """Return the arguments of the equivalent call of `session.ask`."""
     args = (ask.agent,) if ask.input is None else (ask.agent, ask.input)
     given = {"timeout_seconds": ask.timeout_seconds, "correlation": ask.correlation}
     usual = {"timeout_seconds": ASK_SECONDS, "correlation": None}
@@ -210,7 +210,7 @@ def _arguments(ask: Ask) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def require_asks(asks: object) -> list[Ask]:
-    """Return calls that can be made, in a list."""
+    """Return calls as a list, after checking their types and ids."""
     if not isinstance(asks, list | tuple):
         raise InvalidArgument(f"asks must be a list of Ask, not {type(asks).__name__}")
     for ask in asks:
@@ -223,7 +223,7 @@ def require_asks(asks: object) -> list[Ask]:
 
 
 def derived_id(runtime: Runtime, item: Any, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Return an id that equal calls of every attempt at an item share, the n-th with the n-th."""
+    """Return an id that is the same for the n-th equal call in every attempt at an item."""
     key = Ordinals.of(runtime).key(item, "ask", args, kwargs)
     return str(uuid.UUID(bytes=hashlib.sha256(key.encode()).digest()[:16], version=5))
 
@@ -272,10 +272,10 @@ def add_ask(
     version: int = 0,
     origin: Origin | None = None,
 ) -> Op[Row]:
-    """Write a call, and the peer's session and work item or a message.
+    """Write a call, with the peer's session and work item or with a message.
 
-    The tree is locked, and the asker was read and is open. `known` is what `draft.look` has found:
-    a call with the id is returned as it is, or RequestMismatch is raised.
+    The tree is locked, and the asker was read and is open. `known` is what `draft.look` found: an
+    equal call with the same id is returned as it is; for a different one RequestMismatch is raised.
     """
     codec, ask, id = runtime.codec, draft.ask, draft.id
     if known:
@@ -322,7 +322,7 @@ def asks_of(
     drafts: Sequence[Draft],
     known: Sequence[Sequence[Row]],
 ) -> list[Op[Row]]:
-    """Return the operations that write the calls of a session, to be run side by side.
+    """Return the operations that write the calls of a session, to be run together.
 
     `row` and `here` are the session's, read with its tree locked.
     """
@@ -335,9 +335,9 @@ def asks_of(
 
 
 def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
-    """Make the session that serves a call, and the work item that delivers the request to it.
+    """Create the session that serves a call, and the work item that delivers the request to it.
 
-    Raises SessionNotFound or SessionEnded if the asker cannot have children any more.
+    Raises SessionNotFound or SessionEnded if the asker can no longer have children.
     """
     yield from require_parent(ask["session_id"])
     creation, created = yield from _peer_session(runtime, ask)
@@ -346,7 +346,7 @@ def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
 
 
 def _peer_session(runtime: Runtime, ask: Row) -> Op[tuple[Query, Emit]]:
-    """Return the statement that makes the session of a peer, and its event."""
+    """Return the statement that creates the session of a peer, and its event."""
     codec, id = runtime.codec, ask["id"]
     given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
     metadata = None
@@ -358,7 +358,7 @@ def _peer_session(runtime: Runtime, ask: Row) -> Op[tuple[Query, Emit]]:
 
 
 def _deliver(runtime: Runtime, ask: Row, child: list[Row], created: Emit) -> Op[None]:
-    """Submit the work item that delivers the request to a session that was just made."""
+    """Submit the work item that delivers the request to a session that was just created."""
     id = ask["id"]
     if not child:
         raise _taken(id)
@@ -369,7 +369,7 @@ def _deliver(runtime: Runtime, ask: Row, child: list[Row], created: Emit) -> Op[
 
 
 def _taken(id: str) -> InvalidArgument:
-    return InvalidArgument(f"there is a session {shown(id)} already; ask with another id")
+    return InvalidArgument(f"there is already a session {shown(id)}; ask with another id")
 
 
 def _again(
@@ -380,10 +380,10 @@ def _again(
     user: str | None,
     version: int,
 ) -> Op[Row]:
-    """Return a call that is made again; its answer belongs to the next pause."""
+    """Return a call that is repeated; its answer belongs to the next pause."""
     stored = opened(runtime.codec, known["input"], ask_context(known["id"], "input"))
     is_same = known["agent"] == ask.agent and digest(stored) == digest(ask.input)
-    # The user of a session's asks is the session's own, and who reconnects need not name it.
+    # The user of a session's asks is the session's own; a caller that reconnects need not name it.
     is_same &= asker is not None or user in {None, known["user_id"]}
     if not is_same or known["session_number"] != (None if asker is None else asker.number):
         raise RequestMismatch(

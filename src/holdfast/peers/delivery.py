@@ -1,8 +1,8 @@
-"""What arrives through a transport: each message is taken once, in one transaction.
+"""Messages that arrive through a transport: each is applied once, in one transaction.
 
 A request becomes a session and a work item that is claimed at once. If it came from this store,
 its session is a child of the asking one; otherwise the ask is written here as that of a caller
-without a session, whose answer is sent back. A message that comes again is recognised by its id.
+without a session, and its answer is sent back. A repeated message is recognised by its id.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Incoming:
     ask_id: str
     number: int
     token: str | None
-    """What tells apart whose call it is: the digest of a key that only the asker has."""
+    """Identifies the asker of a call: the digest of a key that only the asker has."""
     body: Mapping[str, Any]
 
     @property
     def local_id(self) -> str:
-        """The id that an ask of another store has in this one.
+        """The id in this store of an ask from another store.
 
-        A cancel with another key than the request's names another call, which nobody has made.
+        It includes the token, so a cancel with a wrong key names a call that does not exist.
         """
         name = f"{self.store_id} {self.ask_id} {self.token}"
         return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
@@ -63,7 +63,7 @@ class Incoming:
 
 @operation
 def take_request(runtime: Runtime, incoming: Incoming, agent: str, claim: Claim) -> Op[Row | None]:
-    """Make the session of a request and its item, claimed; None if it is known or not wanted."""
+    """Create the session and the claimed item of a request; None if it is known or cancelled."""
     if incoming.store_id == (yield from read_store_id()):
         ask_id = incoming.ask_id
         is_new = yield from _take_own(runtime, incoming)
@@ -107,12 +107,12 @@ def _origin(incoming: Incoming, agent: str) -> Origin:
 
 @operation
 def take_cancel(runtime: Runtime, incoming: Incoming, agent: str | None) -> Op[None]:
-    """Cancel the call of another store; if it has not come yet, it will not be served.
+    """Cancel the call of another store; if its request has not arrived yet, it is not served.
 
-    `agent` is whose instance has taken the message; None if it came to the store.
+    `agent` is the agent whose instance received the message; None if the store received it.
     """
     if incoming.store_id == (yield from read_store_id()):
-        # Here the call itself says that it is over.
+        # In the asking store, the call itself records that it is over.
         yield from rows(REMOVE_MESSAGE, number=incoming.number, ask_id=incoming.ask_id)
         return
     id = incoming.local_id
@@ -123,7 +123,7 @@ def take_cancel(runtime: Runtime, incoming: Incoming, agent: str | None) -> Op[N
         given: dict[str, Any] = {"root_id": id, "origin": _origin(incoming, agent)}
         yield from add_ask(runtime, None, draft, (), **given)
     if (yield from cancel_call(runtime, id)):
-        # Who has cancelled it needs no answer.
+        # The caller that cancelled it needs no answer.
         address = store_address(incoming.store_id)
         yield from rows(REMOVE_OF_ASK, ask_id=incoming.ask_id, kind="answer", address=address)
 
@@ -152,7 +152,7 @@ def take_progress(runtime: Runtime, incoming: Incoming) -> Op[None]:
 def reject(
     runtime: Runtime, incoming: Incoming, kind: str, agent: str | None, reason: str
 ) -> Op[None]:
-    """Answer a call as an error whose request or answer cannot be taken, so that nobody waits."""
+    """Answer a call with an error if its request or answer is unusable, so that nobody waits."""
     if kind == "answer" or incoming.store_id == (yield from read_store_id()):
         if (yield from _is_carried(incoming.ask_id)):
             yield from answer(runtime, incoming.ask_id, reason, "error", (), tells_peer=False)
@@ -163,7 +163,7 @@ def reject(
 
 
 def _is_carried(ask_id: str) -> Op[bool]:
-    """Whether a call is known here whose answer may come through a transport."""
+    """Whether the store has this call and its answer may arrive through a transport."""
     ask = yield from one(READ_ASK, id=require_text("ask", ask_id))
     return ask is not None and ask["route"] is not None and ask["origin_id"] is None
 

@@ -1,4 +1,4 @@
-"""What sessions and stores can do with peers."""
+"""The methods of sessions and stores for peers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SessionPeers(SessionHandle[C]):
     """Asking peers, pausing, and what a session has produced."""
 
     def _take_answer(self, result: Any, row: Any) -> None:
-        """A server that parked the session has completed its work item too."""
+        """Note that a server that parked the session has completed its work item too."""
         if isinstance(result, Parked) and isinstance(self.item, Item):
             self.item._take({"state": "completed"})
 
@@ -151,7 +151,7 @@ class SessionPeers(SessionHandle[C]):
     def asks(self, *, last: int | None = None, before: int | None = None) -> Op[list[PeerCall]]:
         """Return this session's calls in the order of dispatch, until retention removes them.
 
-        With `last`, only so many of the newest; `before` is the number of the oldest one seen.
+        With `last`, only that many of the newest; `before` is the number of the oldest one seen.
         """
         found = yield from self._own(OWN_ASKS, NEWEST_ASKS, last, before)
         return [call_of(self.runtime.codec, row) for row in found]
@@ -159,7 +159,7 @@ class SessionPeers(SessionHandle[C]):
     def _own(
         self, all_of_them: str, newest: str, last: int | None, before: int | None
     ) -> Op[list[Row]]:
-        """Return this session's rows before one of them, or the newest of these, oldest first."""
+        """Return this session's rows before one of them, or the newest of those, oldest first."""
         below = NUMBER_MAX if before is None else require_whole("before", before, 1, NUMBER_MAX)
         given = {"number": self.number, "before": below}
         if last is None:
@@ -169,7 +169,7 @@ class SessionPeers(SessionHandle[C]):
 
     @query
     def _asked(self, ids: Sequence[str]) -> Op[list[PeerCall]]:
-        """Return those of this session's calls that have one of these ids, in the given order."""
+        """Return the calls of this session that have one of these ids, in the given order."""
         found = []
         for id in ids:
             row = yield from one(READ_ASK, id=id)
@@ -181,7 +181,7 @@ class SessionPeers(SessionHandle[C]):
     def pauses(self, *, last: int | None = None, before: int | None = None) -> Op[list[Pause]]:
         """Return this session's pauses, oldest first, until retention removes them.
 
-        With `last`, only so many of the newest; `before` is the generation of the oldest one seen.
+        With `last`, only that many of the newest; `before` is the generation of the oldest seen.
         """
         found = yield from self._own(OWN_PAUSES, NEWEST_PAUSES, last, before)
         return [pause_of(self.runtime.codec, row) for row in found]
@@ -214,8 +214,8 @@ class SessionPeers(SessionHandle[C]):
     def resumption(self) -> Op[Resumption[C] | None]:
         """Resume after the last pause, without its work item, and return its context and answers.
 
-        For whoever drives the session by hand, or got `Answered` at once. None while the session
-        waits, and if it has not paused or has resumed since.
+        For code that drives the session itself, or got `Answered` at once. None while the session
+        waits, and if it has not paused or has already resumed.
         """
         return (yield from take_over(self))
 
@@ -286,7 +286,7 @@ class SessionPeers(SessionHandle[C]):
     ) -> Op[Artifact]:
         """Add the next version of a named output; `returned` sends it with the session's answer.
 
-        What is equal to its newest version is not added again.
+        An output equal to its newest version is not added again.
         """
         return (yield from add_artifact(self, name, media_type, data, uri, returned=returned))
 
@@ -361,7 +361,7 @@ class StorePeers(Handle[C]):
         try:
             found = yield from read_events(*given, after, EVENTS_PER_READ_MAX)
         except Compacted as error:
-            # The answer is kept longer than the notes that came before it may be.
+            # The answer may be kept longer than the notes of progress before it.
             oldest = int(str(error.fields["oldest_position"]))
             found = yield from read_events(*given, oldest, EVENTS_PER_READ_MAX)
         return call, found
@@ -443,7 +443,7 @@ class StorePeers(Handle[C]):
 def _page(
     statement: str, wanted: Mapping[str, str | None], states: Sequence[str], after: int, limit: int
 ) -> Op[list[Row]]:
-    """Return a page of a listing, along an index that begins with what is given."""
+    """Return a page of a listing, along an index that begins with the given columns."""
     require_whole("after", after, 0)
     require_limit(limit, ROWS_PER_PAGE_MAX)
     given = {name: value for name, value in wanted.items() if value is not None}

@@ -53,7 +53,7 @@ SELECT EXISTS (
         SELECT 1 FROM hf_asks WHERE id = :id AND coalesce(state, '') = 'open'
     ) AS is_serving
 """
-# With the bare state, SQLite would walk through all pauses that wait.
+# With the bare column, SQLite would scan all waiting pauses.
 CANCEL_PAUSES = f"""
 UPDATE hf_pauses SET closed_at = :now,
     state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
@@ -99,7 +99,7 @@ SELECT (SELECT count(*) FROM hf_asks WHERE state = 'open') AS asks,
         AND deadline_at <= :now - :late_ms) AS overdue,
     (SELECT count(*) FROM hf_outbox WHERE due_at <= :now - :late_ms) AS unsent
 """
-# A request is removed with its call; what was never confirmed is given up like an unread answer.
+# A request is removed with its call; other messages expire if they are never confirmed.
 REMOVE_OLD_MESSAGES = """
 DELETE FROM hf_outbox WHERE number IN (
     SELECT number FROM hf_outbox WHERE created_at < :now - :age_ms AND kind <> 'request'
@@ -158,7 +158,7 @@ class PeersNoun(Noun):
         return max(map(len, removed))
 
     def item_looks(self, item: EndedItem) -> list[Query]:
-        """Return what is to be read of the session, its pause and the call that it serves."""
+        """Return the queries for the session, its pause and the call that it serves."""
         return following(item)
 
     def item_ended(
@@ -175,7 +175,7 @@ class PeersNoun(Noun):
             try:
                 count += yield from perform(expire, runtime, rows_of_tree)
             except StoreBusy:
-                # The tree has been locked for long; the others need not wait for it.
+                # The tree has been locked for long; the other trees should not wait for it.
                 continue
         if found:
             _, due_ms = yield from perform(find_due, runtime, 1)
@@ -199,12 +199,12 @@ class PeersNoun(Noun):
         return Pruned(others=counts)
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Look for calls past their deadline and for messages that nobody sends."""
+        """Check for calls past their deadline and for messages that nobody sends."""
         return {"peers": check}
 
 
 def _abandon(runtime: Runtime, session: SessionRef) -> Op[Row]:
-    """Cancel a session's open calls with their peers, and close its pause; return what it had."""
+    """Cancel a session's open calls and their peers, and close its pause; return its row."""
     [found] = yield from rows(READ_OPEN, number=session.number, id=session.id)
     if found["has_pause"]:
         yield from close_open(runtime, session)
@@ -247,12 +247,12 @@ def remove_old(runtime: Runtime, name: str, found: Sequence[Row], age_ms: int) -
 
 @operation
 def remove_old_messages(_: Runtime, age_ms: int) -> Op[int]:
-    """Remove messages that the other end has not confirmed for long."""
+    """Remove messages that the other end has not confirmed for a long time."""
     return len((yield from rows(REMOVE_OLD_MESSAGES, age_ms=age_ms, limit=REMOVED_PER_PASS)))
 
 
 def check() -> Op[list[Finding]]:
-    """Look for calls whose deadline passed a while ago, and for messages due since then."""
+    """Check for calls whose deadline passed a while ago, and for messages overdue as long."""
     [row] = yield from rows(COUNT_OPEN, late_ms=OVERDUE_MS)
     if row["overdue"]:
         message = f"{plural(row['overdue'], 'peer call')} past the deadline: no worker sweeps."

@@ -1,9 +1,9 @@
-"""The outbox: what is to be sent through a transport, written in the commit of what it tells.
+"""The outbox: messages for a transport, written in the commit of the change that they report.
 
 Instances of the agent that a route names take rows that are due, oldest first, and send them. A
 taken row is due again after a while, so that another instance sends what a dead sender left. It
-stays until the other end has confirmed the message; so nothing is lost with a broker either, and
-whoever receives a message must expect it more than once.
+stays until the other end has confirmed the message; so nothing is lost even with the broker, and
+a receiver must expect a message more than once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def agent_address(agent: str) -> str:
 
 
 def store_address(store_id: str) -> str:
-    """Return the address of a store: any process that uses it may take what comes."""
+    """Return the address of a store: any process that uses the store may receive from it."""
     return f"store:{store_id}"
 
 
 def route_of(transport: str, agent: str | None) -> str:
-    """Return by whom a message is sent: instances of this agent, or a mesh if there is none."""
+    """Return the route of a message: instances of this agent send it, or a mesh if it is None."""
     return f"{transport}/{agent or ''}"
 
 
@@ -77,7 +77,7 @@ def post_answer(
 
 
 def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None]:
-    """Send the request of a call no more; if it may be at a peer elsewhere, have that cancelled."""
+    """Stop sending the request of a call; if it may have reached another store, cancel it there."""
     address = agent_address(ask["agent"])
     waiting = yield from one(REMOVE_OF_ASK, ask_id=ask["id"], kind="request", address=address)
     is_unsent = waiting is not None and waiting["attempts"] == 0
@@ -89,12 +89,12 @@ def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None
 
 
 def remove_message(number: int, ask_id: str) -> Op[None]:
-    """Remove a message of this store that has arrived in it."""
+    """Remove a message that this store sent to itself and has received."""
     yield from defer(REMOVE_MESSAGE, number=number, ask_id=ask_id)
 
 
 def cancel_token(key: str) -> str:
-    """Return what the request of a call tells of the key with which it can be cancelled."""
+    """Return the digest, sent with the request, of the key with which the call can be cancelled."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Pauses: a session lets go of everything while it waits, and is resumed once.
+"""Pauses: a session holds nothing while it waits, and is resumed once.
 
 Whatever ends the wait (the last answer, a timeout, a decision) makes the pause `ready` and submits
 the work item that resumes the session, in one transaction under the lock of the tree. A sleep
@@ -109,7 +109,7 @@ SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS 
 FROM hf_pauses p WHERE p.session_number = :session_number
 RETURNING {PAUSE_COLUMNS}
 """  # noqa: S608
-# An ask whose deadline has passed is answered by then, at the latest when the session pauses.
+# An ask past its deadline has been answered by then, at the latest when the session pauses.
 COUNT_UNCOLLECTED = """
 SELECT coalesce(sum(CASE WHEN state = 'open' AND (deadline_at IS NULL OR deadline_at > :now)
         THEN 1 ELSE 0 END), 0) AS open_asks,
@@ -142,7 +142,7 @@ UPDATE hf_pauses SET state = 'resumed', ready_at = coalesce(ready_at, :now),
     resumed_version = coalesce(resumed_version, :version)
 WHERE number = :number AND state IN ('waiting', 'ready', 'resumed') RETURNING {PAUSE_COLUMNS}
 """  # noqa: S608
-# A pause that waited for nothing more is closed; one that still waited is cancelled.
+# A pause that was no longer waiting is closed; one that still was is cancelled.
 CLOSE = """
 UPDATE hf_pauses SET closed_at = :now,
     state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
@@ -156,7 +156,7 @@ WHERE session_number = :session_number AND pause_number = :number AND state <> '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a session pauses for, checked and encoded."""
+    """What a session pauses for, validated and encoded."""
 
     reason: str
     context: bytes
@@ -167,7 +167,7 @@ class Wish:
 
 
 def require_need(need: object) -> int | None:
-    """Return how many answers `ok` are needed; None for an answer to every ask."""
+    """Return how many `ok` answers are needed; None for an answer to every ask."""
     if need in ("all", "any"):
         return None if need == "all" else 1
     if type(need) is not int:
@@ -176,7 +176,7 @@ def require_need(need: object) -> int | None:
 
 
 def is_met(need: int | None, open_asks: int, ok_asks: int) -> bool:
-    """Whether a pause is over: enough answers are `ok`, or too few can still become it."""
+    """Whether a pause is over: enough answers are `ok`, or there can no longer be enough."""
     if need is None:
         return open_asks == 0
     return ok_asks >= need or ok_asks + open_asks < need
@@ -191,9 +191,10 @@ def begin_pause(
     expire: Expire | None = None,
     drafts: Sequence[Draft] = (),
 ) -> Op[Parked | Answered]:
-    """Park a session that may be written, or return the answers if they meet its need already.
+    """Park a session that may be written, or return the answers if they already meet its need.
 
-    The calls of `drafts` are made before. With `expire`, calls that are due are answered before.
+    The calls of `drafts` are made first. With `expire`, calls past their deadline are timed out
+    first.
     """
     runtime, place = session.runtime, session._place
     of_session = {"session_number": session.number}
@@ -247,7 +248,7 @@ def begin_pause(
 
 
 def _add_pause(adding: Row) -> Op[Row]:
-    """Add a pause, which collects the calls that no other has."""
+    """Add a pause, which collects the calls that no other pause has collected."""
     [added] = yield from rows(ADD_PAUSE, **adding)
     if adding["reason"] == "peers":
         given = {"number": added["number"], "session_number": added["session_number"]}
@@ -301,7 +302,7 @@ def _park(session: SessionHandle[Any], row: Row, adding: Row, wish: Wish) -> Op[
 def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[Row | None]:
     """Complete the item that drives a session, so that no retry repeats what led to the pause.
 
-    Its row is returned, to release the session with; None if no item drives it.
+    Returns the item's row, with which the session is released; None if no item drives it.
     """
     runtime, guard = session.runtime, session.guard
     if guard is None or guard.noun != "work item":
@@ -355,9 +356,9 @@ def make_ready(
     Both rows were read with the tree locked.
     """
     if not session or session[0]["status"] not in OPEN or pause["state"] != "waiting":
-        # It is being cancelled or deleted, and will not go on; or it goes on already.
+        # The session is being cancelled or deleted and will not resume, or it has already resumed.
         return None
-    # Of two answers in one transaction only one makes it ready; both find the item of that one.
+    # Of two answers in one transaction only the first makes it ready; both find the same item.
     ready, _ = yield from together(
         (
             one(MAKE_READY, number=pause["number"], decision=decision),
@@ -397,7 +398,7 @@ def _submit_resumption(
 
 
 def resumption_id(pause: Row) -> str:
-    """Return the id of the item that resumes from a pause."""
+    """Return the id of the item that resumes a session after a pause."""
     return f"resume {pause['id']}"
 
 
@@ -412,7 +413,7 @@ def close_open(runtime: Runtime, session: Any) -> Op[Row | None]:
 def close(runtime: Runtime, pause: Row) -> Op[None]:
     """Close a pause that was read with its tree locked, and the asks it collected.
 
-    Its calls that are still open are cancelled, and nothing resumes from it any more.
+    Its calls that are still open are cancelled, and nothing can resume from it any more.
     """
     given = {"number": pause["number"], "session_number": pause["session_number"]}
     yield from defer(CLOSE, number=pause["number"])
@@ -453,7 +454,7 @@ def resuming(session_number: int, pause_id: str) -> list[Query]:
 def resume(
     session: SessionHandle[Any], pause_id: str, version: int, looked: Sequence[list[Row]]
 ) -> Op[Resumption[Any]]:
-    """Return how a session goes on that was just leased by the item of a pause.
+    """Return the resumption of a session that was just leased by the item of a pause.
 
     `version` is its newest one, and `looked` are the rows of `resuming`.
     """
@@ -470,7 +471,7 @@ def resume(
 
 
 def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
-    """Resume a session from its pause in place of the pause's item; None while it waits."""
+    """Resume a session after its pause, instead of the pause's item; None while it waits."""
     runtime, place = session.runtime, session._place
     row = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
     found = yield from one(OPEN_PAUSE, session_number=session.number)
@@ -489,7 +490,7 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
 def resumption_of(
     session: Any, pause: Row, asks: Sequence[Row], made: Sequence[Row], *, is_consumed: bool
 ) -> Resumption[Any]:
-    """Return how a session goes on after a pause."""
+    """Return the resumption of a session after a pause."""
     codec, pause_id = session.runtime.codec, pause["id"]
     answers, artifacts = _came(codec, asks, made)
     return Resumption(
@@ -516,7 +517,7 @@ def receive(
     """Return the request that a session serves, which was just leased by its item."""
     asks, here = looked
     if not asks or type != REQUEST:
-        raise InvalidArgument(f"session {session.id} serves no request")
+        raise InvalidArgument(f"session {session.id} does not serve a request")
     codec = session.runtime.codec
     return PeerRequest(
         session=session,

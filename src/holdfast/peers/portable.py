@@ -1,7 +1,7 @@
 """Peer calls, pauses and artifacts in export files.
 
-Imported, nothing goes on by itself: an open call has no deadline, and the work items that would
-answer it or resume a session are parked for review, as all imported ones.
+After an import, nothing continues by itself: an open call has no deadline, and the work items that
+would answer it or resume a session are parked for review, like all imported ones.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AskRecord(portable.Record, frozen=True, kw_only=True, tag="ask"):
         peers, is_open = seen.of(_Peers), self.state == "open"
         is_placed = seen.is_placed(self)
         if self.session_number is None:
-            # A caller that is no session: the call belongs to the tree of the session it began.
+            # The caller is not a session: the call belongs to the tree that it started.
             is_placed = self.session_id is None and self.root_id in seen.trees
         if not is_placed or not seen.is_new(self):
             return f"{self.label} comes twice, or without its session"
@@ -225,7 +225,7 @@ class _StoredAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Peers:
-    """What was seen of a group of trees."""
+    """The pauses and calls seen so far in a group of trees."""
 
     def __init__(self) -> None:
         self.generations: set[tuple[str, int]] = set()
@@ -277,7 +277,7 @@ class PeersPortable(portable.Portable):
     records = (PauseRecord, AskRecord, ArtifactRecord)
 
     def export(self, out: portable.Export) -> Op[None]:
-        """Write the pauses of sessions, their calls and those that began a tree, and artifacts."""
+        """Write the pauses of sessions, their calls, calls that started a tree, and artifacts."""
         yield from read_each(PAUSES, out.sessions, PauseRecord.to(out))
         yield from read_each(ASKS, out.sessions, AskRecord.to(out))
         yield from read_each(REQUESTS, out.root_ids, AskRecord.to(out))

@@ -1,4 +1,4 @@
-"""What users see of peers: calls, answers, pauses, artifacts, and how a session goes on."""
+"""The public records of peers: calls, answers, pauses, artifacts, and resumptions."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Artifact:
     data: Any = None
     uri: str | None = None
     returned: bool = True
-    """Whether it goes out with the answer of the session that made it."""
+    """Whether it is sent with the answer of the session that added it."""
 
 
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one ask; `result` of an `error` or a `timeout` says what happened."""
+    """The answer to one ask; for `error` and `timeout`, `result` says what happened."""
 
     ask_id: str
     agent: str
@@ -136,17 +136,17 @@ class PeerRequest(Generic[C]):
     user: str | None
     input: Any
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What the asker's credentials hook sent with the request. It is not stored: empty if another
-    instance goes on with the request, and if no transport carried it."""
+    """What the asker's credentials hook sent with the request. It is not stored: it is empty if
+    another instance continues the request, and if no transport carried it."""
 
 
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption(Generic[C]):
-    """A session that goes on, driven by its work item: what it left behind, and what came.
+    """A session that resumes, driven by its work item: the context it saved, and its answers.
 
     `answers` are in the order of dispatch. If an earlier attempt has saved a turn since, they are
-    in the session's history already, and `is_consumed` says so.
+    already in the session's history, and `is_consumed` is true.
     """
 
     session: Any
@@ -159,7 +159,7 @@ class Resumption(Generic[C]):
     decision: Decision | None
     is_consumed: bool
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What the service's own credentials hook made for this session to go on with."""
+    """What the service's own credentials hook returned for resuming this session."""
 
 
 def ask_context(id: str, part: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sending the outbox: rows that are due are taken, sent, and removed when they are confirmed."""
+"""Sending the outbox: rows that are due are taken, sent, and removed once confirmed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UPDATE hf_asks SET remote_store = :store_id WHERE id = :id AND state = 'open'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message to be sent, with what a credentials hook may want to know of it."""
+    """A message to be sent, with what a credentials hook may need to know about it."""
 
     number: int
     attempts: int
@@ -51,7 +51,7 @@ class Outgoing:
 
 @operation
 def take_due(runtime: Runtime, route: str, limit: int, lease_ms: int) -> Op[list[Outgoing]]:
-    """Take messages of a route that are due, oldest first, so that no other sends them."""
+    """Take messages of a route that are due, oldest first, so that no other sender sends them."""
     found = yield from rows(TAKE_DUE, route=route, limit=limit, lease_ms=lease_ms)
     taken = []
     for row in sorted(found, key=lambda row: int(row["number"])):
@@ -72,7 +72,7 @@ def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
         if ask is None:
             yield from rows(REMOVE_MESSAGE, number=row["number"], ask_id=id)
             return None
-        # Alone, so that an input of the greatest size allowed can be sent.
+        # Encoded alone, so that an input of the maximum size can be sent.
         body = opened(codec, ask["input"], ask_context(id, "input"))
     told = ask or {}
     return Outgoing(
@@ -92,7 +92,7 @@ def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
 
 
 def _token(kind: Kind, key: str | None) -> str | None:
-    """Return what a message proves about the right to cancel its call."""
+    """Return the token of a message: of a request, a digest; of its cancel, the key itself."""
     if key is None or kind == "cancel":
         return key
     return cancel_token(key) if kind == "request" else None
@@ -107,20 +107,20 @@ def next_due(_: Runtime, route: str) -> Op[float | None]:
 
 @operation
 def postpone(_: Runtime, number: int, attempts: int, delay_ms: int) -> Op[None]:
-    """Send a message again after a while, unless it is confirmed; no-op if another has taken it."""
+    """Send a message again later, unless it is confirmed; no-op if another sender has taken it."""
     yield from rows(POSTPONE, number=number, attempts=attempts, delay_ms=delay_ms)
 
 
 @operation
 def confirm(_: Runtime, number: int, ask_id: str, store_id: str) -> Op[None]:
-    """Remove a message that the other end has; a request's cancel goes to that store from now."""
+    """Remove a confirmed message; a later cancel of a request goes to the confirming store."""
     removed = yield from _removed(number, ask_id)
     if removed is not None and removed["kind"] == "request":
         yield from rows(SET_REMOTE, id=ask_id, store_id=store_id)
 
 
 def _removed(number: int, ask_id: str) -> Op[Row | None]:
-    """Remove a message, with the tree of its call locked before, as everywhere."""
+    """Remove a message, after locking the tree of its call."""
     ask = yield from one(READ_ASK, id=ask_id)
     if ask is not None:
         yield Lock(ask["root_id"])
@@ -129,7 +129,7 @@ def _removed(number: int, ask_id: str) -> Op[Row | None]:
 
 @operation
 def refuse(runtime: Runtime, outgoing: Outgoing, reason: str) -> Op[None]:
-    """Give up a message that no transport can carry: a request, or the result of an answer."""
+    """Give up on a message that no transport can carry: a request, or the result of an answer."""
     if (yield from _removed(outgoing.number, outgoing.ask_id)) is None:
         return
     if outgoing.kind == "request":

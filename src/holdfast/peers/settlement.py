@@ -16,9 +16,9 @@ from .asks import ASK_COLUMNS, SELECT_ASKS
 from .outbox import post_answer, withdraw_request
 from .records import Artifact, pack_answer
 
-# A caller that is no session does not collect answers: its call is closed with the answer.
-# What is asked of the state does not lead away from the id: in a new database, PostgreSQL would
-# read all calls of that state.
+# A caller that is not a session does not collect answers: its call is closed with the answer.
+# `coalesce` keeps the planner on the id: in a new database, PostgreSQL would read all calls of
+# that state.
 SETTLE = f"""
 UPDATE hf_asks SET state = :status, answer = CAST(:answer AS BLOB), answered_at = :now,
     closed_at = CASE WHEN session_number IS NULL THEN :now END
@@ -47,8 +47,8 @@ def settle(
 ) -> Op[Row | None]:
     """Store the answer of a call whose tree is locked; None if it has one, or is not due yet.
 
-    A transport brings it to the store that asked. Unless the answer came from the peer itself, a
-    peer at another store is told to stop.
+    If another store asked, a transport carries the answer there. Unless the answer came from the
+    peer itself, a peer at another store is told to stop.
     """
     settling = settlement(runtime, ask, status, result, artifacts, statement)
     settled = yield from one(settling.sql, **settling.parameters)
@@ -80,7 +80,7 @@ def tell(
     *,
     tells_peer: bool = True,
 ) -> Op[None]:
-    """Tell of an answer that was stored: the feed, whoever waits for it, and another store."""
+    """Report a stored answer: to the feed, to waiters, and to the store that asked."""
     id, asker_id = settled["id"], settled["session_id"] or settled["id"]
     data = {"ask": id, "agent": settled["agent"], "status": status}
     yield from emit(runtime.codec, settled["root_id"], asker_id, "peer_answered", data)
@@ -111,14 +111,14 @@ def cancel_rest(runtime: Runtime, pause: Row) -> Op[None]:
 
 
 def stop_peer(runtime: Runtime, id: str) -> Op[None]:
-    """Cancel the session of a peer with everything below it, unless it has ended."""
+    """Cancel the session of a peer and everything below it, unless it has ended."""
     row = yield from one(READ_PLACE_BY_ID, id=id)
     if row is not None and row["status"] in OPEN:
         yield from Tree(runtime, row["id"], row["number"], row["root_id"]).cancel_whole()
 
 
 def withdraw_item(runtime: Runtime, id: str) -> Op[bool]:
-    """Cancel a work item that nobody is running; its session goes on. False if it is running."""
+    """Cancel a work item that is not running, but not its session; False if it is running."""
     return (yield from withdraw(runtime, (yield from rows(READ_ITEM, id=id))))
 
 

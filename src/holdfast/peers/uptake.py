@@ -1,7 +1,7 @@
 """How a service takes up work: it claims items and drives their sessions, in one commit.
 
-A claim locks no tree, so this waits for none: a session whose tree is in use just then is left to
-the handler, which drives it in a commit of its own.
+A claim locks no tree, so this waits for none: a session whose tree is locked at that moment is left
+to the handler, which drives it in a separate commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .records import PeerRequest, Resumption
 
 @dataclass(frozen=True, slots=True)
 class TakenUp:
-    """What an attempt begins with: the fence of its session's lease, and what its handler gets."""
+    """What an attempt starts with: the fence of its session's lease, and the handler's argument."""
 
     fence: int
     given: PeerRequest[Any] | Resumption[Any]
@@ -45,7 +45,7 @@ def claim_and_take_up(runtime: Runtime, claim: Claim) -> Op[Claimed]:
     free, answers = yield TryLock(trees, [each for some in looks.values() for each in some])
     found = iter(answers)
     looked = {number: [next(found) for _ in some] for number, some in looks.items()}
-    # Of two items of one session, such as one that a pause has left behind, the first drives it.
+    # If two items have the same session, such as one left behind by a pause, the first drives it.
     first = {item.session_number: item for item in reversed(items)}
     firsts = [item for item in items if first[item.session_number] is item]
     taking = [item for item in firsts if item.root_id in free]
@@ -67,7 +67,7 @@ def _looks(item: Item[Any]) -> list[Query]:
 
 
 def _take_up(item: Item[Any], sessions: list[Row], *looked: list[Row]) -> Op[TakenUp | None]:
-    """Drive the session of an item whose tree is locked; None if that is not plainly allowed."""
+    """Drive the session of an item whose tree is locked; None if the simple case does not apply."""
     place = item._place()
     assert place is not None
     if not _is_free(sessions) or not looked[0]:
@@ -82,7 +82,7 @@ def _take_up(item: Item[Any], sessions: list[Row], *looked: list[Row]) -> Op[Tak
 
 
 def _is_free(sessions: Sequence[Row]) -> bool:
-    """Whether a session is open, and driven by nobody."""
+    """Whether a session is open and not being driven."""
     if not sessions or sessions[0]["status"] not in OPEN:
         return False
     return sessions[0]["holder"] is None or not sessions[0]["is_leased"]

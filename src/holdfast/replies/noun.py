@@ -21,7 +21,7 @@ DELETE FROM hf_replies WHERE (scope, key) IN (
     SELECT r.scope, r.key FROM hf_replies r WHERE r.key <> '' AND r.{OF_SESSIONS} LIMIT :limit
 ) RETURNING key
 """  # noqa: S608
-# A lane goes on counting; only what its last request came to is gone.
+# A lane keeps its number; only the outcome of its last request is removed.
 EMPTY_LANES = f"""
 UPDATE hf_replies SET outcome = NULL, digest = '', session_id = NULL
 WHERE key = '' AND {OF_SESSIONS}
@@ -59,7 +59,7 @@ class RepliesNoun(Noun):
         return Swept(has_more=removed == limit)
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove all that are older, where nothing sweeps."""
+        """Remove all replies older than a day, for stores that nothing sweeps."""
         if retention.session is not None:
             return Pruned()
         count, removed = 0, REMOVED_PER_PASS
@@ -69,13 +69,13 @@ class RepliesNoun(Noun):
         return Pruned(others=Counter({"remembered outcome": count} if count else {}))
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
-        """Count them."""
+        """Check that old replies are removed."""
         return {"replies": check_replies}
 
 
 @query
 def has_old(_: Runtime) -> Op[bool]:
-    """Whether there is a reply to remove; looking costs no lock."""
+    """Whether there is a reply to remove; checking takes no lock."""
     return (yield from one(FIND_OLD_REPLY, age_ms=KEPT_MS)) is not None
 
 
@@ -86,7 +86,7 @@ def forget(_: Runtime, limit: int) -> Op[int]:
 
 
 def check_replies() -> Op[list[Finding]]:
-    """Look whether anything sweeps."""
+    """Check whether anything sweeps the store."""
     [row] = yield from rows(COUNT_REPLIES, age_ms=2 * KEPT_MS)
     kept = f"{plural(row['outcomes'], 'outcome')} kept for repeated requests"
     advice = "Nothing sweeps this store: run a worker or a server, or `holdfast prune`."

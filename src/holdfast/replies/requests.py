@@ -1,7 +1,7 @@
 """Requests that may be sent twice: the first runs, the others get its outcome.
 
-The record is locked before the request runs and written in its transaction. So whoever sends the
-same request at the same time waits for the first, and what failed leaves no record.
+The record is locked before the request runs and written in its transaction. So the same request
+sent at the same time waits for the first, and one that failed leaves no record.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..kernel.operation import Lock, Op, Query, Row, batch, rows
 from ..records import SessionRef
 
 KEY_CHARACTERS_MAX = 255
-# What a lane's record is called; no key is empty.
+# The key of a lane's record; idempotency keys are never empty.
 LAST = ""
-# The digest of a request that was found not to have come; no other is like it.
+# The digest recorded for a request that was found not to have run; no request has this digest.
 SETTLED = "settled"
 
 LOCK_REPLY = """
@@ -50,10 +50,11 @@ def remembered(
     *,
     session: SessionRef | None = None,
 ) -> Op[Reply]:
-    """Run `op` once for a key of a scope, and return its outcome then and later.
+    """Run `op` once for a key of a scope, and return its outcome now and on every repetition.
 
-    The scope names who asks for what; keys of two scopes never meet. `session` is whom the request
-    is about: the record is removed with it. Raises IdempotencyKeyReused for another digest.
+    The scope identifies the caller and the request; keys of two scopes never collide. `session` is
+    what the request is about: the record is removed with it. Raises IdempotencyKeyReused if the
+    digest differs.
     """
     place = {"scope": require_text("scope", scope), "key": require_key(key)}
     row = yield from _lock(place, digest, session)
@@ -74,8 +75,8 @@ def lane_reply(
 ) -> Op[Reply]:
     """Run the next request of a lane, whose requests are numbered from 1, or repeat its last reply.
 
-    A number is used up by success; what failed may be followed by another request of its number.
-    Raises IdempotencyKeyReused for another digest, and RequestOutOfOrder for any other number.
+    Success uses up a number; after a failure, another request may use the same number. Raises
+    IdempotencyKeyReused if the digest differs, and RequestOutOfOrder for any other number.
     """
     place = {"scope": require_text("lane", lane), "key": LAST}
     require_whole("number", number, 1)

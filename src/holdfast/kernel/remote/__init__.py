@@ -1,4 +1,4 @@
-"""A store behind a server: calls travel by name and arguments, and are run there."""
+"""A store behind a server: calls are sent by name and arguments, and run there."""
 
 from .driver import AsyncRemoteDriver, RemoteDriver
 

@@ -1,4 +1,4 @@
-"""The remote drivers: how each colour sends what an exchange asks for."""
+"""The remote drivers: how each colour sends the requests of an exchange."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .listener import Listener
 R = TypeVar("R")
 
 CONNECTIONS_MAX = 64
-# A server that takes a request and answers nothing is given this much longer than its own limit.
+# A server that does not respond is given this much longer than its own time limit.
 ANSWER_SECONDS_MORE = 2.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -64,11 +64,11 @@ class RemoteDriver(SyncDriver):
             raise _failure(error) from None
 
     def copy_to(self, path: Any, progress: Any) -> None:
-        """Refuse: a backup is made where the database is."""
+        """Refuse: a backup needs the database itself."""
         raise _only_there("backup")
 
     def vacuum(self) -> None:
-        """Refuse: space is given back where the database is."""
+        """Refuse: freeing disk space needs the database itself."""
         raise _only_there("vacuum")
 
     def close(self) -> None:
@@ -116,9 +116,10 @@ class AsyncRemoteDriver(AsyncDriver):
 
 
 def _certificates(target: RemoteTarget) -> ssl.SSLContext | None:
-    """Return what a server's certificate is checked against: $SSL_CERT_FILE, or public authorities.
+    """Return the authorities that the server's certificate is checked against.
 
-    Without TLS it is not loaded, which takes longer than all the rest.
+    They come from $SSL_CERT_FILE, or are the public ones. Without TLS they are not loaded, because
+    loading takes longer than everything else.
     """
     if not target.address.startswith("https:"):
         return None
@@ -141,7 +142,7 @@ def _addressing(target: RemoteTarget) -> dict[str, Any]:
     return {
         "base_url": target.address,
         "headers": {**target.headers, "Content-Type": MEDIA_TYPE},
-        # Whatever the environment says of proxies, the token goes to the server that was named.
+        # Proxies of the environment are ignored, so that the token goes only to the named server.
         "trust_env": False,
     }
 
@@ -163,12 +164,12 @@ def _response(found: httpx.Response) -> Response:
 def _failure(error: httpx.TransportError) -> Exception:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return StoreUnavailable(
-            f"the server's certificate is not trusted: {error}; set SSL_CERT_FILE to the file of "
-            "its authority"
+            f"the server's certificate is not trusted: {error}; set SSL_CERT_FILE to a file with "
+            "the certificate of its authority"
         )
     kind = NotSent if isinstance(error, _NOT_SENT) else AnswerLost
     return kind(str(error) or type(error).__name__)
 
 
 def _only_there(what: str) -> InvalidArgument:
-    return InvalidArgument(f"{what} is done where the database is, not through a server")
+    return InvalidArgument(f"{what} needs the database itself; it cannot be done through a server")

@@ -1,8 +1,8 @@
-"""One call of a client: how it is sent, repeated and answered, once for sync and async.
+"""One call of a client: how it is sent and retried, written once for sync and async.
 
-Writes are numbered in lanes. A lane has one write under way; the server keeps its last outcome in
-the write's own transaction. So a write whose answer was lost is sent again under its number, and is
-answered instead of being run a second time.
+Writes are numbered in lanes. A lane has one write in progress; the server stores its last outcome
+in the write's own transaction. So a write whose response was lost is sent again under its number,
+and gets the stored outcome instead of being run a second time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ IDS_MIN = 4
 PAUSE_SECONDS = 0.02
 PAUSE_SECONDS_MAX = 1.0
 PROBLEM = "application/problem+json"
-# What our server, or a proxy before it, answers while it cannot serve.
+# The statuses of our server, or of a proxy in front of it, while it is unavailable.
 AWAY = frozenset({429, 502, 503, 504})
-# After these it is not known, or no longer true, what number a lane is at.
+# After these errors the number that a lane is at is unknown or has changed.
 LANE_LOST = (CommitUnknown, RequestOutOfOrder, IdempotencyKeyReused)
 
 
 @dataclass(slots=True)
 class Lane:
-    """A row of numbered writes; one is under way at a time."""
+    """A series of numbered writes; one is in progress at a time."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     last: int = 0
@@ -48,18 +48,18 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent."""
+    """A request to the server."""
 
     path: str
     body: bytes
     headers: dict[str, str]
     seconds: float
-    """How long to wait for the answer."""
+    """How long to wait for the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back."""
+    """The server's response."""
 
     status: int
     media_type: str
@@ -79,15 +79,15 @@ Exchange: TypeAlias = Generator[Step, Any, Any]
 
 
 class NotSent(Exception):
-    """The server could not be reached: it has not seen the request."""
+    """The server could not be reached, so it has not seen the request."""
 
 
 class AnswerLost(Exception):
-    """The request was sent, and no whole answer came: the server may have run it."""
+    """The request was sent, but no complete response arrived: the server may have run it."""
 
 
 class Lanes:
-    """The lanes of one store that have nothing under way."""
+    """The idle lanes of one store."""
 
     def __init__(self) -> None:
         self._free: list[Lane] = []
@@ -100,7 +100,7 @@ class Lanes:
             return Lane()
 
     def give(self, lane: Lane) -> None:
-        """Take back a lane whose last write was answered."""
+        """Take back a lane whose last write got its response."""
         self._free.append(lane)
 
 
@@ -111,18 +111,18 @@ class Client:
     url: str
     settings: Settings
     limit_seconds: float
-    """How long a call waits for a server that is away or silent."""
+    """How long a call waits for a server that is unreachable or does not respond."""
     lanes: Lanes = field(default_factory=Lanes)
 
 
 def exchange(client: Client, call: Call[Any]) -> Exchange:
-    """Send a call until it is answered, and return its result or raise its error."""
+    """Send a call until it gets a response, and return its result or raise its error."""
     if call.operation.mode == "write" and client.settings.mode == "read":
         raise StoreReadOnly(operation=call.name)
     try:
         return (yield from _exchange(client, call, client.lanes))
     except RequestOutOfOrder:
-        # The server has forgotten the lane, which nothing was written on for a day.
+        # The server has removed the lane, because nothing was written on it for a day.
         return (yield from _exchange(client, call, Lanes()))
 
 
@@ -130,20 +130,20 @@ def _exchange(client: Client, call: Call[Any], lanes: Lanes) -> Exchange:
     wire = Wire(getattr(call.instance, "runtime", None))
     headers, lane = {}, None
     if call.operation.mode == "write":
-        # Given by the client, ids are known to it even if it is interrupted before the answer.
+        # The client chooses ids, so it knows them even if it is interrupted before the response.
         most = max(
             (len(each) for each in call.arguments if isinstance(each, list | tuple)), default=0
         )
         new_id = client.settings.services.new_id
         call.ids += [new_id() for _ in range(len(call.ids), IDS_MIN + most)]
-        # A lane that is not given back, because of an interrupt, is never used again.
+        # A lane that an interrupt kept from being given back is never used again.
         lane = lanes.take()
         headers = {LANE: lane.id, NUMBER: str(lane.last + 1)}
     body = wire.encode([call.instance, list(call.arguments), dict(call.keywords), call.ids])
     response = yield from _answer(client, call.name, body, headers, lane)
     if response.media_type != MEDIA_TYPE:
         if lane is not None and response.status >= 500:
-            problem = f"the server at {client.url} answers with status {response.status}"
+            problem = f"the server at {client.url} responded with status {response.status}"
             raise _unknown(problem, lane)
         if lane is not None:
             lanes.give(lane)
@@ -179,13 +179,13 @@ def _answer(
             probe(Point("request", "after", name, path))
             if response.status not in AWAY or response.media_type == MEDIA_TYPE:
                 return response
-            # Our server refuses before it runs anything; a proxy may have passed the call on.
+            # Our own server refuses before it runs anything; a proxy may have forwarded the call.
             is_sent = is_sent or response.media_type != PROBLEM
-            why = f"it answers with status {response.status}"
+            why = f"it responds with status {response.status}"
             least = response.retry_after_seconds or 0.0
         yield Pause(min(max(least, backoff.pause_seconds()), max(0.0, left)))
     problem = (
-        f"the server at {client.url} cannot be reached, or does not answer: {why or 'no time left'}"
+        f"the server at {client.url} cannot be reached or does not respond: {why or 'no time left'}"
     )
     if lane is None or not is_sent:
         raise StoreUnavailable(problem)
@@ -193,21 +193,21 @@ def _answer(
 
 
 def _unknown(problem: str, lane: Lane) -> CommitUnknown:
-    """Return the error of a write that may have been made; its lane is not used again."""
+    """Return the error for a write that may have been made; its lane is not used again."""
     return CommitUnknown(
         f"{problem}; call store.settle(id) later", id=f"lane-{lane.id}:{lane.last + 1}"
     )
 
 
 def _refused(url: str, response: Response) -> HoldfastError:
-    """Return the error of an answer that is not one of our operations'."""
+    """Return the error for a response that does not come from an operation."""
     if response.status == 401:
         return Forbidden(
             f"the server at {url} does not accept this token; set HOLDFAST_TOKEN, or pass "
             "token= in Python"
         )
     if response.status == 413:
-        return LimitExceeded("the call is larger than the server takes; nothing was written")
+        return LimitExceeded("the call is larger than the server accepts; nothing was written")
     if response.status in {403, 404, 421}:
-        return Forbidden(f"the server at {url} refuses this call, with status {response.status}")
-    return StoreUnavailable(f"the server at {url} answers with status {response.status}")
+        return Forbidden(f"the server at {url} refused this call with status {response.status}")
+    return StoreUnavailable(f"the server at {url} responded with status {response.status}")

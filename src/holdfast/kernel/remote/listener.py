@@ -1,7 +1,7 @@
-"""Wake-ups of a remote store: one WebSocket on which its server rings what has changed.
+"""Wake-ups of a remote store: one WebSocket on which its server signals what has changed.
 
-It is opened by the first wait and kept until the store is closed. A thread with an event loop of
-its own serves it, for sync and async stores alike. Where it cannot be had, waiters poll.
+It is opened by the first wait and kept until the store is closed. A thread with its own event loop
+serves it, for sync and async stores alike. While there is no connection, waiters poll.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSE_SECONDS = 1.0
 
 
 class Listener:
-    """The thread that tells a server what is waited for, and hears when it has changed."""
+    """The thread that sends a server the topics that are waited for, and receives its signals."""
 
     def __init__(
         self, target: RemoteTarget, limit_seconds: float, certificates: ssl.SSLContext | None
@@ -40,11 +40,11 @@ class Listener:
         self._target = target
         self._limit_seconds = limit_seconds
         self._certificates = certificates
-        # A signal handler may wait while its thread holds the lock.
+        # Reentrant, because a signal handler may wait while its own thread holds the lock.
         self._lock = threading.RLock()
         self._wanted: set[str] = set()
         self._heard: set[str] = set()
-        """What the server has rung on this connection; it does so once it listens to a topic."""
+        """The topics that the server has signalled on this connection, each at least once."""
         self._is_closed = False
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,7 +66,7 @@ class Listener:
         return topic in self._heard
 
     def _want(self, topic: str) -> None:
-        """Have the server ring a topic; beyond TOPICS_MAX that are waited for, waiters poll."""
+        """Have the server signal a topic; beyond TOPICS_MAX topics at once, waiters poll."""
         if topic in self._wanted or topic.startswith(LOCAL_TOPIC):
             return
         with self._lock:
@@ -119,10 +119,10 @@ class Listener:
         from websockets.asyncio.client import connect
 
         class Direct(connect):
-            """Follows no redirect: the token goes to the server that was named."""
+            """Follows no redirect, so that the token goes only to the named server."""
 
             def process_redirect(self, exc: Exception) -> Exception | str:
-                """Return the answer as the failure that it is."""
+                """Return the redirect as a failure."""
                 return exc
 
         target = self._target
@@ -156,7 +156,7 @@ class Listener:
             await asyncio.gather(telling, return_exceptions=True)
 
     async def _tell(self, connection: ClientConnection) -> None:
-        """Tell the server what is waited for, as it changes."""
+        """Send the server the topics that are waited for, as they change."""
         told: set[str] = set()
         while True:
             self._changed.clear()

@@ -110,7 +110,7 @@ SessionAsksShape = struct(
 
 
 class ReceiptShape(msgspec.Struct):
-    """Whether the answer was accepted; a late one is stored and changes nothing."""
+    """Whether the answer counted; a late one is stored and changes nothing."""
 
     id: str
     receipt: Receipt
