@@ -158,7 +158,7 @@ def test_what_is_no_exploration_is_named(place: dict[str, Any], quick: Run) -> N
     for id, code, said in (
         ("a-session", 3, "session a-session is no exploration"),
         ("nothing", 3, "there is no session 'nothing'"),
-        ("shop", 7, "What is stored of exploration shop cannot be read"),
+        ("shop", 7, "The stored exploration shop cannot be read"),
     ):
         found = quick("explorations", "show", id)
         assert (found.returncode, said in found.stderr) == (code, True), found.stderr

@@ -145,7 +145,7 @@ def test_what_cannot_be_explored_is_named(shop: str, run: Run) -> None:
         (["empty_of_actions:make_world"], "has no action"),
         ([f"{shop}:make_world", "--strategy=best"], "--strategy must be one of bfs"),
         ([f"{shop}:make_world", "--max-steps=0"], "--max-steps must be"),
-        ([f"{shop}:make_world", "--report=r.pdf"], "a report ends in one of"),
+        ([f"{shop}:make_world", "--report=r.pdf"], "the name of a report must end in one of"),
         ([f"{shop}:make_world", "--tests=nowhere"], "--tests must name a directory"),
         ([f"{shop}:make_world", "--report=nowhere/r.html"], "--report needs a directory"),
     ):

@@ -154,7 +154,7 @@ def test_what_runs_while_a_crash_unwinds_writes_nothing() -> None:
 def test_bad_arguments_and_errors_of_the_agent_itself_are_raised() -> None:
     with pytest.raises(InvalidArgument, match="invariants must not be empty"):
         explore_crashes(make_world, safe, [])
-    with pytest.raises(InvalidArgument, match="must be a World or make one"):
+    with pytest.raises(InvalidArgument, match="must be a World or a function that returns one"):
         explore_crashes(lambda: 7, safe, [one_mail])  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidArgument, match=r"crashes to try, and max_crashes is 2"):
         explore_crashes(make_world, safe, [one_mail], max_crashes=2)

@@ -467,7 +467,7 @@ def test_a_strategy_of_ones_own_and_bad_arguments() -> None:
         ({"actions": [counter_shop.buy, counter_shop.buy]}, "two actions are called buy"),
         ({"actions": [action(name="x", after=["y"])(print)]}, "unknown action: y"),
         ({"max_steps": 0}, "max_steps"),
-        ({"world": lambda: None}, "must be a World or make one"),
+        ({"world": lambda: None}, "must be a World or a function that returns one"),
         ({"invariants": ["x"]}, "an invariant must be a function"),
     ]
     for arguments, match in refused:
@@ -538,7 +538,7 @@ def test_what_stands_in_the_program_itself_is_refused_before_a_file_is_made(
     monkeypatch.setattr(make_world, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "make_world", make_world, raising=False)
     file = tmp_path / "tests" / "test_stock.py"
-    with pytest.raises(InvalidArgument, match=r"make_world .* stands in the program that runs"):
+    with pytest.raises(InvalidArgument, match=r"make_world .* is defined in the main program"):
         write_reproducer(result.violations[0], result.graph, make_world, file)
     assert not file.parent.exists()
 

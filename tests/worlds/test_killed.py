@@ -244,7 +244,7 @@ def test_other_systems_than_before_are_named(url: str, folder: Path) -> None:
         world = World({**less, "d": MemorySystem()}, store=store, id="three")
         assert world.recovery is not None
         assert world.recovery.outcomes["c"] == "failed: the world has no such system"
-        assert "the checkpoint lacks it" in world.recovery.outcomes["d"]
+        assert "the checkpoint does not include it" in world.recovery.outcomes["d"]
         assert not world.is_consistent
         with pytest.raises(CheckpointInvalid):
             world.rollback("one")

@@ -182,7 +182,7 @@ def test_a_change_of_the_schema_is_refused_and_goes_back(
 
 
 def test_what_cannot_be_shared_is_refused(connection: psycopg.Connection[Any]) -> None:
-    with pytest.raises(InvalidArgument, match="one of psycopg"):
+    with pytest.raises(InvalidArgument, match="a psycopg connection"):
         PostgresConnectionSystem("postgresql://")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="schemas"):
         PostgresConnectionSystem(connection, schemas=[])

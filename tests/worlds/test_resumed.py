@@ -170,7 +170,7 @@ def test_clean_says_what_cannot_be_restored(tmp_path: Path, temporary: Path) -> 
             explored("real", store=store, id="grid", resume=True)
         cleaned = clean(grid.make_real_world, store, "grid")
         assert cleaned.is_found
-        assert "is not there any more" in (cleaned.problem or "")
+        assert "no longer exist" in (cleaned.problem or "")
         assert store.sessions() == []
 
 

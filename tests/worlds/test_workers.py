@@ -173,7 +173,7 @@ def test_worlds_that_differ_or_cannot_be_made_end_it(monkeypatch: pytest.MonkeyP
         explore(crew.make_another_each_time, [crew.shrink], workers=2)
     with pytest.raises(ExplorationAborted, match="LookupError: the database is down"):
         explore(crew.make_none, [crew.grow], workers=2)
-    with pytest.raises(ExplorationAborted, match="end at their start, with exit code 3"):
+    with pytest.raises(ExplorationAborted, match="exit as soon as they start, with exit code 3"):
         explore(crew.make_dead, [crew.grow], workers=2)
     assert workers_of(os.getpid()) == others
 
@@ -187,7 +187,10 @@ def test_bad_input_is_refused_before_a_process_is_started(monkeypatch: pytest.Mo
         explore(crew.make_world, [local], workers=2)
     with pytest.raises(InvalidArgument, match="cannot be imported"):
         explore(lambda: make_memory_world(), [crew.grow], workers=2)  # noqa: PLW0108
-    with crew.make_world() as world, pytest.raises(InvalidArgument, match="a function that makes"):
+    with (
+        crew.make_world() as world,
+        pytest.raises(InvalidArgument, match="a function that returns"),
+    ):
         explore(world, [crew.grow], workers=2)
     for wrong in (0, 101, "2"):
         with pytest.raises(InvalidArgument, match="workers"):

@@ -232,7 +232,7 @@ def test_a_checkpoint_with_other_systems_is_refused() -> None:
     here = world.checkpoint("here")
     world.add_system("late", MemorySystem())
     assert not world.is_valid(here)
-    with pytest.raises(CheckpointInvalid, match=r"other systems then \(late\)"):
+    with pytest.raises(CheckpointInvalid, match=r"different systems then \(late\)"):
         world.rollback(here)
     with pytest.raises(InvalidArgument, match="already has a system late"):
         world.add_system("late", MemorySystem())

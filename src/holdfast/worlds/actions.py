@@ -37,7 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.error is not None and not self.is_expected
 
     def failure_of(self, action: str) -> tuple[str, str] | None:
-        """Return the name of such a violation and what was said, or None."""
+        """Return the name and message of the violation that a failure is, or None."""
         if self.error is None or not self.is_failure:
             return None
         kind = type(self.error).__name__
@@ -96,11 +96,11 @@ class Action:
             )
 
     def __call__(self, world: World, /, **arguments: Any) -> Any:
-        """Run the function itself, as a test would."""
+        """Call the function directly, as a test would."""
         return self.run(world, **arguments)
 
     def is_possible(self, world: World, arguments: Arguments) -> bool:
-        """Say whether the action may run now: by its limit, what ran before, and `requires`."""
+        """Return whether the action may run now: by its limit, what ran before, and `requires`."""
         if self.limit is not None and world.runs.get(self.name, 0) >= self.limit:
             return False
         if self.after and not all(world.runs.get(name) for name in self.after):
@@ -142,7 +142,7 @@ def action(
     weight: float = 1.0,
     tags: Sequence[str] = (),
 ) -> Action | Callable[[Callable[..., Any]], Action]:
-    """Make an action of a function whose first parameter is the world; the name is its own."""
+    """Turn a function whose first parameter is the world into an action, named after it."""
 
     def make(function: Callable[..., Any]) -> Action:
         return Action(
@@ -162,7 +162,7 @@ def action(
 
 
 def as_action(what: Action | Callable[..., Any]) -> Action:
-    """Return an action, made of a plain function if need be."""
+    """Return an action; a plain function is turned into one."""
     if isinstance(what, Action):
         return what
     if not callable(what):

@@ -1,4 +1,4 @@
-"""What differs between two states of a world, in words, and along a path."""
+"""The differences between two states of a world, as text, and along a path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .graph import State, StateGraph
 from .values import canonical
 
 _CHANGES_MAX: Final = 30
-# Python does not write larger numbers in decimal.
+# Python refuses to format larger integers in decimal.
 _BITS_MAX: Final = 10_000
 
 
 def readable(value: Any) -> Any:
-    """Return a value as plain JSON data; what JSON lacks is written as text."""
+    """Return a value as plain JSON data; values that JSON lacks become text."""
     if isinstance(value, int) and value.bit_length() > _BITS_MAX:
         return hex(value)
     if value is None or isinstance(value, bool | int | str):
@@ -37,7 +37,7 @@ def _key(value: Any) -> Any:
 
 
 def states_along(graph: StateGraph, path: Sequence[Step]) -> list[State]:
-    """Return the states on a path as far as the graph knows them; a shrunk path may leave it."""
+    """Return the states on a path as far as they are in the graph; a shrunk path may leave it."""
     if graph.initial is None:
         return []
     states = [graph.initial]
@@ -50,7 +50,7 @@ def states_along(graph: StateGraph, path: Sequence[Step]) -> list[State]:
 
 
 def changes(before: State, after: State) -> list[str]:
-    """Return what differs between what two states show, a line each, at most 30."""
+    """Return the differences between the observations of two states, one per line, at most 30."""
     lines: list[str] = []
     for seen in after.observations:
         old = readable(before.observation(seen.system))

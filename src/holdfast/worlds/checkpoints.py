@@ -29,7 +29,7 @@ class Checkpoints(Mapping[str, Checkpoint]):
     def __init__(self) -> None:
         self._by_id: dict[str, Checkpoint] = {}
         self._by_name: dict[str, dict[str, None]] = {}
-        # What a system that is a stack holds: restoring one destroys those above it.
+        # The checkpoints that a stack system holds: restoring one destroys those above it.
         self._stack: dict[str, None] = {}
 
     def __getitem__(self, id: str) -> Checkpoint:
@@ -57,7 +57,7 @@ class Checkpoints(Mapping[str, Checkpoint]):
         self._stack[checkpoint.id] = None
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint."""
+        """Remove a checkpoint."""
         del self._by_id[checkpoint.id]
         named = self._by_name[checkpoint.name]
         del named[checkpoint.id]
@@ -66,26 +66,26 @@ class Checkpoints(Mapping[str, Checkpoint]):
         self._stack.pop(checkpoint.id, None)
 
     def clear(self) -> None:
-        """Forget all checkpoints."""
+        """Remove all checkpoints."""
         self._by_id.clear()
         self._by_name.clear()
         self._stack.clear()
 
     def restored(self, checkpoint: Checkpoint) -> None:
-        """Note that a stack was unwound to this checkpoint."""
+        """Record that the stack was unwound to this checkpoint."""
         while next(reversed(self._stack)) != checkpoint.id:
             self._stack.popitem()
 
     def why_invalid(self, checkpoint: Checkpoint, systems: Mapping[str, System]) -> str | None:
-        """Say why a checkpoint cannot be restored, or None."""
+        """Return why a checkpoint cannot be restored, or None."""
         if checkpoint.tokens.keys() != systems.keys():
             others = sorted(checkpoint.tokens.keys() ^ systems.keys())
-            return f"the world had other systems then ({', '.join(others)})"
+            return f"the world had different systems then ({', '.join(others)})"
         if checkpoint.id not in self._stack and has_stack(systems):
             return "a rollback to an earlier checkpoint destroyed it"
         return None
 
 
 def has_stack(systems: Mapping[str, System]) -> bool:
-    """Say whether restoring a checkpoint destroys the later ones."""
+    """Return whether restoring a checkpoint destroys the later ones."""
     return any(system.rollback_order == "stack" for system in systems.values())

@@ -1,4 +1,4 @@
-"""Does a system keep its promise? Random changes, checkpoints and rollbacks in any order."""
+"""A conformance test for systems: random changes, checkpoints and rollbacks in any order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Run:
     change: Callable[[Random], object]
     content: Callable[[], object]
     random: Random
-    # Tokens with the content that was read, by other means, when they were made.
+    # Tokens with the content that was read independently when they were made.
     kept: list[tuple[object, bytes]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -76,15 +76,15 @@ def check_system(
     steps: int = 300,
     seed: int = 0,
 ) -> None:
-    """Make random checkpoints, changes, rollbacks and releases; raise AssertionError on a lie.
+    """Make random checkpoints, changes, rollbacks and releases; raise AssertionError on a fault.
 
-    `change(random)` changes something, and returns what for the log. `content()` reads all that a
-    rollback shall restore, by other means than the system's own.
+    `change(random)` changes something and returns a description for the log. `content()` reads
+    everything that a rollback must restore, independently of the system.
     """
     run = _Run(system, change, content, Random(seed))
     for number in range(steps):
         run.step(number)
-    # Also the oldest checkpoint is as good as new.
+    # Even the oldest checkpoint can still be restored.
     for index in range(len(run.kept) - 1, -1, -1):
         token, wanted = run.kept[index]
         system.rollback(token)

@@ -1,4 +1,4 @@
-"""The context of a world: what its actions remember between them."""
+"""The context of a world: the values that its actions pass on to later ones."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class Context(MutableMapping[str, Any]):
         self._values.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as a dict of its own; the values themselves are not copied."""
+        """Return the values as a new dict; the values themselves are not copied."""
         return dict(self._values)
 
     def copied(self) -> dict[str, Any]:
-        """Return a deep copy of the values, or raise InvalidValue naming one that has none."""
+        """Return a deep copy of the values; raise InvalidValue naming one that cannot be copied."""
         return copied(self._values)
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Replace all values by these."""
+        """Replace all values with these."""
         self._values = values
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of named values; what two names share, their copies share too."""
+    """Return a deep copy of named values; an object that two names share stays shared."""
     if not values:
         return {}
     memo: dict[int, Any] = {}

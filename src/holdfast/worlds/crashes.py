@@ -1,4 +1,4 @@
-"""Crashes of an agent: before and after every commit of its store, each with a resumption."""
+"""Crashes of an agent: before and after every commit of its store, each followed by a rerun."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .world import World
 
 Agent = Callable[[World, Store], object]
 
-# By then every lease of the process that crashed has run out.
+# By then every lease of the crashed process has expired.
 _RESTART_SECONDS: Final = 24 * 3600.0
 _FINISHED: Final = "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """One crash that was tried: where, how the run after it ended, and what was wrong then."""
+    """One crash that was tried: where, how the run after it ended, and the problems found."""
 
     number: int
     place: str
@@ -45,23 +45,23 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashExploration:
-    """Every crash that was tried, in order; `undisturbed` is what was wrong without one."""
+    """Every crash that was tried, in order; `undisturbed` are the problems without a crash."""
 
     crashes: Sequence[Crash]
     undisturbed: tuple[str, ...]
 
     @property
     def violations(self) -> list[Crash]:
-        """The crashes after which something was wrong."""
+        """The crashes after which an invariant was violated."""
         return [crash for crash in self.crashes if crash.problems]
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing was wrong, neither after a crash nor without one."""
+        """Whether no problem was found, neither after a crash nor without one."""
         return not self.undisturbed and not self.violations
 
     def summary(self) -> str:
-        """Return a line for each crash, and what was wrong."""
+        """Return a line for each crash, with the problems found."""
         without = [f"without a crash: {problem}" for problem in self.undisturbed]
         finished = sum(crash.ended == _FINISHED for crash in self.crashes)
         counts = f"{len(self.crashes)} crashes, {finished} finished afterwards"
@@ -81,8 +81,8 @@ def explore_crashes(
 
     `agent(world, store)` runs it to its end as its program does, also after a crash. Each crash
     has a new SQLite store, and the world is rolled back before it. Then the function runs again
-    on the same store, with every lease of the dead process run out. An exception in `expects` is
-    an ordinary end of that run; any other is a violation.
+    on the same store, after every lease of the dead process has expired. An exception in `expects`
+    is an ordinary end of that run; any other is a violation.
     """
     require_whole("max_crashes", max_crashes, 2)
     checked = [as_invariant(what) for what in invariants]
@@ -93,7 +93,7 @@ def explore_crashes(
 
 
 class _Probe:
-    """Counts the commits of a store, before and after each; from the fatal one on it is dead."""
+    """Counts the moments before and after each commit of a store, and crashes at the chosen one."""
 
     def __init__(self, fatal: int | None) -> None:
         self.points: list[Point] = []
@@ -106,7 +106,7 @@ class _Probe:
     def visit(self, point: Point) -> None:
         if not self.is_dead and point.boundary == "commit":
             self.points.append(point)
-        # What runs while the crash unwinds must not write: a dead process would not.
+        # Code that runs while the crash unwinds must not write: a dead process would not.
         if self.is_dead:
             raise InjectedCrash(f"{point.moment} {point.call}")
 
@@ -195,12 +195,14 @@ class _Trial:
 
 @contextmanager
 def _made(world: World | Callable[[], World]) -> Iterator[World]:
-    """Hand out a world; one that a function makes is closed at the end."""
+    """Yield a world; one that was created by the function is closed at the end."""
     if isinstance(world, World):
         yield world
         return
     made = world()
     if not isinstance(made, World):
-        raise InvalidArgument(f"world must be a World or make one, not {shown(made)}")
+        raise InvalidArgument(
+            f"world must be a World or a function that returns one, not {shown(made)}"
+        )
     with made:
         yield made

@@ -1,4 +1,4 @@
-"""The states of an exploration as a picture: columns by depth, and what led from one to another."""
+"""The states of an exploration as a picture: columns by depth, and the steps between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .changes import readable
 from .graph import State, StateGraph, Transition
 from .result import Exploration
 
-# A picture of more is of no use to anybody.
+# A larger picture would be unreadable.
 DRAWN_MAX: Final = 300
 _COLUMN_MAX: Final = 24
 _COLUMNS_MAX: Final = 60
@@ -28,16 +28,16 @@ _TITLE_STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing as SVG without colours, which are the page's own."""
+    """A drawing as SVG without colours; the style sheet of the page adds them."""
 
     svg: str
     left_out: int
-    """How many states have no place of their own."""
+    """How many states are not drawn individually."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """A state, or several that share a place because a column is full."""
+    """A state, or several that share a node because a column is full."""
 
     depth: int
     states: list[State]
@@ -49,12 +49,12 @@ class _Node:
 @dataclass(slots=True)
 class _Plan:
     nodes: dict[str, _Node] = field(default_factory=dict)
-    """Where each drawn state is; states of a bundle share one."""
+    """The node of each drawn state; states of a bundle share one."""
     columns: list[list[_Node]] = field(default_factory=list)
 
 
 def draw(result: Exploration) -> Picture:
-    """Draw the states in columns by their depth; those that violate something are marked."""
+    """Draw the states in columns by their depth; states with violations are marked."""
     graph, wrong = result.graph, {violation.state_id for violation in result.violations}
     nearest = [each.state_id for each in result.nearest() if each.state_id in graph.states]
     way = {run.number for id in nearest for run in _path(graph, id)}
@@ -90,11 +90,11 @@ def _ends(graph: StateGraph, numbers: set[int]) -> set[str]:
 
 
 def _planned(graph: StateGraph, first: set[str]) -> _Plan:
-    """Give each state its place; those named first come before others if there is no room."""
+    """Assign each state a node; those in `first` take precedence if there is not enough room."""
     plan, drawn = _Plan(), 0
     columns: dict[int, list[State]] = {}
     for state in graph.states.values():
-        # What no known step leads to has no depth.
+        # A state that no known step leads to has no depth.
         if (state.found_by is not None or state is graph.initial) and state.depth < _COLUMNS_MAX:
             columns.setdefault(state.depth, []).append(state)
     for depth in sorted(columns):
@@ -102,7 +102,7 @@ def _planned(graph: StateGraph, first: set[str]) -> _Plan:
         room = min(_COLUMN_MAX, max(DRAWN_MAX - drawn, 0))
         kept = states[: room if len(states) <= room else max(room - 1, 0)]
         nodes = [_Node(depth, [state]) for state in kept]
-        # Beside what they came from, so that fewer lines cross.
+        # Next to the states they came from, so that fewer lines cross.
         nodes.sort(key=lambda node: _above(plan, node.states[0]))
         if len(kept) < len(states):
             nodes.append(_Node(depth, states[len(kept) :], is_bundle=True))
@@ -120,7 +120,7 @@ def _above(plan: _Plan, state: State) -> int:
 
 
 def _edges(graph: StateGraph, plan: _Plan, way: set[int]) -> list[tuple[str, str, str]]:
-    """Return how each line looks and runs, and its steps in words; what matters comes last."""
+    """Return the class, path and title of each line; the important ones are drawn last."""
     runs: dict[tuple[int, int], list[Transition]] = {}
     ends: dict[tuple[int, int], tuple[_Node, _Node]] = {}
     for run in graph.transitions:
@@ -157,7 +157,7 @@ def _drawn(node: _Node, graph: StateGraph, wrong: set[str]) -> str:
     if node.is_bundle:
         looks.append("bundle")
         label = f"{len(node.states)} more"
-        title = f"{len(node.states)} states that have no place of their own"
+        title = f"{len(node.states)} states that are not drawn individually"
     else:
         state = node.states[0]
         label, title = _label(state), _about(state)
@@ -174,13 +174,13 @@ def _drawn(node: _Node, graph: StateGraph, wrong: set[str]) -> str:
 
 
 def _label(state: State) -> str:
-    """Return what led to a state, shortened, or that it is the first."""
+    """Return the step that led to a state, shortened, or "initial state"."""
     text = "initial state" if state.found_by is None else str(state.found_by.step)
     return text if len(text) <= _LABEL_CHARACTERS else f"{text[: _LABEL_CHARACTERS - 1]}…"
 
 
 def _about(state: State) -> str:
-    """Return a state in words: its id, and what was observed as far as that is known."""
+    """Return a description of a state: its id, and its observations as far as they are known."""
     told: Mapping[str, Any] = {seen.system: readable(seen.data) for seen in state.observations}
     observed = f" {json.dumps(told, ensure_ascii=False)}" if told else ""
     return f"{state.shown_id}{observed}"[:_TITLE_CHARACTERS]

@@ -57,7 +57,7 @@ def explore(
     commit_every: int = 1,
     workers: int = 1,
 ) -> Exploration:
-    """Explore a world, or one that a function makes and that is closed at the end.
+    """Explore a world, or one that a function returns, which is closed at the end.
 
     Whatever happens, the given world is restored to its initial state, and the checkpoints of the
     exploration are released. Ctrl-C ends it with what was found so far.
@@ -66,7 +66,7 @@ def explore(
     killed, `resume` continues where it stopped, with the same actions and invariants; at most
     `commit_every` actions are repeated. What was not begun is begun.
 
-    With `workers`, that many processes explore together, each with its own world, made by `world`.
+    With `workers`, that many processes explore together, each with its own world from `world`.
     The functions must be importable: define them at the top level of modules.
     """
     limits = Limits(max_steps, max_states, max_depth, max_seconds)
@@ -91,7 +91,7 @@ def explore(
             require_foreign(store_id, made.systems)
             explorer = Explorer(made, *given, shrinks=shrinks)
         elif isinstance(world, World):
-            raise InvalidArgument("workers need a function that makes a world for each of them")
+            raise InvalidArgument("workers need a function that returns a new world for each")
         else:
             explorer = SharedExplorer(world, *given, workers=workers, store_id=store_id)
         explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
@@ -108,10 +108,12 @@ def explore(
 
 
 def made_world(world: World | Callable[[], World], closing: ExitStack) -> World:
-    """Return a world; one that a function makes is closed with the stack."""
+    """Return a world; one that was created by the function is closed with the stack."""
     made = world if isinstance(world, World) else world()
     if not isinstance(made, World):
-        raise InvalidArgument(f"world must be a World or make one, not {shown(made)}")
+        raise InvalidArgument(
+            f"world must be a World or a function that returns one, not {shown(made)}"
+        )
     if made is not world:
         closing.callback(made.close)
     return made
@@ -130,7 +132,7 @@ def _require_place(store: object, id: object, resume: bool) -> None:
 
 
 class Explorer(Findings):
-    """Tries what a strategy chooses in a world."""
+    """Tries the actions that a strategy chooses, in one world."""
 
     def __init__(
         self,
@@ -148,12 +150,12 @@ class Explorer(Findings):
         self._shrinks = shrinks
         self._before = [check for check in invariants if check.when != "after"]
         self._after = [check for check in invariants if check.when != "before"]
-        # The state that the world is exactly at, as long as nothing was done since.
+        # The state that the world is in, as long as nothing was done since it was reached.
         self._at: State | None = None
         self._is_resumed = False
 
     def run(self, *, stop_on_violation: bool) -> Exploration:
-        """Explore until a limit, and leave the world as it was."""
+        """Explore until the end or a limit, and leave the world as it was."""
         world, result = self._world, self.result
         self._start()
         try:
@@ -168,7 +170,7 @@ class Explorer(Findings):
         return result
 
     def record(self, journal: Journal, commit_every: int) -> None:
-        """Write what is done to a store, and go on with what is there."""
+        """Record each step in a store, and continue from what is already there."""
         given = (self._choices, self._invariants, commit_every)
         recording = Recording(journal, *given, totals=self._totals)
         settings = settings_of(self._world, self._choices, self._invariants)
@@ -176,7 +178,7 @@ class Explorer(Findings):
         self._recording = self._notes = recording
 
     def _start(self) -> None:
-        """Bring the world to its initial state, and note what can be done."""
+        """Bring the world to its initial state, and collect the possible actions."""
         world, recording = self._world, self._recording
         world.count_runs(self._counted())
         if recording is not None and self._is_resumed:
@@ -215,7 +217,7 @@ class Explorer(Findings):
         return "complete"
 
     def _discover_nearer(self) -> bool:
-        """Go on with what is not too deep on the shortest path; say whether there is something."""
+        """Continue with states within `max_depth` by a shorter path; return if there are any."""
         for state in self._nearer():
             if self._go_to(state):
                 self._arrive(state, "found nearer")
@@ -265,7 +267,7 @@ class Explorer(Findings):
             return False
 
     def _discover(self, state: State) -> list[int] | None:
-        """Add what is possible in a state, and return its numbers; the world is in it."""
+        """Add the actions that are possible in the world's state, and return their numbers."""
         if self._is_too_deep(state):
             self._cut.add(state.id)
             return None
@@ -285,7 +287,7 @@ class Explorer(Findings):
             return False
 
     def _go_to(self, state: State) -> bool:
-        """Bring the world to a state; say whether that was possible."""
+        """Bring the world to a state; return whether that was possible."""
         if self._at is state:
             return True
         self._at = None
@@ -303,7 +305,7 @@ class Explorer(Findings):
         return True
 
     def _roll_back(self, state: State) -> bool:
-        """Restore the checkpoint of a state; say whether it has one that can be restored."""
+        """Restore the checkpoint of a state; return whether it has one that can be restored."""
         if state.checkpoint_id is None:
             return False
         try:
@@ -340,7 +342,7 @@ class Explorer(Findings):
                 self._note(violation)
 
     def _judge(self, outcome: Outcome, origin: State, step: Step) -> None:
-        """Take an exception that the action does not declare for a violation."""
+        """Record an exception that the action does not declare as a violation."""
         failure = outcome.failure_of(step.action)
         if failure is None:
             return
@@ -354,7 +356,7 @@ class Explorer(Findings):
         self._note(violation)
 
     def _shrink(self) -> None:
-        """Shrink the nearest violation of each invariant; the others lead to their own states."""
+        """Shrink the path to the nearest violation of each invariant, and leave other paths."""
         nearest = self.result.nearest()
         for violation in nearest:
             try:
@@ -364,7 +366,7 @@ class Explorer(Findings):
             except KeyboardInterrupt:
                 self._warn("interrupted: paths may be longer than necessary")
                 break
-        # A shorter path may end in a state whose violation was known by a longer one.
+        # A shorter path may end in a state whose violation was already found by a longer one.
         found = [*self.result.violations, *nearest]
         self.result.violations = list({violation.key: violation for violation in found}.values())
 

@@ -1,4 +1,4 @@
-"""What an exploration has found so far, and what it has still to try."""
+"""What an exploration has found so far, and what it still has to try."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARNINGS_MAX = 100
 
 
 class Limits:
-    """When to stop, besides having seen everything."""
+    """When to stop before everything was tried."""
 
     def __init__(
         self, steps: int, states: int | None, depth: int | None, seconds: float | None
@@ -33,7 +33,7 @@ class Limits:
         self.seconds = seconds
 
     def reached(self, result: Exploration, started: float) -> Ended | None:
-        """Return which limit ends the exploration now."""
+        """Return the limit that ends the exploration now, if any."""
         if result.steps >= self.steps:
             return "max_steps"
         if self.states is not None and len(result.graph.states) >= self.states:
@@ -44,7 +44,7 @@ class Limits:
 
 
 class Findings:
-    """The result as it grows, and the frontier: what a strategy has still to choose from."""
+    """The result as it grows, and the frontier: the candidates that a strategy chooses from."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Findings:
         limits: Limits,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
-        # Everything that can be tried; a candidate's number is its place here.
+        # Every action with every combination of arguments; a candidate's number is its index here.
         self._choices = [
             (action, arguments) for action in actions for arguments in action.combinations()
         ]
@@ -65,20 +65,20 @@ class Findings:
         self._on_progress = on_progress
         self._started = perf_counter()
         self._found: dict[object, Violation] = {}
-        # What an action raised, by the states in which it did: the nearest is known at the end.
+        # The exceptions of actions, by the state they arose in; the nearest is known at the end.
         self._raised: dict[object, dict[str, Violation]] = {}
-        # How many candidates of a state are left: its checkpoint is kept as long.
+        # How many candidates of a state are left; its checkpoint is kept until there are none.
         self._left: dict[str, int] = {}
         self._cut: set[str] = set()
         self._tried: set[str] = set()
-        # What was found since the last step was noted.
+        # What was found since the last step was recorded.
         self._new = Found()
         self._notes: Notes | None = None
         self._recording: Recording | None = None
         self.result = Exploration(graph=graph, strategy="")
 
     def _load(self, recorded: Recorded) -> None:
-        """Go on with what was read from a store."""
+        """Continue from what was read from a store."""
         self.result.steps = recorded.steps
         self._tried, self._cut = recorded.tried, recorded.cut
         for id, numbers in recorded.left.items():
@@ -99,13 +99,13 @@ class Findings:
         return self._limits.depth is not None and state.depth >= self._limits.depth
 
     def _is_to_discover(self, state: State) -> bool:
-        """Whether a state is new, or was too deep and is not any more."""
+        """Whether a state is new, or was too deep and no longer is."""
         if state.id in self._cut:
             return not self._is_too_deep(state)
         return state.id not in self._left
 
     def _nearer(self) -> list[State]:
-        """Return the states that were too deep on the path that led to them first."""
+        """Return the states that were too deep on the first path to them, but no longer are."""
         if not self._cut:
             return []
         self.result.graph.shorten()
@@ -113,7 +113,7 @@ class Findings:
         return [state for state in cut if not self._is_too_deep(state)]
 
     def _note(self, violation: Violation) -> None:
-        """Keep a violation, if it is the first of its kind in this state."""
+        """Record a violation, if it is the first of its kind in this state."""
         if violation.check is not None:
             known, key = self._found, violation.key
             is_new = key not in known
@@ -129,7 +129,7 @@ class Findings:
         return bool(self._found or self._raised)
 
     def _conclude(self) -> None:
-        """Complete the result, with shortest paths to what was found."""
+        """Complete the result with the shortest paths to the violations."""
         result, states = self.result, self.result.graph.states
         result.graph.shorten()
         found = list(self._found.values())

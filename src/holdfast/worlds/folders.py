@@ -1,4 +1,4 @@
-"""Folders that systems make for their snapshots: whose process lives, and what a dead one left."""
+"""Folders in which systems keep snapshots: those of live processes, and what dead ones left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..errors import CheckpointInvalid
 PREFIX: Final = ".holdfast-"
 _LOCK: Final = "lock"
 _KEPT: Final = "kept"
-# A folder is locked right after it is made, so one without a lock is dead or this young.
+# A folder is locked right after it is created, so an unlocked one is dead or younger than this.
 _YOUNG_MS: Final = 60_000
 _clock: Final = SystemClock()
 
 
 class OwnFolder:
-    """A folder that is locked as long as its process lives, and removed when it is closed.
+    """A folder that is locked while its process lives, and removed when it is closed.
 
-    One that is kept stays, until `remove_kept`.
+    A kept folder stays until `remove_kept`.
     """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
@@ -32,7 +32,7 @@ class OwnFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def keep(self) -> None:
-        """Leave the folder when the process ends: another one may need what is in it."""
+        """Keep the folder when the process ends, because another process may need its content."""
         (self.path / _KEPT).touch()
 
     def close(self) -> None:
@@ -46,15 +46,17 @@ class OwnFolder:
 
 
 def kept_folder(name: str, kind: str) -> Path:
-    """Return a folder that was kept; raise CheckpointInvalid if it is not there any more."""
+    """Return a kept folder; raise CheckpointInvalid if it no longer exists."""
     path = Path(name)
     if not path.name.startswith(f"{PREFIX}{kind}-") or not (path / _KEPT).exists():
-        raise CheckpointInvalid(f"what was kept in {path} is not there any more", path=name)
+        raise CheckpointInvalid(
+            f"the snapshots that were kept in {path} no longer exist", path=name
+        )
     return path
 
 
 def remove_kept(name: str, kind: str) -> None:
-    """Remove a folder that was kept, now or, if its process lives, when that closes it."""
+    """Remove a kept folder: now, or when its process closes it if that is still alive."""
     try:
         path = kept_folder(name, kind)
     except CheckpointInvalid:

@@ -1,4 +1,4 @@
-"""The states of a world that were seen, and the actions that lead from one to another."""
+"""The observed states of a world, and the actions that lead from one to another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .values import canonical
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class State:
-    """One state: the same, whichever path led to it. `checkpoint_id` may be adopted later."""
+    """One state, the same whichever path leads to it. `checkpoint_id` may be set later."""
 
     id: str
     observations: tuple[Observation, ...]
@@ -27,11 +27,11 @@ class State:
 
     @property
     def shown_id(self) -> str:
-        """The part of the id that people see."""
+        """The part of the id that is displayed."""
         return shown_id(self.id)
 
     def observation(self, system: str) -> Any:
-        """Return what a system showed in this state."""
+        """Return the observation of a system in this state."""
         for seen in self.observations:
             if seen.system == system:
                 return seen.data
@@ -39,7 +39,7 @@ class State:
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One run of an action: from which state it led where, with which arguments and outcome."""
+    """One run of an action: the states before and after it, its arguments and its outcome."""
 
     number: int
     from_id: str
@@ -63,7 +63,7 @@ class StateGraph:
         self._from: dict[str, list[Transition]] = {}
 
     def state(self, id: str) -> State:
-        """Return a state by its id, or by the part of it that people see."""
+        """Return a state by its id, or by the displayed part of it."""
         found = self.states.get(id)
         if found is None and len(id) == len(shown_id(id)):
             matching = [state for name, state in self.states.items() if name.startswith(id)]
@@ -83,7 +83,7 @@ class StateGraph:
         """Return the state with this id, and whether it is new; the first one is the initial."""
         known = self.states.get(id)
         if known is not None:
-            # Another process has reached it first, and has the observations.
+            # Another process reached it first, and has the observations.
             known.observations = known.observations or tuple(observations)
             return known, False
         state = State(id=id, observations=tuple(observations))
@@ -92,13 +92,13 @@ class StateGraph:
         return state, True
 
     def add_action(self, action: Action) -> None:
-        """Remember an action, for replays."""
+        """Register an action, for replays."""
         self._actions[action.name] = action
 
     def add_transition(
         self, origin: State, target: State, action: Action, arguments: Arguments, outcome: Outcome
     ) -> Transition:
-        """Add a run of an action; one with the same from, action, arguments and to is known."""
+        """Add a run of an action, unless one with equal states, action and arguments is known."""
         self.add_action(action)
         given = canonical(dict(arguments), "arguments") if arguments else b""
         key = (origin.id, target.id, action.name, given)
@@ -115,18 +115,18 @@ class StateGraph:
             self._edges[key] = transition
             self._from.setdefault(origin.id, []).append(transition)
         is_found = target is self.initial or target.found_by is not None
-        # Depths only decrease, so a parent's is always less than its child's: no cycle can arise.
+        # Depths only decrease, so a parent's is always less than its child's and there is no cycle.
         if not is_found or origin.depth + 1 < target.depth:
             target.found_by = transition
             target.depth = origin.depth + 1
         return transition
 
     def transitions_from(self, id: str) -> list[Transition]:
-        """Return the edges that leave a state."""
+        """Return the transitions that leave a state."""
         return list(self._from.get(id, ()))
 
     def path_to(self, id: str) -> list[Transition]:
-        """Return transitions that lead from the initial state to this one."""
+        """Return the transitions from the initial state to this one."""
         state = self.state(id)
         path: list[Transition] = []
         while state.found_by is not None:
@@ -139,7 +139,7 @@ class StateGraph:
         return path[::-1]
 
     def shorten(self) -> None:
-        """Make every path a shortest one; takes time in proportion to the graph."""
+        """Make every path a shortest one; takes time proportional to the size of the graph."""
         if self.initial is None:
             return
         self.initial.depth, self.initial.found_by = 0, None

@@ -1,4 +1,4 @@
-"""Invariants: what must hold in every state of a world, and violations of them."""
+"""Invariants: conditions that must hold in every state of a world, and violations of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Invariant:
-    """A named check of a world that only looks: False, or an exception, is a violation.
+    """A named check of a world that changes nothing: False, or an exception, is a violation.
 
     It runs after each action, or before it, or both; never during a rollback or a replay.
     """
@@ -40,11 +40,11 @@ class Invariant:
         require_one_of("when", self.when, get_args(When))
 
     def __call__(self, world: World, /) -> object:
-        """Run the check itself, as a test would."""
+        """Call the check directly, as a test would."""
         return self.check(world)
 
     def problem(self, world: World) -> str | None:
-        """Return what is wrong in the present state, or None."""
+        """Return what is wrong in the current state, or None."""
         try:
             if self.check(world) is not False:
                 return None
@@ -68,7 +68,7 @@ def invariant(
     when: When = "after",
     message: str = "",
 ) -> Invariant | Callable[[Callable[[World], object]], Invariant]:
-    """Make an invariant of a function of the world; the name is its own."""
+    """Turn a function of the world into an invariant, named after it."""
 
     def make(function: Callable[[World], object]) -> Invariant:
         return Invariant(
@@ -83,7 +83,7 @@ def invariant(
 
 
 def as_invariant(what: Invariant | Callable[[World], object]) -> Invariant:
-    """Return an invariant, made of a plain function if need be."""
+    """Return an invariant; a plain function is turned into one."""
     if isinstance(what, Invariant):
         return what
     if not callable(what):
@@ -101,9 +101,9 @@ def assert_holds(world: World, what: Invariant | Callable[[World], object]) -> N
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Violation:
-    """An invariant that does not hold, or an action that raised what it does not declare.
+    """An invariant that does not hold, or an action that raised an undeclared exception.
 
-    `path` is the shortest way to it that is known, from the initial state.
+    `path` is the shortest known path to it from the initial state.
     """
 
     invariant: str
@@ -116,7 +116,7 @@ class Violation:
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """What makes two violations the same: an invariant counts once in each state."""
+        """The identity of a violation: an invariant counts once per state."""
         return self.invariant, self.state_id if self.check else None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a world keeps in a store, so that another process can go on after this one was killed."""
+"""What a world keeps in a store, so that another process can continue if this one is killed."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ _LEASE_SECONDS = 60
 
 
 def require_store(store: object) -> Store:
-    """Return the store, if it can keep what worlds write."""
+    """Return the store, after checking that it can keep what worlds write."""
     if not isinstance(store, Store):
         raise InvalidArgument(f"store must be a Store, not {shown(store)}; worlds are synchronous")
     if store.runtime.is_remote:
-        raise InvalidArgument("store must be the database itself, not a server before it")
+        raise InvalidArgument("store must be opened directly on its database, not through a server")
     return store
 
 
 def require_foreign(store_id: str | None, systems: Mapping[str, System]) -> None:
-    """Raise InvalidArgument if a system would roll back the store that keeps the world."""
+    """Raise InvalidArgument if a system would roll back the store that keeps the world's data."""
     for name, system in systems.items():
         if store_id is not None and system.uses(store_id):
             raise InvalidArgument(
-                f"store is rolled back as system {name}, so it cannot keep what this world needs; "
-                "give it a store of its own"
+                f"store is rolled back as system {name}, so it cannot keep the data of this world; "
+                "use a separate store"
             )
 
 
 def drive(store: Store, id: str) -> DrivenSession:
-    """Take the session of a world over, at once: a process that still drives it is fenced."""
+    """Take over the session of a world at once; a process that still drives it is fenced."""
     session = store.session(require_text("id", id), agent=AGENT, reopen=True)
     return session.drive(lease_seconds=_LEASE_SECONDS, instance=AGENT)
 
 
 def journal_of(session: Session[C]) -> Journal[C]:
-    """Return what was written under a session, to be written with its lease."""
+    """Return the journal of a session, which is written under the session's lease."""
     place = (session.runtime, session.id, session.number, session.root_id)
     return Journal(*place, fence=session.fence, guard=session.guard)
 
 
 def require_new(store: Store, id: str) -> None:
-    """Raise Conflict if the store has an exploration of this id, which may be running."""
+    """Raise Conflict if the store has an exploration with this id, which may be running."""
     if _has(store, id):
         raise Conflict(
-            f"Exploration {id} is in the store already: resume=True continues it, and "
+            f"Exploration {id} is already in the store: resume=True continues it, and "
             "holdfast.worlds.clean, or --clean, removes it."
         )
 
@@ -77,17 +77,17 @@ def _has(store: Store, id: str) -> bool:
 
 
 class WorldJournal:
-    """The durable checkpoints of a world, and the rollback that is under way."""
+    """The durable checkpoints of a world, and the rollback in progress, if any."""
 
     def __init__(self, store: Store, id: str) -> None:
         self._session = drive(require_store(store), id)
         self._journal = journal_of(self._session)
-        # What was put aside for checkpoints, by this process and by those before it.
+        # What systems have kept for checkpoints, in this process and earlier ones.
         self._kept: list[Mapping[str, Any]] = []
         self._ids: set[str] = set()
 
     def load(self) -> tuple[list[Checkpoint], str | None]:
-        """Return the checkpoints, and the id of the one that a rollback was on its way to."""
+        """Return the checkpoints, and the id of the target of an unfinished rollback."""
         found = [checkpoint_of(kept) for kept in self._journal.checkpoints()]
         self._ids = {checkpoint.id for checkpoint in found}
         for checkpoint in found:
@@ -96,28 +96,28 @@ class WorldJournal:
         return found, None if intent is None else decode(intent)
 
     def add(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
-        """Write a checkpoint, from which another process can restore all systems."""
+        """Write a checkpoint, with what another process needs to restore it."""
         self._kept.append(kept)
         self._journal.add_checkpoint(kept_checkpoint(checkpoint, kept))
         self._ids.add(checkpoint.id)
 
     def remove(self, id: str) -> list[Mapping[str, Any]]:
-        """Remove a checkpoint; return what can be discarded, which is all with the last one."""
+        """Remove a checkpoint; return what systems can discard, everything with the last one."""
         if id in self._ids:
             self._journal.remove_checkpoint(id)
             self._ids.remove(id)
         return [] if self._ids else self._take_kept()
 
     def begin(self, id: str) -> None:
-        """Write down where a rollback is about to go."""
+        """Record the target of a rollback that is about to start."""
         self._journal.set_intent(encode(id, "id"))
 
     def end(self) -> None:
-        """Write down that no rollback is under way."""
+        """Record that no rollback is in progress."""
         self._journal.set_intent(None)
 
     def clear(self) -> list[Mapping[str, Any]]:
-        """Forget all checkpoints, end the session, and return what can be discarded."""
+        """Remove all checkpoints, end the session, and return what systems can discard."""
         self._journal.clear()
         self._session.end()
         return self._take_kept()
@@ -148,7 +148,7 @@ def kept_checkpoint(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> KeptChec
 
 
 def checkpoint_of(kept: KeptCheckpoint) -> Checkpoint:
-    """Return a checkpoint as it was stored, by a process that died."""
+    """Return a checkpoint that was stored by a process that died."""
     body = decode(kept.body)
     return Checkpoint(
         id=kept.id,

@@ -1,4 +1,4 @@
-"""Removing what a killed exploration left: in the store, and around its systems."""
+"""Removing what a killed exploration left behind, in the store and in its systems."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What was removed: whether the store had the exploration, and how many other things.
+    """What was removed: whether the store had the exploration, and how many leftovers of systems.
 
-    `problem` says why the systems were not brought back to the initial state, if they were not.
+    `problem` says why the systems were not restored to the initial state, if they were not.
     """
 
     is_found: bool
@@ -33,8 +33,8 @@ class Cleaned:
 def clean(world: World | Callable[[], World], store: Store, id: str) -> Cleaned:
     """Remove an exploration from the store, and what its killed processes left elsewhere.
 
-    The systems of the world are brought back to the initial state first, if the exploration has
-    kept it. What belongs to living processes, or to another exploration, stays.
+    The systems of the world are restored to the initial state first, if the exploration has kept
+    it. What belongs to live processes, or to another exploration, is not removed.
     """
     require_store(store)
     require_text("id", id)
@@ -51,7 +51,7 @@ def clean(world: World | Callable[[], World], store: Store, id: str) -> Cleaned:
 
 def _forget(world: World, store: Store, id: str) -> str | None:
     problem = None
-    # Who still writes to it is fenced.
+    # A process that still writes to it is fenced.
     with drive(store, id) as session:
         recording = Recording(journal_of(session), (), ())
         try:

@@ -9,7 +9,7 @@ from .invariants import Invariant
 
 
 def marked_in(module: ModuleType) -> tuple[list[Action], list[Invariant]]:
-    """Return what stands in a module, imported or made there, each once and in order."""
+    """Return those in a module's namespace, imported or defined there, each once and in order."""
     actions: dict[Action, None] = {}
     invariants: dict[Invariant, None] = {}
     for thing in vars(module).values():

@@ -1,4 +1,4 @@
-"""An exploration in a store: written step by step, and read again after the process was killed."""
+"""An exploration in a store: written step by step, and read again if the process was killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Choice = tuple[Action, Arguments]
 
 @dataclass(slots=True)
 class Found:
-    """What a step, or the first look at the initial state, found besides where it led."""
+    """What a step, or the first check of the initial state, found besides the state itself."""
 
     violations: list[Violation] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -36,12 +36,12 @@ class Found:
 
 @dataclass(slots=True)
 class Recorded:
-    """An exploration as it was read: the graph, what was found, and what is left to try."""
+    """An exploration read from a store: the graph, what was found, and what is left to try."""
 
     graph: StateGraph = field(default_factory=StateGraph)
     found: list[Found] = field(default_factory=list)
     left: dict[str, list[int]] = field(default_factory=dict)
-    """The numbers of what was not tried yet in each state; a state at `max_depth` is missing."""
+    """The numbers of the candidates left in each state; states at `max_depth` are missing."""
     cut: set[str] = field(default_factory=set)
     steps: int = 0
     tried: set[str] = field(default_factory=set)
@@ -50,7 +50,7 @@ class Recorded:
 def settings_of(
     world: World, choices: Sequence[Choice], invariants: Sequence[Invariant]
 ) -> dict[str, Any]:
-    """Return what must be the same whenever an exploration is resumed, and in all its workers."""
+    """Return the settings that must not differ between resumptions and between workers."""
     return {
         "actions": [
             [action.name, canonical(dict(arguments), "arguments")] for action, arguments in choices
@@ -62,9 +62,9 @@ def settings_of(
 
 
 class Notes(ABC):
-    """Notes what an exploration does, and writes it down `commit_every` steps at a time.
+    """Collects what an exploration does, and writes it `commit_every` steps at a time.
 
-    `choices` are all actions with all arguments, in an order that is the same in each process.
+    `choices` are all actions with all arguments, in an order that is the same in every process.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class Notes(ABC):
 
     @abstractmethod
     def _write(self, states: Sequence[KeptState], steps: Sequence[KeptStep]) -> None:
-        """Write all of this down, or nothing."""
+        """Write all of this, or nothing."""
 
     def add_initial(self, state: State, numbers: Sequence[int] | None, found: Found) -> None:
-        """Write the initial state, with what was found there."""
+        """Write the initial state, with what was found in it."""
         self._states.append(self._kept_state(state, numbers, found))
         self.commit()
 
     def add_state(self, state: State, numbers: Sequence[int] | None) -> None:
-        """Note a state that a step led to, with what can be tried there; None if too deep."""
+        """Add a state that a step led to, with what can be tried there; None if it is too deep."""
         self._reached.append(self._kept_state(state, numbers, None))
 
     def add_step(
         self, candidate: Candidate, reached: State | None, outcome: Outcome | None, found: Found
     ) -> None:
-        """Note what was tried and where it led, and write it if it is time."""
+        """Add what was tried and where it led, and write it if it is time."""
         body = {"outcome": None if outcome is None else _outcome(outcome), "found": _found(found)}
         step = KeptStep(
             from_id=candidate.state.id,
@@ -103,7 +103,7 @@ class Notes(ABC):
             body=encode(body, "step"),
             has_findings=bool(found.violations or found.warnings),
         )
-        # A state that a step led to is there with it, or not at all.
+        # A state is written together with the step that led to it, or not at all.
         self._states += self._reached
         self._reached = []
         self._steps.append(step)
@@ -111,7 +111,7 @@ class Notes(ABC):
             self.commit()
 
     def commit(self) -> None:
-        """Write what is noted."""
+        """Write what was collected."""
         if self._states or self._steps:
             self._write(self._states, self._steps)
             self._states, self._steps = [], []
@@ -129,12 +129,12 @@ class Notes(ABC):
         return KeptState(id=state.id, body=encode(body, "state"), is_nearer=is_known)
 
     def read_found(self, body: dict[str, Any]) -> Found:
-        """Return what was found, as it was noted."""
+        """Return what was found, as it was recorded."""
         return read_found(body, self._invariants)
 
 
 class Recording(Notes):
-    """An exploration in a store: what was explored, its initial state, and each step."""
+    """An exploration in a store: its settings, its initial state, and each step."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Recording(Notes):
         self.journal.add(states, steps, None if self._totals is None else self._totals())
 
     def begin(self, settings: dict[str, Any]) -> bool:
-        """Write down what is explored; return whether it goes on with what was done before."""
+        """Write the settings; return whether this continues an earlier exploration."""
         known = self.journal.world().settings
         if known is None:
             self.journal.set_settings(encode(settings, "settings"))
@@ -168,14 +168,14 @@ class Recording(Notes):
         return True
 
     def keep_initial(self, world: World, initial: Checkpoint) -> None:
-        """Keep the initial state of all systems, as far as they can, for another process."""
+        """Keep the initial state for another process, in all systems that can."""
         if not self._kept:
             kept = keep_tokens(world.systems, initial.tokens, initial.name)
             self._kept.append(kept)
             self.journal.add_checkpoint(kept_checkpoint(initial, kept))
 
     def restore_initial(self, world: World) -> None:
-        """Bring a world back to the initial state that a process which died has kept."""
+        """Restore a world to the initial state that a dead process has kept."""
         for checkpoint in map(checkpoint_of, self.journal.checkpoints()):
             tokens = checkpoint.tokens
             self._kept.append({name: kept.data for name, kept in tokens.items()})
@@ -199,7 +199,7 @@ class Recording(Notes):
         )
 
     def forget_initial(self, world: World) -> None:
-        """Discard what was kept of the initial state: the world is there, or is given up."""
+        """Discard what was kept of the initial state, which is not needed any more."""
         self.journal.clear()
         for kept in self._kept:
             for name, data in kept.items():
@@ -208,14 +208,14 @@ class Recording(Notes):
         self._kept.clear()
 
     def read(self, into: StateGraph | None = None) -> Recorded:
-        """Return all that was written; the graph is the given one, if it is new."""
+        """Return everything that was written; a given new graph is filled."""
         recorded = Recorded(graph=into or StateGraph())
         try:
             self._read(recorded)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-            # It may have come from a file that somebody else has written.
+            # It may have been imported from a file that somebody else wrote.
             raise CorruptRecord(
-                f"What is stored of exploration {self.journal.id} cannot be read: {error!r}"
+                f"The stored exploration {self.journal.id} cannot be read: {error!r}"
             ) from error
         return recorded
 
@@ -223,7 +223,7 @@ class Recording(Notes):
         graph = recorded.graph
         for action, _ in self._choices:
             graph.add_action(action)
-        # The steps first: if it is going on meanwhile, all states that they name are there.
+        # The steps first: even if the exploration is running, all states that they name exist then.
         steps = list(self._all_steps())
         for state in self._all_states():
             body = decode(state.body)
@@ -269,7 +269,7 @@ class Recording(Notes):
 
 
 def read_found(body: dict[str, Any], invariants: Mapping[str, Invariant]) -> Found:
-    """Return what was found, as it was noted; the invariants are known by their names."""
+    """Return what was found, as it was recorded; invariants are looked up by name."""
     violations = [_read_violation(one, invariants) for one in body["violations"]]
     return Found(violations, body["warnings"])
 
@@ -282,7 +282,7 @@ def _read_violation(body: dict[str, Any], invariants: Mapping[str, Invariant]) -
 
 
 def read_observations(body: dict[str, Any]) -> tuple[Observation, ...]:
-    """Return what a state showed, as it was noted."""
+    """Return the observations of a state, as they were recorded."""
     return tuple(Observation(*seen) for seen in body["observations"])
 
 
@@ -290,7 +290,7 @@ def _observation(seen: Observation) -> tuple[str, Any, dict[str, Any]]:
     try:
         encode(dict(seen.metadata), "metadata")
     except InvalidValue:
-        # It is no part of the state, so it need not be plain data.
+        # Metadata is not part of the state, so it need not be plain data.
         return seen.system, seen.data, {}
     return seen.system, seen.data, dict(seen.metadata)
 
@@ -329,10 +329,10 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def read_outcome(body: dict[str, Any]) -> Outcome:
-    """Return how an action ended, as it was noted."""
+    """Return the outcome of an action, as it was recorded."""
     error = None
     if body["error"] is not None:
         kind, message = body["error"]
-        # An error of another process is known by its name only.
+        # Of an error in another process, only the name is known.
         error = type(kind, (Exception,), {})(message)
     return Outcome(**{**body, "error": error})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def replay(world: World, state_id: str) -> State:
-    """Go to the nearest valid checkpoint on the way to a state, and act from there."""
+    """Restore the nearest valid checkpoint on the path to a state, and act from there."""
     target = world.graph.state(state_id)
     path = world.graph.path_to(target.id)
     start, steps = _nearest(world, target, path)
@@ -31,8 +31,8 @@ def replay(world: World, state_id: str) -> State:
         reached, _ = world.observe_state()
         if reached.id != step.to_id:
             raise ReplayFailed(
-                f"Step {number} of the replay, {step}, led to state {reached.shown_id} and not "
-                f"to {shown_id(step.to_id)} as before: the action is not deterministic.",
+                f"Step {number} of the replay, {step}, led to state {reached.shown_id} instead of "
+                f"{shown_id(step.to_id)}: the action is not deterministic.",
                 state=target.id,
                 action=step.step.action,
                 step=number,
@@ -43,13 +43,13 @@ def replay(world: World, state_id: str) -> State:
 
 
 def _nearest(world: World, target: State, path: list[Transition]) -> tuple[str, list[Transition]]:
-    """Return the last valid checkpoint on a path and what follows it."""
+    """Return the last valid checkpoint on a path, and the transitions after it."""
     ids = [step.from_id for step in path] + [target.id]
     for index in range(len(path), -1, -1):
         checkpoint = world.graph.states[ids[index]].checkpoint_id
         if checkpoint is not None and world.is_valid(checkpoint):
             return checkpoint, path[index:]
     raise ReplayFailed(
-        f"State {target.shown_id} cannot be replayed: no state on the way has a valid checkpoint.",
+        f"State {target.shown_id} cannot be replayed: no state on its path has a valid checkpoint.",
         state=target.id,
     )

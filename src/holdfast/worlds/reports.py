@@ -1,4 +1,4 @@
-"""Reports of an exploration: JSON, JUnit, Mermaid, DOT, and a page of HTML by itself."""
+"""Reports of an exploration: JSON, JUnit, Mermaid, DOT, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from .words import text_of
 
 
 def write_report(result: Exploration, path: str | Path) -> Path:
-    """Write the report that the end of the file's name asks for: .json, .xml, .html, .mmd, .dot."""
+    """Write a report in the format of the file's suffix: .json, .xml, .html, .mmd or .dot."""
     file = report_file(path)
-    # Names of files that are not UTF-8 have characters that no encoding has.
+    # File names that are not UTF-8 contain lone surrogates, which cannot be encoded.
     text = _WRITERS[file.suffix](result)
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
     return file
 
 
 def report_file(path: str | Path) -> Path:
-    """Return the path of a report, or raise InvalidArgument if its name says no known form."""
+    """Return the path of a report, or raise InvalidArgument if its suffix is unknown."""
     file = require_path(path)
     if file.suffix not in _WRITERS:
         known = ", ".join(_WRITERS)
-        raise InvalidArgument(f"a report ends in one of {known}, and {shown(file.name)} does not")
+        raise InvalidArgument(
+            f"the name of a report must end in one of {known}; {shown(file.name)} does not"
+        )
     return file
 
 
@@ -96,7 +98,7 @@ def to_json(result: Exploration) -> str:
 
 
 def to_junit(result: Exploration) -> str:
-    """Return a test suite in which every violation and every leak is a failed case."""
+    """Return a JUnit test suite in which every violation and every leak is a failed case."""
     failed = [(violation.invariant, str(violation)) for violation in result.violations]
     failed += [
         (f"rollback of {leak.system}", f"{leak.system} was not fully restored")
@@ -118,7 +120,7 @@ def to_junit(result: Exploration) -> str:
 
 
 def to_mermaid(result: Exploration) -> str:
-    """Return the graph as a Mermaid diagram, with the states that violate something marked."""
+    """Return the graph as a Mermaid diagram; states with violations are marked."""
     lines = ["stateDiagram-v2"]
     names = {state.id: f"s{number}" for number, state in enumerate(_drawn(result.graph))}
     lines += [f'    state "{shown_id(id)}" as {name}' for id, name in names.items()]
@@ -134,7 +136,7 @@ def to_mermaid(result: Exploration) -> str:
 
 
 def to_dot(result: Exploration) -> str:
-    """Return the graph for Graphviz, with the states that violate something marked."""
+    """Return the graph for Graphviz; states with violations are marked."""
     wrong = _wrong(result)
     names = {state.id for state in _drawn(result.graph)}
     lines = ["digraph exploration {", "  rankdir=LR;", "  node [shape=box];"]
@@ -149,7 +151,7 @@ def to_dot(result: Exploration) -> str:
 
 
 def to_html(result: Exploration) -> str:
-    """Return one page: the summary, each violation with what changed on its path, the graph."""
+    """Return one page: the summary, each violation with the changes on its path, and the graph."""
     parts = [f"<pre>{escape(result.summary())}</pre>"]
     for violation in result.violations:
         parts.append(
@@ -157,7 +159,7 @@ def to_html(result: Exploration) -> str:
             f"<p>{escape(violation.message)}</p>{_path(result.graph, violation)}"
         )
     picture = draw(result)
-    left = f"{plural(picture.left_out, 'more state')} in places that several share, or beyond."
+    left = f"{plural(picture.left_out, 'more state')} not drawn individually."
     note = f"<p>{left}</p>" if picture.left_out else ""
     parts.append(f"<h2>States</h2>{note}{picture.svg}")
     return _PAGE.format(content="\n".join(parts))
@@ -180,7 +182,7 @@ def _quoted(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # XML has no way to write most control characters.
+    # XML cannot represent most control characters.
     return "".join(
         each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for each in text
@@ -199,7 +201,7 @@ def _path(graph: StateGraph, violation: Violation) -> str:
     return f"<ol>{''.join(items)}</ol>" if items else "<p>In the initial state.</p>"
 
 
-# What ends a label of Mermaid, or is more than text in it.
+# Characters that end a label in Mermaid or have a meaning in it.
 _MERMAID: Final = str.maketrans({each: f"#{ord(each)};" for each in ":;#<>"} | {"\n": " "})
 _PAGE: Final = """<!DOCTYPE html>
 <html lang="en">

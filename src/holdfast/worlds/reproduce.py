@@ -1,4 +1,4 @@
-"""A pytest file that repeats the path to a violation, for the code under test to keep."""
+"""A pytest file that repeats the path to a violation, to be kept with the code under test."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str]
 
-# What the lines of a test call by these names.
+# Names that the generated test uses itself.
 _NAMES: Final = {"world", "outcome", "assert_holds", "repr"}
 
 
 def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[], World]) -> str:
     """Return a test that fails until the violation is fixed.
 
-    The function that makes the world, the actions and the invariant are imported from their
-    modules, so they must stand at the top level there; arguments must be literals.
+    The function that returns the world, the actions and the invariant are imported from their
+    modules, so they must be defined at the top level there; arguments must be literals.
     """
     actions = {step.action: graph.action(step.action) for step in violation.path}
     names = {name: place_of(found, found.run) for name, found in actions.items()}
@@ -53,7 +53,7 @@ def reproducer(violation: Violation, graph: StateGraph, make_world: Callable[[],
 def write_reproducer(
     violation: Violation, graph: StateGraph, make_world: Callable[[], World], path: str | Path
 ) -> Path:
-    """Write such a test to a file, and return its path."""
+    """Write a reproducer to a file, and return its path."""
     file = require_path(path)
     text = reproducer(violation, graph, make_world)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write_reproducer(
 
 
 def _called(places: list[Place]) -> dict[Place, str]:
-    """Return what each is called in the file: its name, unless that means something else there."""
+    """Return the name of each in the file: its own, or another if that is already taken."""
     called: dict[Place, str] = {}
     for place in sorted(set(places)):
         name = place[1]
@@ -102,7 +102,7 @@ def _file(violation: Violation, maker: str, called: dict[Place, str], lines: lis
 
 
 def place_of(thing: object, function: Callable[..., Any]) -> Place:
-    """Return where something can be imported from."""
+    """Return the module and name by which something can be imported."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None)
     kind = (thing.name if isinstance(thing, Action) else name) or shown(thing)
@@ -112,7 +112,7 @@ def place_of(thing: object, function: Callable[..., Any]) -> Place:
         )
     if module == "__main__":
         raise InvalidArgument(
-            f"{kind} cannot be imported: it stands in the program that runs; "
+            f"{kind} cannot be imported: it is defined in the main program; "
             "move it to a module that the program imports"
         )
     return module, name

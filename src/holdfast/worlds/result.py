@@ -1,4 +1,4 @@
-"""What an exploration found."""
+"""The result of an exploration."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Progress:
 
 @dataclass(slots=True, kw_only=True)
 class Exploration:
-    """The graph that was seen, what was wrong in it, and why the exploration ended.
+    """The graph that was explored, the problems found in it, and why the exploration ended.
 
-    `is_cut` says that states at `max_depth` were not left; `replayed` counts the states that were
-    reached by repeating actions. Warnings name what could not be done.
+    `is_cut` says that no actions were tried in states at `max_depth`; `replayed` counts the states
+    that were reached by repeating actions. Warnings say what could not be done.
     """
 
     graph: StateGraph
@@ -55,7 +55,7 @@ class Exploration:
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing was wrong; a limit may still have ended the exploration early."""
+        """Whether no problem was found; a limit may still have ended the exploration early."""
         return not self.violations and not self.leaks
 
     def worst(self) -> Severity | None:
@@ -64,14 +64,14 @@ class Exploration:
         return SEVERITIES[max(found)] if found else None
 
     def nearest(self) -> list[Violation]:
-        """Return for each invariant the violation with the shortest path, the nearest first."""
+        """Return the violation with the shortest path for each invariant, nearest first."""
         nearest: dict[str, Violation] = {}
         for violation in sorted(self.violations, key=lambda found: len(found.path)):
             nearest.setdefault(violation.invariant, violation)
         return list(nearest.values())
 
     def summary(self) -> str:
-        """Return a few lines for people."""
+        """Return a summary of a few lines, as text."""
         extent = f"ended by {self.ended}"
         if self.ended == "complete":
             extent = "with warnings" if self.warnings else "all of it"
@@ -88,7 +88,7 @@ class Exploration:
         return "\n".join(lines)
 
     def listed(self) -> list[str]:
-        """Return the nearest violations for people, with paths, and how many more there are."""
+        """Return the nearest violations as text, with their paths, and how many more there are."""
         nearest = sorted(self.violations, key=lambda violation: len(violation.path))
         lines = [str(violation) for violation in nearest[:_SHOWN_MAX]]
         if len(nearest) > _SHOWN_MAX:

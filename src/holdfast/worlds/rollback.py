@@ -1,4 +1,4 @@
-"""Checkpoints and rollbacks of several systems: all of them or none, or the error says so."""
+"""Checkpoints and rollbacks of several systems: all or none, or the error says otherwise."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ORIGIN = "before rollback"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Stands for the token of a process that died: what that kept, or None if it could not."""
+    """Stands for the token of a dead process: what that process kept, or None if it could not."""
 
     data: Any
 
 
 def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
-    """Have every system keep its state; if one cannot, the others forget theirs."""
+    """Make a checkpoint in every system; if one cannot, the others release theirs."""
     tokens: dict[str, Any] = {}
     for system_name, system in systems.items():
         try:
@@ -46,7 +46,7 @@ def take_tokens(systems: Systems, name: str) -> dict[str, Any]:
 
 
 def keep_tokens(systems: Systems, tokens: Tokens, name: str) -> dict[str, Any]:
-    """Return what another process needs to restore new tokens; if one fails, all are released."""
+    """Return what another process needs to restore tokens; if one fails, all are released."""
     kept: dict[str, Any] = {}
     for system_name, system in systems.items():
         try:
@@ -64,7 +64,7 @@ def keep_tokens(systems: Systems, tokens: Tokens, name: str) -> dict[str, Any]:
 
 
 def release_all(systems: Systems, tokens: Tokens, error: BaseException) -> None:
-    """Have every system forget its token; what fails is noted at the error."""
+    """Have every system release its token; failures are added to the error as notes."""
     for name in reversed(list(tokens)):
         try:
             release(systems[name], tokens[name])
@@ -94,10 +94,10 @@ def require_prepared(systems: Systems, tokens: Tokens) -> None:
 
 
 def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
-    """Restore the target in every system; if one fails, the origin in all that were touched.
+    """Restore the target in every system; if one fails, restore the origin in those that moved.
 
-    They move in the order in which they are given. RollbackError says of each where it is, and
-    whether the origin was restored. Without an origin there is no way back.
+    Systems move in the given order. RollbackError says where each one is, and whether the origin
+    was restored. Without an origin, nothing can be moved back.
     """
     moved: list[str] = []
     for name, system in systems.items():
@@ -114,9 +114,9 @@ def move(systems: Systems, target: Tokens, origin: Tokens | None) -> None:
 
 
 def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any]]:
-    """Return all systems in the order in which they move, and tokens of where `most` of them are.
+    """Return all systems in the order in which they move, and tokens of the state of `most`.
 
-    What leaves a state without a checkpoint cannot return there, so it moves after all others.
+    A system that cannot make a checkpoint now could not be moved back, so it moves last.
     """
     left: list[str] = []
     while True:
@@ -128,7 +128,7 @@ def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any
             if not is_busy or not systems[error.system].leaves_without_checkpoint:
                 raise
             left.append(error.system)
-            # Even one that changes nothing if it fails is not the last any more.
+            # Then even a system that changes nothing when it fails is no longer the last to move.
             most = systems
         else:
             if not left:
@@ -137,7 +137,7 @@ def take_origin(systems: Systems, most: Systems) -> tuple[Systems, dict[str, Any
 
 
 def returning(systems: Systems) -> Systems:
-    """Return those that may have to go back if one fails; they are given in the order of moves."""
+    """Return the systems that may have to move back if one fails, given in the order of moves."""
     last = next(reversed(list(systems)), None)
     if last is None or not systems[last].is_atomic:
         return systems
@@ -145,12 +145,12 @@ def returning(systems: Systems) -> Systems:
 
 
 def finish(systems: Systems, target: Tokens) -> dict[str, str]:
-    """Restore the target in as many systems as possible; return where each is."""
+    """Restore the target in as many systems as possible; return the outcome of each."""
     outcomes = dict.fromkeys(target.keys() - systems.keys(), "failed: the world has no such system")
     for name, system in in_order(systems).items():
         try:
             if name not in target:
-                raise CheckpointInvalid("the checkpoint lacks it")
+                raise CheckpointInvalid("the checkpoint does not include it")
             _restore(system, target[name])
             outcomes[name] = MOVED
         except Exception as error:
@@ -199,7 +199,7 @@ def _move_back(
         failure = outcomes[name] if outcomes[name] != MOVED else ""
         try:
             if name not in origin:
-                raise CheckpointInvalid("the state that it left has no checkpoint")
+                raise CheckpointInvalid("there is no checkpoint of the state that it left")
             _restore(systems[name], origin[name])
             outcomes[name] = f"{failure}; moved back" if failure else "moved back"
         except Exception as error:
@@ -209,7 +209,7 @@ def _move_back(
 
 
 def in_order(systems: Systems) -> dict[str, System]:
-    """Return the likeliest to fail first, and last those that cannot go back again."""
+    """Return systems in the order of moves: likely failures first, those without return last."""
 
     def rank(named: tuple[str, System]) -> tuple[bool, bool, bool]:
         system = named[1]
@@ -223,7 +223,7 @@ def _failed(outcomes: dict[str, str], *, is_consistent: bool) -> RollbackError:
     verdict = (
         "The world is as it was before."
         if is_consistent
-        else "The world is inconsistent; only a rollback that succeeds makes it usable again."
+        else "The world is inconsistent until a rollback succeeds."
     )
     return RollbackError(
         f"The rollback failed. {listed}. {verdict}", outcomes=outcomes, is_consistent=is_consistent

@@ -1,8 +1,9 @@
 """An exploration by several processes, which share one frontier.
 
-This process has the frontier, and is the only one that writes to the store; the workers have a
-world each. What a worker was given is its own until it has answered or died; then another one gets
-it. If this process dies, they end too, and what they had not answered is still to be tried.
+This process has the frontier, and is the only one that writes to the store; each worker has its own
+world. What a worker was given belongs to it until it has reported or died; in that case another one
+gets it. If this process dies, the workers end too, and what they had not reported is still to be
+tried.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from .world import Leak, World
 _BATCH_MAX = 16
 _POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 60
-# An action that kills its process is left out after so many.
+# An action that has killed this many processes is left out.
 _DEATHS_MAX = 3
 _NOTHING_FOUND: Final[dict[str, Any]] = {"violations": [], "warnings": []}
 
 
 class _Worker:
-    """A process, and what it was given to do."""
+    """A worker process, and the tasks it was given."""
 
     def __init__(self, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             number = theirs.fileno()
             paths = [path or os.getcwd() for path in sys.path]
-            # What an action prints must not get into the answer of a command.
+            # What an action prints must not get into the output of a command.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", str(number)],
                 pass_fds=[number],
@@ -58,13 +59,13 @@ class _Worker:
             self.connection = Connection(ours.detach())
         self.is_ready = False
         self.batch: deque[Candidate] = deque()
-        # The states that it has seen or was told about, and those in which nothing is left to try.
+        # The states that the worker knows, and those in which nothing is left to try.
         self.known: set[str] = set()
         self.done: list[str] = []
         self.send(task)
 
     def send(self, message: bytes) -> None:
-        """Send a message; a process that has died says so when it is heard."""
+        """Send a message; if the process has died, `hear` finds out."""
         try:
             self.connection.send_bytes(message)
         except ConnectionError:
@@ -79,7 +80,7 @@ class _Worker:
         return message
 
     def close(self) -> None:
-        """Have the process end, and wait until it has removed what it made."""
+        """End the process, and wait until it has cleaned up."""
         self.connection.close()
         try:
             self.process.wait(_CLOSE_SECONDS)
@@ -89,7 +90,7 @@ class _Worker:
 
 
 class SharedExplorer(Findings):
-    """Gives what a strategy chooses to workers, and collects what they find."""
+    """Distributes what a strategy chooses to workers, and collects what they find."""
 
     def __init__(
         self,
@@ -126,18 +127,18 @@ class SharedExplorer(Findings):
         self._leaks: list[Leak] = []
 
     def record(self, journal: Journal, commit_every: int) -> None:
-        """Write what is found to a store, and go on with what is there."""
+        """Record what is found in a store, and continue from what is already there."""
         given = (self._choices, self._invariants, commit_every)
         recording = Recording(journal, *given, totals=self._totals)
         if journal.checkpoints():
-            # It was killed while it had one world, which is not at its initial state.
+            # It was killed while it explored a single world, which is not in its initial state.
             with self._make_world() as world:
                 recording.restore_initial(world)
                 recording.forget_initial(world)
         self._recording = recording
 
     def run(self, *, stop_on_violation: bool) -> Exploration:
-        """Explore until a limit; every worker leaves its world as it was."""
+        """Explore until the end or a limit; every worker leaves its world as it was."""
         result = self.result
         with ExitStack() as closing:
             closing.callback(self._close)
@@ -155,7 +156,7 @@ class SharedExplorer(Findings):
     def _close(self) -> None:
         if self._recording is not None:
             self._recording.commit()
-        # All are told first, so that they end at the same time.
+        # All are told to end before any is waited for, so that they end at the same time.
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
@@ -174,12 +175,12 @@ class SharedExplorer(Findings):
                 return "complete"
             heard = wait([each.connection for each in busy], _POLL_SECONDS)
             for worker in busy:
-                # What others have tried beyond a limit is not heard.
+                # What other workers have tried beyond a limit is ignored.
                 if worker.connection in heard and self._ended(stop_on_violation) is None:
                     self._hear(worker)
 
     def _ended(self, stop_on_violation: bool) -> Ended | None:
-        """Return why no more is to be tried, if so."""
+        """Return why the exploration must end now, or None."""
         limit = self._limits.reached(self.result, self._started)
         if limit is None and stop_on_violation and self._has_found():
             return "stop_on_violation"
@@ -197,7 +198,7 @@ class SharedExplorer(Findings):
                     worker.send(self._task_for(worker))
 
     def _next_batch(self) -> Iterator[Candidate]:
-        """Yield what to try next, as long as it is in the same state."""
+        """Yield the next candidates, as long as they are in the same state."""
         state: State | None = None
         for _ in range(_BATCH_MAX):
             if not self._again and not len(self._strategy):
@@ -245,7 +246,7 @@ class SharedExplorer(Findings):
                 self._take(worker.batch.popleft(), to_id, decode(body))
 
     def _begin(self, settings: dict[str, Any]) -> None:
-        """Compare what a worker explores with the others, and with what is in the store."""
+        """Compare the settings of a worker with those of the others, and with the store's."""
         if self._settings is None:
             self._settings = settings
             if self._recording is not None:
@@ -256,7 +257,7 @@ class SharedExplorer(Findings):
             raise Conflict("The workers' worlds have different systems, or different actions.")
 
     def _see(self, worker: _Worker, id: str, body: dict[str, Any]) -> None:
-        """Note a state that a worker has reached; its first one is the initial state."""
+        """Record a state that a worker has reached; its first one is the initial state."""
         graph = self.result.graph
         initial = graph.initial
         state, _ = graph.add_state(id, (Observation(*seen) for seen in body["observations"]))
@@ -267,8 +268,8 @@ class SharedExplorer(Findings):
         worker.is_ready, self._failed_starts = True, 0
         if initial is not None and state is not initial:
             raise Conflict(
-                "The worlds of the workers are at different initial states, or at another than "
-                "the exploration began with: each must be newly made, with its own systems."
+                "The worlds of the workers have different initial states, or not the one that the "
+                "exploration began with: each must be newly created, with its own systems."
             )
         if self._is_to_discover(state):
             self._note_found(self._reader.read_found(body["found"]))
@@ -277,7 +278,7 @@ class SharedExplorer(Findings):
                 self._recording.add_initial(state, self._possible[id], self._taken())
 
     def _take(self, candidate: Candidate, to_id: str | None, body: dict[str, Any]) -> None:
-        """Note what was tried and where it led."""
+        """Record what was tried and where it led."""
         graph, origin = self.result.graph, candidate.state
         reached = None if to_id is None else graph.states[to_id]
         outcome = None if body["outcome"] is None else read_outcome(body["outcome"])
@@ -315,7 +316,7 @@ class SharedExplorer(Findings):
             self._warn(warning)
 
     def _replace(self, worker: _Worker) -> None:
-        """Have another process do what one that died has not answered."""
+        """Give another process the tasks that a dead one has not reported."""
         worker.close()
         if worker.batch:
             first = worker.batch[0]
@@ -330,7 +331,9 @@ class SharedExplorer(Findings):
             self._failed_starts += 1
             if self._failed_starts >= _DEATHS_MAX:
                 code = worker.process.returncode
-                raise ExplorationAborted(f"Workers end at their start, with exit code {code}.")
+                raise ExplorationAborted(
+                    f"Workers exit as soon as they start, with exit code {code}."
+                )
         self._workers[self._workers.index(worker)] = _Worker(self._task)
 
 
@@ -338,7 +341,7 @@ class _Reader(Notes):
     """Reads what workers found; the recording writes it."""
 
     def _write(self, states: object, steps: object) -> None:
-        """Write nothing."""
+        """Do nothing: the recording writes."""
 
 
 def _name(thing: object, function: Callable[..., Any]) -> str:

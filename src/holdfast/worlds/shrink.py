@@ -1,4 +1,4 @@
-"""Shrinking: leaving out the steps of a path that a violation does not need."""
+"""Shrinking: removing the steps of a path that a violation does not need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def shrink(world: World, violation: Violation, initial: str) -> None:
     """Make the path of a violation shorter, as long as it ends in the same violation.
 
-    Larger parts are left out first, then single steps, until nothing more can go. The message
+    Larger parts are removed first, then single steps, until no more can be removed. The message
     and the state become those at the end of the new path. A path with an action that must not be
-    repeated stays as it is.
+    repeated is left as it is.
     """
     steps = list(violation.path)
     if any(not world.graph.action(step.action).is_replayable for step in steps):
@@ -41,7 +41,7 @@ def shrink(world: World, violation: Violation, initial: str) -> None:
 def _problem_after(
     world: World, violation: Violation, initial: str, steps: Sequence[Step]
 ) -> str | None:
-    """Return what is wrong at the end of a path, if it is what the violation says."""
+    """Return what is wrong at the end of a path, if it is the same violation."""
     world.rollback(initial)
     failure: tuple[str, str] | None = None
     for step in steps:

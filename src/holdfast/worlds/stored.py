@@ -1,4 +1,4 @@
-"""Explorations in a store, looked at without the world that was explored."""
+"""Explorations in a store, read without the world that was explored."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ..store import Store
 
 
-# What `holdfast explore` takes for an id if none is given.
+# The default id in `holdfast explore`.
 _MODULE_AND_WORLD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredExploration:
-    """An exploration as it was written: what was found so far, and what is left to try.
+    """An exploration as it was recorded: what was found so far, and what is left to try.
 
     `has_graph` is false once retention has removed the states and the log of actions.
     """
@@ -53,7 +53,7 @@ class StoredExploration:
 
 
 class _Reader(Findings):
-    """Concludes what an exploration would have found if it had ended now."""
+    """Computes the result that an exploration would have if it ended now."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class _Reader(Findings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlinedExploration:
-    """The beginning of an exploration: how its states hang together, and what was found there.
+    """The beginning of an exploration: how its states are connected, and what was found there.
 
-    What the states look like is not read with it: `look` adds that for some of them. Paths are the
-    shortest among `result.steps` steps; `is_whole` says that these are all. `farther` counts what
-    was found in states beyond them.
+    Observations are not read with it: `look` adds them for some states. Paths are the shortest
+    among `result.steps` steps; `is_whole` says that these are all. `farther` counts what was found
+    in states beyond them.
     """
 
     info: ExplorationInfo
@@ -90,7 +90,7 @@ class OutlinedExploration:
         return self.result.graph.initial is not None
 
     def look(self, states: Mapping[str, KeptState]) -> None:
-        """Add what some of the states look like."""
+        """Add the observations of some states."""
         with _readable(self.info.id):
             for id, kept in states.items():
                 self.result.graph.states[id].observations = read_observations(decode(kept.body))
@@ -98,7 +98,7 @@ class OutlinedExploration:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What was explored, without the functions of the module."""
+    """The settings of an exploration, without the functions of the module."""
 
     choices: list[tuple[Action, dict[str, Any]]]
     invariants: list[Invariant]
@@ -130,7 +130,7 @@ def list_explorations(store: Store, *, after: int = 0, limit: int = 100) -> list
 
 
 def read_exploration(store: Store, id: str) -> StoredExploration:
-    """Return an exploration with its graph; it may be running. Raise NotFound if there is none."""
+    """Return an exploration with its graph, running or not; raise NotFound if there is none."""
     explorations = _of(store)
     session = store.find_session(id)
     info, journal = explorations.get(session), journal_of(session)
@@ -144,7 +144,7 @@ def read_exploration(store: Store, id: str) -> StoredExploration:
 
 
 def explore_command(id: str) -> str:
-    """Return the command that explores again under this id, in the words of a shell."""
+    """Return the shell command that explores again under this id."""
     quoted = shlex.quote(printable(id))
     if _MODULE_AND_WORLD.fullmatch(id):
         return f"holdfast explore {quoted}"
@@ -152,7 +152,7 @@ def explore_command(id: str) -> str:
 
 
 def outlined(info: ExplorationInfo, outline: Outline) -> OutlinedExploration:
-    """Put together what was read of the beginning of an exploration."""
+    """Build the outline of an exploration from what was read of its beginning."""
     recorded, farther = Recorded(), 0
     graph = recorded.graph
     with _readable(info.id):
@@ -192,7 +192,7 @@ def _add_edge(recorded: Recorded, settings: _Settings, edge: Edge) -> None:
 
 
 def _reached(graph: StateGraph) -> set[str]:
-    """Return the states that known steps lead to from the initial one."""
+    """Return the states that known steps reach from the initial one."""
     waiting = [] if graph.initial is None else [graph.initial.id]
     reached = set(waiting)
     while waiting:
@@ -208,13 +208,13 @@ def _of(store: Store) -> Explorations[Sync]:
 
 @contextmanager
 def _readable(id: str) -> Iterator[None]:
-    """Raise CorruptRecord for what makes no sense: it may have come from a file of others."""
+    """Raise CorruptRecord for invalid data, which may have been imported from a file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        message = f"What is stored of exploration {id} cannot be read: {error!r}"
+        message = f"The stored exploration {id} cannot be read: {error!r}"
         raise CorruptRecord(message) from error
 
 
 def _unknown(*_: object) -> None:
-    """Stand for a function of the module that was explored, which is not loaded."""
+    """Stand in for a function of the explored module, which is not loaded."""

@@ -1,6 +1,6 @@
 """Strategies: which action to try next, from which state. Each choice takes constant time.
 
-Only `weighted` and `novelty` take time with the logarithm of what waits.
+Only `weighted` and `novelty` take time logarithmic in the number of candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .values import canonical
 class Candidate(msgspec.Struct, frozen=True, eq=False):
     """Something to try: an action with its arguments, in a state.
 
-    `number` is the place of the action with these arguments among all that an exploration tries.
+    `number` is the index of the action with these arguments among all that an exploration tries.
     """
 
     state: State
@@ -45,15 +45,15 @@ class Strategy(ABC):
 
     @abstractmethod
     def next(self) -> Candidate:
-        """Remove and return what to try next; there is something left."""
+        """Remove and return the next candidate; only called while there is one."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many are left."""
+        """Return how many candidates are left."""
 
 
 class BreadthFirst(Strategy):
-    """The oldest first: finds shortest paths."""
+    """Oldest first: finds shortest paths."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -72,7 +72,7 @@ class BreadthFirst(Strategy):
 
 
 class DepthFirst(BreadthFirst):
-    """The newest first: rolls back little."""
+    """Newest first: rolls back rarely."""
 
     def next(self) -> Candidate:
         """Take from the end."""
@@ -80,7 +80,7 @@ class DepthFirst(BreadthFirst):
 
 
 class RandomOrder(Strategy):
-    """Any, with equal chances."""
+    """Any candidate, with equal probability."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -91,7 +91,7 @@ class RandomOrder(Strategy):
         self._waiting.append(candidate)
 
     def next(self) -> Candidate:
-        """Take one from anywhere; the last one takes its place."""
+        """Take one at random; the last one takes its place."""
         index = self.random.randrange(len(self._waiting))
         last = self._waiting.pop()
         if index == len(self._waiting):
@@ -104,7 +104,7 @@ class RandomOrder(Strategy):
 
 
 class Weighted(Strategy):
-    """At random, an action of weight 2 twice as likely as one of weight 1."""
+    """At random; an action of weight 2 is twice as likely as one of weight 1."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -112,16 +112,16 @@ class Weighted(Strategy):
         self._count = 0
 
     def add(self, candidate: Candidate) -> None:
-        """Draw when its turn comes: the smallest of exponential times is chosen by weight."""
+        """Draw an exponential time: the smallest time belongs to each with a chance by weight."""
         self._count += 1
-        # Times begin where the last one chosen was, so that late candidates have the same chances.
+        # Times start at that of the last choice, so that late candidates have the same chances.
         at = self._now + self.random.expovariate(candidate.action.weight)
         heapq.heappush(self._waiting, (at, self._count, candidate))
 
     _now = 0.0
 
     def next(self) -> Candidate:
-        """Take the one whose time comes first."""
+        """Take the one with the smallest time."""
         self._now, _, candidate = heapq.heappop(self._waiting)
         return candidate
 
@@ -130,7 +130,7 @@ class Weighted(Strategy):
 
 
 class CoverageGuided(Strategy):
-    """The action that ran least so far, in the oldest state that waits for it."""
+    """The action that has run least often, in the oldest state where it is left to try."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -139,7 +139,7 @@ class CoverageGuided(Strategy):
         self._length = 0
 
     def add(self, candidate: Candidate) -> None:
-        """Add to those that wait for this action."""
+        """Add to the candidates of this action."""
         self._waiting.setdefault(candidate.action.name, deque()).append(candidate)
         self._length += 1
 
@@ -158,7 +158,7 @@ class CoverageGuided(Strategy):
 
 
 class Novelty(Strategy):
-    """First the states that show most that no state before them showed."""
+    """States first that show the most values that no earlier state showed."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -175,7 +175,7 @@ class Novelty(Strategy):
         heapq.heappush(self._waiting, (-self._last[1], self._count, candidate))
 
     def next(self) -> Candidate:
-        """Take the most novel."""
+        """Take the one whose state is the most novel."""
         return heapq.heappop(self._waiting)[2]
 
     def __len__(self) -> int:

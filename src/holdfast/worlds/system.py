@@ -1,4 +1,4 @@
-"""What a world can roll back: the protocol of a system, and what it shows of its state."""
+"""What a world can roll back: the protocol of a system, and observations of its state."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class System(ABC):
     """
 
     rollback_order: ClassVar[RollbackOrder] = "any"
-    # A system in this process hardly ever fails to roll back, so the others are tried first.
+    # A system in this process hardly ever fails to roll back, so the others move first.
     is_in_process: ClassVar[bool] = False
-    # A rollback that raises has changed nothing, so it needs no way back.
+    # A rollback that raises has changed nothing, so it need not be undone.
     is_atomic: ClassVar[bool] = False
     # Ctrl-C may stop it anywhere: the token alone tells all. Else it waits until the end of a call.
     is_interruptible: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class System(ABC):
 
     @abstractmethod
     def rollback(self, token: Any) -> None:
-        """Restore the state that a token stands for, or raise; it may be called again."""
+        """Restore the state that a token stands for, or raise; may be called repeatedly."""
 
     @abstractmethod
     def observe(self) -> object:
@@ -65,32 +65,32 @@ class System(ABC):
     def identity(self) -> bytes | None:
         """Return the canonical form of what `observe` would return, or None to have it observed.
 
-        It is asked after every action; a state that is known is then not observed again.
+        It is called after every action; a state that is known is then not observed again.
         """
         return None
 
-    # By default there is nothing to check, release, tell or close.
+    # By default there is nothing to check, release, keep or close.
     def prepare(self, token: Any) -> None:  # noqa: B027
         """Raise if this token cannot be restored now; change nothing."""
 
     def release(self, token: Any) -> None:  # noqa: B027
-        """Forget a token: it is not restored again."""
+        """Release a token, which will not be restored again."""
 
     def position(self) -> object | None:
-        """Return the token that was restored or made last, if the system itself keeps it."""
+        """Return the token that was restored or made last, if the system keeps it itself."""
         return None
 
     def keep(self, token: Any) -> object | None:
         """Return plain data with which `restore` works in another process, or None.
 
-        It is called right after the checkpoint was made. None says that only this process can
+        It is called right after the checkpoint was made. None means that only this process can
         restore it.
         """
         return None
 
     def restore(self, kept: Any) -> None:
-        """Restore what a dead process has kept, whatever state the system is in now."""
-        raise CheckpointInvalid("this system restores only what its own process has kept")
+        """Restore what a dead process has kept, whatever state the system is in."""
+        raise CheckpointInvalid("only the process that made the checkpoint can restore it")
 
     def discard(self, kept: Any) -> None:  # noqa: B027
         """Remove what `keep` has saved."""
@@ -100,7 +100,7 @@ class System(ABC):
         return 0
 
     def uses(self, store_id: str) -> bool:
-        """Say whether a rollback would move the store of this id, which cannot keep the world."""
+        """Return whether a rollback would roll back the store with this id."""
         return False
 
     def close(self) -> None:  # noqa: B027
@@ -121,7 +121,7 @@ def identity_of(seen: Observation) -> bytes:
 
 
 def state_id(systems: Mapping[str, bytes], facts: Mapping[str, object]) -> str:
-    """Return the SHA-256, in hex, of what systems show by name, and of further facts by name."""
+    """Return the SHA-256, in hex, of the observations by system, and of further facts by name."""
     shown = sorted(systems.items()) if len(systems) > 1 else list(systems.items())
     others = (
         sorted((name, canonical(value, name)) for name, value in facts.items()) if facts else ()
@@ -130,5 +130,5 @@ def state_id(systems: Mapping[str, bytes], facts: Mapping[str, object]) -> str:
 
 
 def shown_id(state: str) -> str:
-    """Return the part of a state's id that people see."""
+    """Return the part of a state's id that is displayed."""
     return state[:_SHOWN_DIGITS]

@@ -1,8 +1,8 @@
-"""Snapshots as a tree: each holds what changed since the one that it was made from.
+"""Snapshots as a tree: each holds what changed since its parent.
 
 Going from one to another means undoing changes up to their common ancestor and redoing changes
-down from it. The cost follows what differs between the two, not the size of the system, and no
-snapshot dies by restoring another.
+down from it. The cost depends on what differs between the two, not on the size of the system, and
+restoring one snapshot destroys no other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Node(Generic[D]):
 class SnapshotTree(ABC, Generic[D]):
     """Nodes by number; `head` is the one that the live content was last equal to.
 
-    All others follow on the `first` one.
+    All others descend from the `first` one.
     """
 
     def __init__(self, base: D) -> None:
@@ -49,7 +49,7 @@ class SnapshotTree(ABC, Generic[D]):
 
     @abstractmethod
     def is_empty(self, changes: D) -> bool:
-        """Say whether the changes change nothing."""
+        """Return whether the changes change nothing."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -73,16 +73,16 @@ class SnapshotTree(ABC, Generic[D]):
         return node
 
     def move(self, node: Node[D]) -> None:
-        """Note that the live content is equal to a node now."""
+        """Record that the live content is now equal to a node."""
         left, self.head = self.head, node
         self._collect(left)
 
     def leave(self, changes: D) -> None:
-        """Note that the live content is the head with these changes, which needs no token."""
+        """Record that the live content is the head with these changes, without making a token."""
         self.release(self.add(changes))
 
     def release(self, token: Any) -> None:
-        """Forget a token; a node that nobody needs is folded away."""
+        """Release a token; a node that is no longer needed is folded into another."""
         node = self.find(token)
         node.holds -= 1
         self._collect(node)
@@ -94,7 +94,7 @@ class SnapshotTree(ABC, Generic[D]):
         if self.head is target:
             return [], [], target
         while True:
-            # Both sides climb at once, so that the way is not longer than the distance.
+            # Both sides climb in turn, so that the search takes no longer than the distance.
             for mine, theirs in ((up, down), (down, up)):
                 parent = mine[-1].parent
                 if parent is None:
@@ -131,24 +131,24 @@ Changes = dict[Any, tuple[Any, Any]]
 
 
 class DeltaTree(SnapshotTree[Changes]):
-    """Changes as a map: key → what it was and what it became; None is what does not exist."""
+    """Changes as a map: key → value before and after; None if it does not exist."""
 
     def __init__(self) -> None:
         super().__init__({})
 
     def fold(self, first: Changes, second: Changes) -> Changes:
-        """Return both changes as one: the first before and the last after count."""
+        """Return both changes as one, from the first value before to the last value after."""
         folded = dict(first)
         for key, (before, after) in second.items():
             folded[key] = folded.get(key, (before, after))[0], after
         return {key: change for key, change in folded.items() if change[0] != change[1]}
 
     def rebase(self, base: Changes, changes: Changes) -> Changes:
-        """Return nothing: nobody goes further back than the first node."""
+        """Return nothing: there is nothing to undo before the first node."""
         return {}
 
     def is_empty(self, changes: Changes) -> bool:
-        """Say whether nothing differs."""
+        """Return whether nothing differs."""
         return not changes
 
     def changes_to(self, target: Node[Changes], pending: Changes) -> Changes:

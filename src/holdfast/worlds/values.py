@@ -1,4 +1,4 @@
-"""Values of a world as bytes: what a state is compared by, and what a snapshot holds.
+"""Values of a world as bytes: to compare states by, and to hold in snapshots.
 
 A value is None, bool, int, float, str, bytes, tuple, list, set, frozenset, dict, datetime, date,
 Decimal or UUID, of exactly these types. Each has its own tag, so that 1, 1.0, True and "1" differ.
@@ -37,7 +37,7 @@ _Ext: Final = msgspec.msgpack.Ext
 
 
 class _Writer:
-    """Encodes values; the canonical one puts keys and members in order."""
+    """Encodes values; a canonical writer sorts keys and members."""
 
     def __init__(self, *, is_canonical: bool) -> None:
         self._is_canonical = is_canonical
@@ -45,7 +45,7 @@ class _Writer:
         self._encode = msgspec.msgpack.Encoder(order=order).encode
 
     def encode(self, value: object, name: str) -> bytes:
-        """Return a value as bytes; raise InvalidValue with the path of what cannot be encoded."""
+        """Return a value as bytes; raise InvalidValue with the path of what is not plain data."""
         if type(value) is dict and _is_flat(value):
             # Most data is; what has no plain form after all, a very large number or a lone
             # surrogate, is found by the encoder.
@@ -128,7 +128,7 @@ def _is_flat(mapping: dict[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether a value is written as it is; most are, and they need no path."""
+    """Return whether a value is written as it is; most are, and they need no path."""
     kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**64)
@@ -176,12 +176,12 @@ _decoder: Final = msgspec.msgpack.Decoder(ext_hook=_extension)
 
 
 def canonical(value: object, name: str) -> bytes:
-    """Return the bytes that equal values share, whatever the order of their keys."""
+    """Return bytes that are the same for equal values, whatever the order of their keys."""
     return _canonical.encode(value, name)
 
 
 def encode(value: object, name: str) -> bytes:
-    """Return the bytes that `decode` reads as the same value, its keys in the same order."""
+    """Return bytes from which `decode` restores the same value, with its keys in the same order."""
     return _ordered.encode(value, name)
 
 

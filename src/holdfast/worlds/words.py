@@ -1,4 +1,4 @@
-"""What foreign objects say of themselves, in words; some of them cannot."""
+"""Text for exceptions and values of foreign code, whose `str` or `repr` may fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..arguments import shown
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception; one that cannot be shown has none."""
+    """Return the message of an exception; empty if it cannot be formatted."""
     try:
         return str(error)
     except Exception:
@@ -14,13 +14,13 @@ def message_of(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return an exception by its type, with its message if it has one."""
+    """Return the type of an exception, with its message if it has one."""
     message = message_of(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def text_of(value: object) -> str:
-    """Return a value as Python writes it, or by its type if it cannot be written."""
+    """Return the repr of a value, or the name of its type if that fails."""
     try:
         return repr(value)
     except Exception:

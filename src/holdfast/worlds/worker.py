@@ -1,6 +1,6 @@
-"""A worker of an exploration: a process with a world of its own, that tries what it is told.
+"""A worker of an exploration: a process with its own world that tries the actions it is given.
 
-It ends when the process that started it does, and leaves nothing behind.
+It ends when the process that started it ends, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NOTHING = {"value": None, "error": None, "seconds": 0.0, "is_expected": True}
 
 
 class _Nothing(Strategy):
-    """Chooses nothing: somebody else does."""
+    """Chooses nothing: the process with the frontier does."""
 
     def add(self, candidate: Candidate) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def next(self) -> Candidate:
         """Choose nothing."""
@@ -44,7 +44,7 @@ class _Nothing(Strategy):
 
 
 class _Reports(Notes):
-    """Sends what was found to the process that asked for it."""
+    """Sends what was found to the process with the frontier."""
 
     def __init__(self, connection: Connection, world: World, *given: Any) -> None:
         super().__init__(*given)
@@ -65,7 +65,7 @@ class Performer(Explorer):
     """Tries single actions in states that others may have found."""
 
     def begin(self, connection: Connection) -> None:
-        """Say what is explored, and what the initial state shows."""
+        """Report the settings and the observations of the initial state."""
         settings = settings_of(self._world, self._choices, self._invariants)
         connection.send_bytes(encode({"settings": settings}, "settings"))
         self._notes = _Reports(connection, self._world, self._choices, self._invariants)
@@ -89,7 +89,7 @@ class Performer(Explorer):
             action, arguments = self._choices[number]
             origin = graph.states[from_id]
             graph.add_transition(origin, target, action, arguments, read_outcome(_NOTHING))
-            # Others try the rest, so its checkpoint stays until they say that nothing is left.
+            # Others try the rest, so its checkpoint is kept until they report that nothing is left.
             self._left.setdefault(to_id, len(self._choices) + 1)
         return graph.states[id]
 
@@ -100,8 +100,8 @@ class Performer(Explorer):
 
 
 def main(descriptor: int) -> None:
-    """Make the world and do what is asked, until the other side is gone."""
-    # Ctrl-C is for the process that started this one.
+    """Create the world and perform tasks until the other side closes the connection."""
+    # Ctrl-C is handled by the process that started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as connection, ExitStack() as closing:
         try:

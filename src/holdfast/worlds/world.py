@@ -53,7 +53,7 @@ _new_id = IdSource(_clock)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A system that shows another state after a rollback than when the checkpoint was made."""
+    """A system whose state after a rollback differs from that when the checkpoint was made."""
 
     system: str
     checkpoint_id: str
@@ -63,9 +63,9 @@ class Leak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a world that was opened again finished the rollback of a process that died.
+    """How a reopened world finished the rollback of a process that died.
 
-    `outcomes` says of each system whether it was moved; if one was not, the world is inconsistent.
+    `outcomes` says for each system whether it was moved; if one was not, the world is inconsistent.
     """
 
     checkpoint_id: str
@@ -106,7 +106,7 @@ class World:
         if isinstance(identity, str):
             raise InvalidArgument("identity must be a list of names in the context.")
         self._systems: dict[str, System] = {}
-        # In the order in which they move, and those of them that may have to go back.
+        # The systems in the order in which they move, and those that may have to move back.
         self._moving: Mapping[str, System] = {}
         self._returning: Mapping[str, System] = {}
         self._has_stack = False
@@ -118,7 +118,7 @@ class World:
         self.verify = verify
         self.leaks: list[Leak] = []
         self.graph = StateGraph()
-        # How often some actions ran on the path to here, and up to which number that matters.
+        # How often some actions ran on the path to this state, and up to which number it matters.
         self.runs: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._checkpoints = Checkpoints()
@@ -202,7 +202,7 @@ class World:
         return state, is_new
 
     def present_id(self) -> str:
-        """Observe, and return the id of the present state, whether the graph has it or not."""
+        """Observe, and return the id of the current state, whether or not it is in the graph."""
         return self._identify({})
 
     def start_graph(self) -> StateGraph:
@@ -211,20 +211,20 @@ class World:
         return self.graph
 
     def count_runs(self, most: Mapping[str, int]) -> None:
-        """Count from now on how often these actions run, up to a number each, on every path.
+        """Count from now on how often these actions run on each path, up to a number each.
 
-        The counts are part of a state's identity, and go back with it.
+        The counts are part of a state's identity, and are rolled back with it.
         """
         self._counted, self.runs = dict(most), {}
 
     def checkpoint(self, name: str) -> str:
-        """Keep the state of all systems and the context, or nothing; return the new id."""
+        """Checkpoint all systems and the context, or nothing; return the id of the checkpoint."""
         self._require_consistent("checkpoint")
         require_text("the name of a checkpoint", name)
         return self._keep(name, None).id
 
     def observe_and_checkpoint(self, name: str) -> State:
-        """Observe, keep the state unless it has a valid checkpoint already, and return it."""
+        """Observe, checkpoint the state unless it already has a valid one, and return the state."""
         self._require_consistent("checkpoint")
         require_text("the name of a checkpoint", name)
         state, _ = self.observe_state()
@@ -246,7 +246,7 @@ class World:
         return self._checkpoints.find(checkpoint)
 
     def is_valid(self, checkpoint: str) -> bool:
-        """Say whether a checkpoint exists and can be restored, as far as the world knows."""
+        """Return whether a checkpoint exists and can be restored, as far as the world knows."""
         try:
             return self._checkpoints.why_invalid(self.find(checkpoint), self._systems) is None
         except LookupError:
@@ -273,13 +273,13 @@ class World:
     def replay_to(self, state: str) -> State:
         """Reach a state from the nearest valid checkpoint by repeating the recorded actions.
 
-        Each state on the way must be the recorded one, else ReplayFailed; so it is when an
-        action on the way is not replayable, and then nothing was done.
+        If a state on the path is not the recorded one, ReplayFailed is raised; also, before
+        anything is done, if an action on the path is not replayable.
         """
         return replay(self, state)
 
     def release(self, checkpoint: str) -> None:
-        """Forget a checkpoint; systems free what they keep for it alone."""
+        """Release a checkpoint; systems free what they keep only for it."""
         found = self.find(checkpoint)
         is_valid = self._checkpoints.why_invalid(found, self._systems) is None
         self._checkpoints.remove(found)
@@ -289,7 +289,7 @@ class World:
             system = self._systems[name]
             if isinstance(token, Kept):
                 continue
-            # A stack has destroyed its part of a dead checkpoint already.
+            # A stack has already destroyed its part of an invalid checkpoint.
             if is_valid or system.rollback_order == "any":
                 release(system, token)
 
@@ -298,9 +298,9 @@ class World:
         self._closing.callback(function)
 
     def close(self) -> None:
-        """Forget all checkpoints and close all systems, the last one first.
+        """Release all checkpoints and close all systems, the last one first.
 
-        An inconsistent world leaves its checkpoints in the store, for the one that is opened next.
+        An inconsistent world leaves its checkpoints in the store, for the next one with its id.
         """
         self._checkpoints.clear()
         with self._closing, ExitStack() as systems:
@@ -330,7 +330,7 @@ class World:
             )
 
     def _open(self, store: object, id: str | None) -> None:
-        """Take over what a process that died kept in the store, and finish its rollback."""
+        """Take over what a dead process kept in the store, and finish its rollback."""
         if store is None or id is None:
             raise InvalidArgument(
                 "store and id must be given together: the id identifies the world"
@@ -365,7 +365,7 @@ class World:
                     self._systems[name].discard(data)
 
     def _observe(self, seen: Mapping[str, Observation]) -> tuple[Observation, ...]:
-        """Return what every system shows, as far as it was not seen before."""
+        """Return the observations of all systems, reusing those that were already made."""
         self._require_systems()
         return tuple(
             seen[name] if name in seen else observation_of(name, system)
@@ -377,7 +377,7 @@ class World:
             raise InvalidArgument("This world has no system, so there is nothing to observe.")
 
     def _identify(self, seen: dict[str, Observation]) -> str:
-        """Return the id of the present state, and in `seen` what was observed for it."""
+        """Return the id of the current state, and add what was observed for it to `seen`."""
         self._require_systems()
         shown: dict[str, bytes] = {}
         for name, system in self._systems.items():
@@ -418,13 +418,13 @@ class World:
         context = copied(target.context)
         require_prepared(self._systems, target.tokens)
         moving, origin = self._origin()
-        # Also an interrupt, anywhere from here on, leaves the world flagged.
+        # From here on, an interrupt at any point leaves the world flagged.
         was_consistent, self._is_consistent = self._is_consistent, False
         if self._journal is not None:
             try:
                 self._journal.begin(target.id)
             except Exception:
-                # Nothing has moved, and no other process shall think that it was to.
+                # Nothing has moved, so no other process may finish this rollback.
                 if was_consistent:
                     self._end()
                     self._is_consistent = True
@@ -456,7 +456,7 @@ class World:
             self._journal.end()
 
     def _origin(self) -> tuple[Systems, Tokens | None]:
-        """Return how the systems move, and where they are now; an inconsistent world is nowhere."""
+        """Return the systems in the order of moves, and tokens of the state if it is consistent."""
         if not self._is_consistent:
             return self._moving, None
         try:

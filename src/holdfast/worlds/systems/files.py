@@ -1,4 +1,4 @@
-"""A directory tree. A checkpoint is a scan of it; contents are kept once, by their hash."""
+"""A directory tree. A checkpoint is a scan of it; contents are stored once, by their hash."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..system import System
 from ..tree import Changes, DeltaTree
 
 _CHUNK_BYTES: Final = 1 << 20
-# A file that changed so shortly before it was read may change again without its times showing it.
+# A file that changed this shortly before it was read may change again with the same times.
 _TICK_NS: Final = 20_000_000
 _READS_MAX: Final = 5
 _KIND: Final = "files"
-# What a rollback has not renamed yet, and what finds out how fine times are.
+# Prefixes of files that a rollback has not renamed yet, and of a probe for the precision of times.
 _TEMPORARY: Final = re.compile(re.escape(PREFIX) + "(?:[0-9a-f]{24}|probe)")
 
 
 class _Entry(NamedTuple):
-    """What a path holds: its kind, its permissions, and the hash or the target of a link."""
+    """What a path holds: its kind, its permissions, and a file's hash or a link's target."""
 
     kind: str
     mode: int
@@ -41,7 +41,7 @@ _DIRECTORY: Final = _Entry("directory", 0)
 
 
 class _Known(NamedTuple):
-    """A file as it was hashed: the signature that changes with it, and when that was."""
+    """A file as it was hashed: its signature, which changes with it, and the time of the scan."""
 
     signature: tuple[int, ...]
     hashed_at_ns: int
@@ -77,19 +77,19 @@ class FileSystem(System):
         self._entries = self._scan()
 
     def checkpoint(self, name: str) -> int:
-        """Scan the tree and keep what changed since the last checkpoint or rollback."""
+        """Scan the tree and store what changed since the last checkpoint or rollback."""
         now = self._scan()
         token = self._tree.add(self._pending(now))
         self._entries = now
         return token
 
     def prepare(self, token: int) -> None:
-        """Raise unless the token is known and the directory is still there."""
+        """Raise unless the token is known and the directory still exists."""
         self._tree.find(token)
         self._require_there()
 
     def rollback(self, token: int) -> None:
-        """Write what differs; each file appears whole, under its name."""
+        """Write what differs; each file is replaced atomically."""
         target = self._tree.find(token)
         now = self._scan()
         changes = self._tree.changes_to(target, self._pending(now))
@@ -103,13 +103,13 @@ class FileSystem(System):
         self._tree.release(token)
 
     def keep(self, token: int) -> object:
-        """Return every path with what it holds; the contents stay in a folder of the system."""
+        """Return every path with what it holds; the contents stay in the system's folder."""
         self._folder.keep()
         entries = {path: tuple(entry) for path, entry in self._entries.items()}
         return {"folder": str(self._kept), "entries": entries}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Write what differs from what a process that died has kept."""
+        """Write what differs from what a dead process has kept."""
         wanted = {path: _Entry(*entry) for path, entry in kept["entries"].items()}
         folder = kept_folder(kept["folder"], _KIND)
         now = self._scan()
@@ -139,7 +139,7 @@ class FileSystem(System):
         }
 
     def close(self) -> None:
-        """Remove the contents that were kept; the directory stays as it is."""
+        """Remove the stored contents; the directory itself is left as it is."""
         self._folder.close()
 
     def _pending(self, now: dict[str, _Entry]) -> Changes:
@@ -147,7 +147,7 @@ class FileSystem(System):
         return _differences(self._entries, now)
 
     def _require_there(self) -> None:
-        # Through a link in its place, a rollback would delete what is elsewhere.
+        # If a link took its place, a rollback would delete files elsewhere.
         if self.path.is_symlink() or not self.path.is_dir():
             raise NotFound(f"{self.path} is no longer a directory", path=str(self.path))
 
@@ -165,7 +165,7 @@ class FileSystem(System):
                 status = item.stat(follow_symlinks=False)
                 mode = stat.S_IMODE(status.st_mode)
                 if stat.S_ISDIR(status.st_mode):
-                    # A folder of a system that works here, or of a world in another process.
+                    # A folder of another system in this directory, perhaps in another process.
                     if item.name.startswith(PREFIX):
                         continue
                     yield path, _Entry("directory", mode)
@@ -177,7 +177,7 @@ class FileSystem(System):
                     yield path, _Entry("file", mode, content, status.st_mtime_ns)
 
     def _content(self, path: str, file: str, status: os.stat_result, now_ns: int) -> str:
-        """Return the hash of a file, reading it only if it may have changed; keep the bytes."""
+        """Return the hash of a file, reading it only if it may have changed; store its bytes."""
         known = self._known.get(path)
         if known is not None and known.signature == _signature(status) and self._trusts_times:
             changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
@@ -227,7 +227,7 @@ class FileSystem(System):
                 closed.pop(path, None)
                 self._write(path, wanted)
             else:
-                # Its mode comes last: it may forbid what is still to be done inside.
+                # Its mode is set last, because it may forbid changes inside.
                 closed[path] = wanted.mode
                 (self.path / path).mkdir(exist_ok=True)
         for path, mode in sorted(closed.items(), reverse=True):
@@ -235,7 +235,7 @@ class FileSystem(System):
 
     def _remove(self, path: str, entry: _Entry) -> None:
         if entry.kind == "directory":
-            # A process that was killed in a rollback may have left something there.
+            # A process that was killed during a rollback may have left something there.
             _sweep_temporary(self.path / path)
             (self.path / path).rmdir()
         else:
@@ -253,15 +253,15 @@ class FileSystem(System):
         temporary.chmod(entry.mode)
         os.utime(temporary, ns=(entry.modified_ns, entry.modified_ns))
         os.replace(temporary, place)
-        # Its times are new, so the next scan reads it again rather than trust them.
+        # Its times are new, so the next scan reads it again instead of trusting them.
         self._known.pop(path, None)
 
     def _open_directories(self, changes: Changes) -> dict[str, int]:
-        """Allow changes where something changes; return the modes that directories had."""
+        """Make directories writable in which something changes; return their former modes."""
         modes = {}
         for path in sorted({path.rpartition("/")[0] for path in changes} | set(changes)):
             now, _ = changes.get(path, (_DIRECTORY, None))
-            # What is not a directory now may lead out of the tree, by a link above it.
+            # A path that is no directory now may lead out of the tree through a link above it.
             if now is None or now.kind != _DIRECTORY.kind:
                 continue
             place = self.path / path
@@ -278,7 +278,7 @@ class FileSystem(System):
         return self._stamp.stat().st_mtime_ns
 
     def _has_fine_times(self) -> bool:
-        """Say whether the times of files have fractions of a second, as changes need."""
+        """Return whether file times have fractions of a second, which detecting changes needs."""
         probe = self.path / f"{PREFIX}probe"
         try:
             for _ in range(3):
@@ -297,7 +297,7 @@ class FileSystem(System):
 
 
 def _sweep_temporary(directory: Path) -> int:
-    """Remove files of a directory that a rollback had not renamed yet; return how many."""
+    """Remove files in a directory that a rollback had not renamed yet; return how many."""
     ours = [name for name in os.listdir(directory) if _TEMPORARY.fullmatch(name)]
     for name in ours:
         (directory / name).unlink(missing_ok=True)
@@ -318,7 +318,7 @@ def _signature(status: os.stat_result) -> tuple[int, ...]:
 
 def _require_own(path: Path) -> None:
     if not path.is_dir():
-        raise InvalidArgument(f"path must be a directory, and {path} is not one")
+        raise InvalidArgument(f"path must be a directory; {path} is not")
     for precious in (Path.home().resolve(), Path.cwd().resolve()):
         if path == precious or path in precious.parents:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""A store of Holdfast itself: sessions, shared state and effects go back, versions go on."""
+"""A Holdfast store: sessions, shared state and effects are restored, under new versions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _GENERATED: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class StorePoint:
-    """A store at a moment: its trees by their roots, and which effects stand."""
+    """A store at one moment: its trees by their roots, and the effects that are in force."""
 
     trees: Mapping[str, TreePoint]
     effects: tuple[Range, ...]
 
 
 class HoldfastSystem(System):
-    """A store of agents under test; what they do through it goes back with the world.
+    """The store of agents under test; what they do through it is rolled back with the world.
 
     A rollback rewinds sessions, restores shared state, and marks effects as undone by the world,
-    because their consequences go back with the other systems; those of tools declared with
-    `outside=True` stay. Sessions begun after the point are cancelled and no longer observed.
+    because their consequences are rolled back with the other systems; those of tools declared with
+    `outside=True` stay. Sessions started after the point are cancelled and no longer observed.
 
     A checkpoint needs a store at rest: no effect in flight or in doubt, no open work item, peer
     call or pause. A rollback waits up to `wait_seconds` while somebody drives a session or runs a
@@ -72,17 +72,17 @@ class HoldfastSystem(System):
         self._wait_seconds = wait_seconds
         self._trees = StoreTrees(store.runtime)
         self._live: dict[str, LiveTree] = {}
-        # Effects up to this one are part of the world if they are in the ranges; newer ones are.
+        # Effects up to this one are part of the world if they are in the ranges; newer ones always.
         self._last_effect, _ = self._trees.effects_since(0)
         self._effects: tuple[Range, ...] = _joined([(0, self._last_effect)])
         self._shown: dict[str, tuple[int, Any]] = {}
 
     def uses(self, store_id: str) -> bool:
-        """Say whether that is the id of this store."""
+        """Return whether this store has that id."""
         return store_id == self.store_id
 
     def sessions(self) -> list[SessionInfo]:
-        """Return the sessions that are part of the world: none that was begun after the point."""
+        """Return the sessions that are part of the world, without those started after the point."""
         return [
             session
             for root_id in self._trees.positions()
@@ -90,7 +90,7 @@ class HoldfastSystem(System):
         ]
 
     def checkpoint(self, name: str) -> StorePoint:
-        """Note where every session is; raise SystemBusy unless the store is at rest."""
+        """Record the version of every session; raise SystemBusy unless the store is at rest."""
         problem = self._trees.why_in_use() or self._trees.why_unsettled()
         if problem is not None:
             raise SystemBusy(f"{problem}; a checkpoint needs a store at rest")
@@ -117,7 +117,7 @@ class HoldfastSystem(System):
                 self._trees.check(root_id, target)
 
     def rollback(self, token: StorePoint) -> None:
-        """Bring every tree to the point, each in one transaction."""
+        """Restore every tree to the point, each in one transaction."""
         last, touched = self._trees.effects_since(self._last_effect)
         now = _joined([*self._effects, (self._last_effect, last)])
         undone, redone = _without(now, token.effects), _without(token.effects, now)
@@ -141,7 +141,7 @@ class HoldfastSystem(System):
         return asdict(token)
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Bring every tree to a point that a process that died has kept."""
+        """Restore every tree to a point that a dead process has kept."""
         trees = {
             root_id: TreePoint(
                 tree["sequence"],
@@ -150,14 +150,14 @@ class HoldfastSystem(System):
             for root_id, tree in kept["trees"].items()
         }
         effects = tuple((after, upto) for after, upto in kept["effects"])
-        # What that process has done since is unknown, so everything is restored.
+        # It is unknown what that process has done since, so everything is restored.
         self._live, self._shown = {}, {}
         last, touched = self._trees.effects_since(0)
         undone = _without([(0, last)], effects)
         self._move(StorePoint(trees, effects), Change(undone, effects, touched))
 
     def observe(self) -> object:
-        """Return what the observer reads; by default sessions, state and effects, as values."""
+        """Return what the observer reads; by default sessions, state and effects as values."""
         if self._observe is not None:
             return self._observe(self.store)
         positions = self._trees.positions()
@@ -183,16 +183,16 @@ class HoldfastSystem(System):
             time.sleep(_PAUSE_SECONDS)
 
     def _cancel_work(self) -> None:
-        """Cancel the work items that are open: no checkpoint has any."""
+        """Cancel the open work items, because no checkpoint has any."""
         while items := self.store.work.list(status=("pending", "in_progress"), limit=1_000):
             for item in items:
                 if self.store.work.cancel(item.id) == "in_progress":
-                    # Its worker is dead, and would not hear of it.
+                    # Its worker is dead and would not notice the cancellation.
                     self.store.work.release(item.id, reason="the world was rolled back")
 
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return ranges in order, without empty ones, and those that meet as one."""
+    """Return ranges in order, without empty ones, and with adjacent ones joined."""
     found: list[Range] = []
     for after, upto in sorted(ranges):
         if after >= upto:
@@ -218,7 +218,7 @@ def _without(ranges: Sequence[Range], others: Sequence[Range]) -> tuple[Range, .
 
 
 def _named(trees: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return trees with sessions named by their order where an id was generated."""
+    """Return trees with generated session ids replaced by the order of the sessions."""
     ids = [session["id"] for tree in trees for session in tree["sessions"]]
     names = {id: f"session {number}" if _is_generated(id) else id for number, id in enumerate(ids)}
     return [

@@ -1,7 +1,7 @@
-"""The trees of a store that is rolled back: where their sessions were, and the way back.
+"""The trees of a store that is rolled back: the points their sessions were at, and restoring them.
 
-Versions, sequences and epochs only go on. A session goes back by a rewind, which is a new version
-with the channels of the old one; shared state by a restore, under new versions of its keys.
+Versions, sequences and epochs only increase. A session is restored by a rewind, which is a new
+version with the channels of the old one; shared state under new versions of its keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNSETTLED: Final[tuple[Status, ...]] = ("waiting", "cancelling", "deleting")
 
 @dataclass(frozen=True, slots=True)
 class SessionPoint:
-    """A session at a moment: the version to rewind it to, its status and its labels."""
+    """A session at one moment: the version to rewind to, its status and its labels."""
 
     id: str
     version: int
@@ -50,19 +50,19 @@ class SessionPoint:
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """What a rewind leaves as it is."""
+        """The attributes that a rewind does not change."""
         return self.name, self.agent, self.user, self.metadata
 
 
 @dataclass(frozen=True, slots=True)
 class TreePoint:
-    """A tree at a moment: the sequence of its shared state, and its sessions by number."""
+    """A tree at one moment: the sequence of its shared state, and its sessions by number."""
 
     sequence: int
     sessions: Mapping[int, SessionPoint]
 
 
-# A tree that was begun after the moment.
+# Stands for a tree that was started after the point.
 NOTHING: Final = TreePoint(0, {})
 
 
@@ -70,7 +70,7 @@ NOTHING: Final = TreePoint(0, {})
 class LiveTree:
     """A tree as it is stored, and the point whose values it has.
 
-    `hidden` are sessions that were begun after the point, with the version at which each was left.
+    `hidden` are sessions that were started after the point, with the version each was left at.
     """
 
     position: int | None
@@ -79,13 +79,13 @@ class LiveTree:
     hidden: Mapping[int, int]
 
     def is_at(self, target: TreePoint, number: int) -> bool:
-        """Say whether a session has the values of another point."""
+        """Return whether a session already has the values of another point."""
         return self.point.sessions.get(number) == target.sessions[number]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Which effects go back and which come again, and the sessions that have new ones."""
+    """The effects to undo and to reinstate, and the sessions that have new ones."""
 
     undone: Sequence[Range]
     redone: Sequence[Range]
@@ -93,11 +93,11 @@ class Change:
 
 
 class StoreTrees(Handle[Sync]):
-    """What a world does to the trees of a store, each tree in one transaction."""
+    """The operations of a world on the trees of a store, each tree in one transaction."""
 
     @query
     def positions(self) -> Op[dict[str, int]]:
-        """Return where the feed of each tree is; what did not move did not change."""
+        """Return the position of each tree's feed; a tree that did not move did not change."""
         return {row["root_id"]: row["position"] for row in (yield from list_trees())}
 
     @query
@@ -107,7 +107,7 @@ class StoreTrees(Handle[Sync]):
 
     @query
     def why_in_use(self) -> Op[str | None]:
-        """Say who writes to the store at this moment, if anybody does."""
+        """Return who is writing to the store, if anybody is."""
         driven = yield from one(FIND_DRIVEN)
         if driven is not None:
             return f"session {driven['id']} is driven by {driven['holder']!r}"
@@ -123,7 +123,7 @@ class StoreTrees(Handle[Sync]):
 
     @query
     def why_unsettled(self) -> Op[str | None]:
-        """Say what is under way and could not be restored, if anything is."""
+        """Return what is in progress and could not be restored, if anything."""
         effect = yield from find_unsettled()
         if effect is not None:
             what = "in flight" if effect["status"] == "issued" else "in doubt"
@@ -147,10 +147,10 @@ class StoreTrees(Handle[Sync]):
         touched: Collection[int],
         label: str,
     ) -> Op[LiveTree]:
-        """Return a tree with the point that it is at, to which it can be rewound later.
+        """Return a tree with its current point, to which it can be rewound later.
 
-        A session without a version after its newest effect gets one: a rewind to the version at
-        which an effect was issued would go back to before it.
+        A session without a version after its newest effect gets one, because a rewind to the
+        version at which an effect was issued would also undo that effect.
         """
         yield Lock(root_id)
         infos = yield from self._visible(root_id, live)
@@ -162,7 +162,7 @@ class StoreTrees(Handle[Sync]):
             session = self._session(tx, found)
             yield from session.record("manual_checkpoint", {"world": label})
         stored = yield from self._stored(tx, root_id, live)
-        # The feed moves with what is written here; then the next look reads the tree again.
+        # Writing here moves the feed, so the tree is read again the next time.
         known = None if needing else position
         if live is None:
             return LiveTree(known, stored, stored, {})
@@ -180,7 +180,7 @@ class StoreTrees(Handle[Sync]):
 
     @query
     def check(self, root_id: str, target: TreePoint) -> Op[None]:
-        """Raise if a session, or the version to rewind it to, is not there any more."""
+        """Raise if a session, or the version to rewind it to, no longer exists."""
         there = {each.number for each in (yield from self._sessions(root_id))}
         for number, point in target.sessions.items():
             if number not in there:
@@ -191,7 +191,7 @@ class StoreTrees(Handle[Sync]):
     def restore(
         self, root_id: str, target: TreePoint, live: LiveTree | None, change: Change
     ) -> Op[LiveTree]:
-        """Bring a tree to a point: rewind, reopen and end its sessions; cancel newer ones."""
+        """Restore a tree to a point: rewind, reopen and end its sessions; cancel newer ones."""
         yield Lock(root_id)
         tx = Transaction(self.runtime)
         infos = yield from self._sessions(root_id)
@@ -240,7 +240,7 @@ class StoreTrees(Handle[Sync]):
 
     @large_query
     def shown(self, root_id: str, live: LiveTree | None) -> Op[dict[str, Any] | None]:
-        """Return what a tree holds, without versions; None if nothing is left of it."""
+        """Return the content of a tree, without versions; None if nothing is left of it."""
         infos = yield from self._visible(root_id, live)
         if not infos:
             return None
@@ -273,13 +273,13 @@ class StoreTrees(Handle[Sync]):
 
     @query
     def visible(self, root_id: str, live: LiveTree | None) -> Op[list[SessionInfo]]:
-        """Return the sessions of a tree that were not begun after the point it is at."""
+        """Return the sessions of a tree, without those started after its point."""
         return (yield from self._visible(root_id, live))
 
     def _visible(self, root_id: str, live: LiveTree | None) -> Op[list[SessionInfo]]:
         hidden = {} if live is None else live.hidden
         found = yield from self._sessions(root_id)
-        # A hidden one that was reopened is part of the world again.
+        # A hidden session that was reopened is part of the world again.
         return [each for each in found if hidden.get(each.number) != each.version]
 
     def _sessions(self, root_id: str) -> Op[list[SessionInfo]]:
@@ -326,7 +326,7 @@ def _last(found: Sequence[SessionInfo | Effect]) -> int:
 
 
 def _shown(effects: Sequence[Effect]) -> Iterator[list[Any]]:
-    """Yield what later calls may be answered with, in the order of the calls."""
+    """Yield the results that later calls may be answered with, in the order of the calls."""
     for each in effects:
         if each.undone_by is None and each.replay_of is None and not each.is_outside:
             yield [each.tool, each.call_id, each.arguments, each.status, each.result]

@@ -1,4 +1,4 @@
-"""A service behind HTTP that can be reset: a state is reached by sending its requests again."""
+"""An HTTP service that can be reset: a state is restored by sending its requests again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Response(Protocol):
-    """What a client returns, as httpx and requests do."""
+    """The response of a client, as in httpx and requests."""
 
     @property
     def status_code(self) -> int:
@@ -32,7 +32,7 @@ class Response(Protocol):
 
 
 class Client(Protocol):
-    """What sends requests, as an httpx.Client or a requests.Session does."""
+    """A client that sends requests, such as an httpx.Client or a requests.Session."""
 
     @property
     def request(self) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """A request that was sent, what came before it, and what it was answered with."""
+    """A request that was sent, the one before it, and its response."""
 
     before: _Sent | None
     method: str
@@ -52,17 +52,17 @@ class _Sent:
 
 
 class HttpSystem(System):
-    """A service, reached through `request`; rolling back resets it and sends the requests again.
+    """A service, used through `request`; rolling back resets it and sends the requests again.
 
     `reset` brings the service to its first state. `observe` returns what a state shows, by
-    asking the service. Answers are compared with the first ones: their status and `content`, or
-    only their `status`, or `nothing` if they are never the same.
+    asking the service. Responses are compared with the original ones: their status and `content`,
+    or only their `status`, or `nothing` if they are never the same.
     """
 
     # A rollback begins with a reset, whatever came before.
     is_interruptible = True
     not_covered = (
-        "requests that were not sent through the system, or that another service answers",
+        "requests that were not sent through the system, or that go to another service",
         "the cost of a rollback grows with the number of requests since the reset",
     )
 
@@ -82,7 +82,7 @@ class HttpSystem(System):
         self._require_reset()
 
     def request(self, method: str, url: str, **options: Any) -> Any:
-        """Send a request; one that may change something is kept, so its options are plain data."""
+        """Send a request; one that may change something is recorded; its options are plain data."""
         if method.upper() in _SAFE:
             return self._client.request(method, url, **options)
         kept = encode(options, "options")
@@ -91,11 +91,11 @@ class HttpSystem(System):
         return response
 
     def checkpoint(self, name: str) -> tuple[_Sent | None]:
-        """Return which requests led here."""
+        """Return the requests that led to this state."""
         return (self._last,)
 
     def rollback(self, token: tuple[_Sent | None]) -> None:
-        """Reset the service and send the requests again; raise if an answer differs."""
+        """Reset the service and send the requests again; raise if a response differs."""
         sent = _all_sent(token[0])
         self._reset()
         self._last = None
@@ -104,13 +104,13 @@ class HttpSystem(System):
             self._last = step
             if self._answer(response) != step.answer:
                 raise ReplayFailed(
-                    f"Request {number} of the replay, {step.method} {step.url}, was answered "
-                    f"otherwise than before (status {response.status_code})",
+                    f"Request {number} of the replay, {step.method} {step.url}, got a different "
+                    f"response than before (status {response.status_code})",
                     step=number,
                 )
 
     def keep(self, token: tuple[_Sent | None]) -> object:
-        """Return the requests, with what they were answered."""
+        """Return the requests with their responses."""
         return [(sent.method, sent.url, sent.options, sent.answer) for sent in _all_sent(token[0])]
 
     def restore(self, kept: list[tuple[str, str, bytes, tuple[int, bytes]]]) -> None:
@@ -141,7 +141,7 @@ class HttpSystem(System):
 
 
 def _all_sent(last: _Sent | None) -> list[_Sent]:
-    """Return the requests that end with one, the first one first."""
+    """Return the requests up to this one, oldest first."""
     sent: list[_Sent] = []
     while last is not None:
         sent.append(last)

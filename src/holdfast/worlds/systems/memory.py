@@ -34,7 +34,7 @@ class MemorySystem(System):
         self.data.update(content)
 
     def keep(self, token: bytes) -> bytes:
-        """Return the token: it is good in every process."""
+        """Return the token, which is valid in every process."""
         return token
 
     def restore(self, kept: bytes) -> None:
@@ -42,7 +42,7 @@ class MemorySystem(System):
         self.rollback(kept)
 
     def identity(self) -> bytes | None:
-        """Return the canonical form of the data, unless a state shows something else of it."""
+        """Return the canonical form of the data, unless `observe` shows something else."""
         is_data = type(self).observe is MemorySystem.observe
         return canonical(self.data, "data") if is_data else None
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL database whose users commit on connections of their own.
+"""A PostgreSQL database whose users commit on their own connections.
 
 Triggers write each changed row, as it was and as it became, to a log in a schema of the system. A
 checkpoint takes what the log holds; a rollback works out which rows differ and replaces those, in
@@ -32,7 +32,7 @@ Observer = Callable[[Connection], object]
 _WAIT_SECONDS_MAX: Final = 3_600
 _PAUSE_SECONDS: Final = 0.01
 _LOCK_SPACE: Final = 0x486F6C64
-# Rows are written as text; these settings make it the same text for everybody.
+# Rows are stored as text; with these settings the text does not depend on the session.
 _SETTINGS: Final = (
     "SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET bytea_output = 'hex';"
     " SET extra_float_digits = 1; SET timezone = 'UTC'; SET row_security = off"
@@ -54,7 +54,7 @@ class PostgresSystem(System):
     """
 
     not_covered = (
-        "changes of the schema: they are refused by name",
+        "changes of the schema: they are refused, with the names of what changed",
         "tables without a key cost a copy of their content at each checkpoint",
         "rows that change in replica mode; where triggers are disabled, the rest is refused",
         "large objects, notifications, advisory locks, system columns such as ctid and xmin",
@@ -87,7 +87,7 @@ class PostgresSystem(System):
             raise
 
     def checkpoint(self, name: str) -> int:
-        """Keep what was committed since the last checkpoint or rollback."""
+        """Store what was committed since the last checkpoint or rollback."""
         with self._connection.transaction():
             self._rows.require_same_schema()
             pending = self._rows.drain()
@@ -96,7 +96,7 @@ class PostgresSystem(System):
         return token
 
     def prepare(self, token: int) -> None:
-        """Raise unless the token is known, the schema the same, and nobody in a transaction."""
+        """Raise unless the token is known, the schema unchanged, and nobody in a transaction."""
         self._tree.find(token)
         self._rows.require_same_schema()
         self._wait_for_others()
@@ -119,13 +119,13 @@ class PostgresSystem(System):
         self._tree.release(token)
 
     def keep(self, token: int) -> object:
-        """Return the rows of every table, and where the sequences stand."""
+        """Return the rows of every table, and the values of the sequences."""
         with self._connection.transaction():
             tables = {table.name: self._rows.content(table) for table in self._rows.tables.values()}
             return {"tables": tables, "sequences": dict(self._rows.sequences)}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Replace the rows that differ from what a process that died has kept."""
+        """Replace the rows that differ from what a dead process has kept."""
         if kept["tables"].keys() != {table.name for table in self._rows.tables.values()}:
             raise Conflict("The schema changed since: there are other tables.")
         self._wait_for_others()
@@ -160,7 +160,7 @@ class PostgresSystem(System):
             return self._rows.observed()
 
     def close(self) -> None:
-        """Remove the triggers and the log; the tables stay as they are."""
+        """Remove the triggers and the log; the tables are left as they are."""
         if self._connection.closed:
             return
         try:
@@ -170,7 +170,7 @@ class PostgresSystem(System):
 
     @staticmethod
     def clean(dsn: str) -> int:
-        """Remove what processes that were killed left in a database; return how many."""
+        """Remove what killed processes left in a database; return how many schemas."""
         find = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
         removed = 0
         with psycopg.connect(dsn, autocommit=True, row_factory=tuple_row) as connection:
@@ -192,7 +192,7 @@ class PostgresSystem(System):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Open a transaction as soon as all have ended that have written, and keep others out."""
+        """Open a transaction once all transactions that have written end, and keep writers out."""
         lock = sql.SQL("LOCK TABLE {}.log IN EXCLUSIVE MODE").format(sql.Identifier(self._name))
         try:
             with self._connection.transaction():
@@ -213,7 +213,7 @@ class PostgresSystem(System):
 
 
 def _lock_name(connection: Connection, schema: str) -> bool:
-    """Take the lock that says that the schema's owner is alive."""
+    """Take the lock that shows that the schema's owner is alive."""
     number = int(schema[-7:], 16)
     take = "SELECT pg_try_advisory_lock(%s, %s)"
     found = connection.execute(take, (_LOCK_SPACE, number)).fetchone()

@@ -1,8 +1,8 @@
 """One PostgreSQL connection that the code under test shares with the world.
 
-All happens in one transaction that is never committed. A checkpoint is a savepoint, and beside it
-the rows that changed, as triggers note them. While its savepoint lives, a checkpoint is restored by
-going back to it; otherwise by going back to an ancestor's, and making the changes from there again.
+Everything happens in one transaction that is never committed. A checkpoint is a savepoint, plus the
+rows that changed, as recorded by triggers. While its savepoint exists, a checkpoint is restored by
+rolling back to it; otherwise by rolling back to an ancestor's and reapplying the changes after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with required("PostgresConnectionSystem", "postgres"):
     from .postgres_rows import PREFIX, CapturedRows, drop_home, require_schemas
     from .postgres_tables import read_sequences
 
-# A row that is changed again and again in one transaction becomes slow to find.
+# A row that is changed many times in one transaction becomes slow to find.
 _SAVEPOINTS_MAX: Final = 200
 
 
@@ -33,14 +33,14 @@ class PostgresConnectionSystem(System):
     """A connection of psycopg and what it sees of some schemas; nothing is ever committed.
 
     The code under test uses the same connection, with `connection.transaction()` blocks, and
-    neither commits nor rolls back as a whole. A statement that fails outside of such a block
-    undoes all since the last checkpoint or rollback. `close()` leaves the database as it was.
+    neither commits nor rolls back the connection. A statement that fails outside such a block
+    undoes everything since the last checkpoint or rollback. `close()` undoes all changes.
     """
 
     is_in_process = True
     not_covered = (
-        "changes of the schema: they are refused by name",
-        "other connections: they see nothing of it, and wait if they write to the same tables",
+        "changes of the schema: they are refused, with the names of what changed",
+        "other connections: they see no changes, and wait if they write to the same tables",
         "tables without a key cost a copy of their content at each checkpoint",
         "rows that change in replica mode; where triggers are disabled, the rest is refused",
         "large objects, notifications, advisory locks, system columns such as ctid and xmin",
@@ -55,7 +55,9 @@ class PostgresConnectionSystem(System):
         observe: Callable[[psycopg.Connection[Any]], object] | None = None,
     ) -> None:
         if not isinstance(connection, psycopg.Connection):
-            raise InvalidArgument(f"connection must be one of psycopg, not {shown(connection)}")
+            raise InvalidArgument(
+                f"connection must be a psycopg connection, not {shown(connection)}"
+            )
         require_schemas(schemas)
         if connection.info.transaction_status != TransactionStatus.IDLE:
             raise SystemBusy("the connection is in a transaction; commit it or roll it back first")
@@ -73,7 +75,7 @@ class PostgresConnectionSystem(System):
             raise
 
     def checkpoint(self, name: str) -> int:
-        """Keep what changed since the last checkpoint or rollback."""
+        """Store what changed since the last checkpoint or rollback."""
         self._settle()
         self._rows.require_same_schema()
         pending = self._rows.drain()
@@ -92,7 +94,7 @@ class PostgresConnectionSystem(System):
         self._require_same_transaction()
 
     def rollback(self, token: int) -> None:
-        """Go back to the savepoint, or to an ancestor's and forward from there."""
+        """Roll back to the savepoint, or to an ancestor's and forward from there."""
         target = self._tree.find(token)
         self._require_same_transaction()
         self._go_to(target)
@@ -110,11 +112,11 @@ class PostgresConnectionSystem(System):
         return self._rows.observed()
 
     def close(self) -> None:
-        """Undo everything, and leave the connection outside of a transaction."""
+        """Undo everything, and leave the connection outside a transaction."""
         if self._raw.closed:
             return
         self._raw.rollback()
-        # Only if the code under test has committed, the log is still there.
+        # The log still exists only if the code under test has committed.
         with self._raw.transaction():
             drop_home(self._connection, self._home)
             for name, value in self._first.items():
@@ -126,7 +128,7 @@ class PostgresConnectionSystem(System):
         self._transaction = self._transaction_id()
         self._rows = CapturedRows(self._connection, self._schemas, self._home)
         self._tree = DeltaTree()
-        # The first node is what every other can be reached from, so it is never folded away.
+        # Every other node is reached from the first one, so it is never folded away.
         base = self._tree.find(self._tree.add({}))
         self._stack: list[Node[Changes]] = []
         self._save(base)
@@ -136,7 +138,7 @@ class PostgresConnectionSystem(System):
         self._stack.append(node)
 
     def _go_to(self, target: Node[Changes]) -> None:
-        """Make the content that of a node, which is on top of the stack afterwards."""
+        """Bring the content to that of a node, which is then on top of the stack."""
         live = {node.number: index for index, node in enumerate(self._stack)}
         down: list[Node[Changes]] = []
         node = target
@@ -161,7 +163,7 @@ class PostgresConnectionSystem(System):
         self._rows.apply({key: change for key, change in changes.items() if type(key) is tuple})
 
     def _restore_whole(self, target: Node[Changes]) -> None:
-        """Set the sequences, which no savepoint covers, and know what is read whole."""
+        """Set the sequences, which savepoints do not cover, and note tables that are read whole."""
         wanted = self._tree.changes_to(target, {})
         for name, value in self._sequences().items():
             meant = wanted.get(name, (None, self._rows.sequences[name]))[1]
@@ -170,7 +172,7 @@ class PostgresConnectionSystem(System):
         self._rows.note(wanted)
 
     def _settle(self) -> None:
-        """Undo what a failed statement has left, as its own transaction would have."""
+        """Undo what a failed statement left, as its own transaction would have."""
         if self._raw.info.transaction_status == TransactionStatus.INERROR:
             self._go_to(self._stack[-1])
         self._require_same_transaction()

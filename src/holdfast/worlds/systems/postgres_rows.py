@@ -1,4 +1,4 @@
-"""The rows of some schemas of PostgreSQL: what changes is captured, and can be put back."""
+"""The rows of some schemas of PostgreSQL: changes are captured and can be undone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PREFIX: Final = "holdfast_world_"
 
 
 class CapturedRows:
-    """The tables and sequences of some schemas, with a log of changes in a schema of its own.
+    """The tables and sequences of some schemas, with a log of changes in a separate schema.
 
     A role that cannot restore rows without running triggers is refused; one that has to disable
     them, and foreign keys, is warned. The caller opens the transaction in which it is made, and
@@ -106,7 +106,7 @@ class CapturedRows:
             ) from error
 
     def _try_out(self) -> None:
-        """Change and restore a table of our own, as the others will be."""
+        """Change and restore a scratch table, in the same way as the others."""
         connection = self._connection
         [probe] = [
             table for table in tables_in(connection, [self.home]).values() if "probe" in table.name
@@ -160,7 +160,7 @@ class CapturedRows:
         self._definitions = self._read_definitions()
 
     def note(self, changes: Changes) -> None:
-        """Remember the content of what is read whole, as it is now."""
+        """Record the current content of tables that are read as a whole."""
         self._definitions, self._altered = self._altered or self._definitions, None
         for key, (_, now) in changes.items():
             if isinstance(key, str):
@@ -241,7 +241,7 @@ class CapturedRows:
 
 
 def _folded(log: Iterable[tuple[Any, ...]]) -> Changes:
-    """Return the log as changes: what each row was first, and what it is now."""
+    """Return the log as changes: what each row was at first, and what it is now."""
     changes: Changes = {}
     for relation, old_key, new_key, before, after in log:
         if old_key is not None:
@@ -261,6 +261,6 @@ def drop_home(connection: Connection, schema: str) -> None:
 
 
 def require_schemas(schemas: Sequence[str]) -> None:
-    """Refuse what is no list of names."""
+    """Raise InvalidArgument unless this is a list of names."""
     if isinstance(schemas, str) or not schemas:
         raise InvalidArgument(f"schemas must be a list of names, not {shown(schemas)}")

@@ -51,7 +51,7 @@ JOIN pg_namespace n ON n.oid = c.connamespace WHERE c.condeferred
 
 @contextmanager
 def in_replica_mode(connection: Connection, tables: Collection[Table]) -> Iterator[None]:
-    """Have the connection's changes taken for those of a replica, in this transaction."""
+    """Apply the connection's changes as those of a replica, in this transaction."""
     connection.execute("SET LOCAL session_replication_role = replica")
     yield
     connection.execute("SET LOCAL session_replication_role = origin")
@@ -100,7 +100,7 @@ def _alter(connection: Connection, table: str, what: str, name: str, rest: str =
 
 
 def can_be_replica(connection: Connection) -> bool:
-    """Say whether the role may make changes as a replica does."""
+    """Return whether the role may make changes as a replica does."""
     try:
         with connection.transaction(force_rollback=True), in_replica_mode(connection, ()):
             return True

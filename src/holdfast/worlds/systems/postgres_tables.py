@@ -11,7 +11,7 @@ from psycopg import sql
 
 Connection = psycopg.Connection[Any]
 
-# The key is the primary key, else the first unique index whose columns are never NULL.
+# The key is the primary key, or else the first unique index whose columns are never NULL.
 _TABLES: Final = """
 SELECT c.oid, n.nspname, c.relname,
     array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated = ''),
@@ -54,7 +54,7 @@ WHERE c.relkind IN ('r', 'S') AND c.relnamespace IN (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its columns that can be written, its key, and a digest of its definition."""
+    """A table: its writable columns, its key, and a digest of its definition."""
 
     oid: int
     schema: str
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The name with its schema."""
+        """The qualified name."""
         return f"{self.schema}.{self.relation}"
 
     @property
@@ -102,7 +102,7 @@ def _triggers(home: str) -> tuple[str, str]:
 
 
 def capture(connection: Connection, home: str, table: Table) -> None:
-    """Have every change of a table's rows written to the log; a table without a key has none."""
+    """Have every change of a table's rows logged; a table without a key is not captured."""
     if not table.key:
         return
     rows, truncation = _triggers(home)
@@ -151,7 +151,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION {wipe}();
 
 
 def captured(connection: Connection, home: str, table: Table, *, is_always: bool) -> None:
-    """Have changes captured also while triggers are silent, or as usual."""
+    """Capture changes even while triggers are silent, or only otherwise."""
     alter = sql.SQL("ALTER TABLE {} ENABLE {} TRIGGER {}").format(
         table.identifier,
         sql.SQL("ALWAYS") if is_always else sql.SQL(""),
@@ -171,7 +171,7 @@ def content_of(connection: Connection, table: Table) -> list[str]:
 def replace_rows(
     connection: Connection, table: Table, old: Sequence[str], new: Sequence[str]
 ) -> None:
-    """Delete rows and insert others; all are found by their key, or all if there is none."""
+    """Delete rows by their keys and insert others; without a key, all rows are replaced."""
     if old and table.key:
         same = sql.SQL(" AND ").join(
             sql.SQL("live.{0} = each.{0}").format(sql.Identifier(name)) for name in table.key
@@ -193,14 +193,14 @@ def replace_rows(
 
 
 def _rows(table: Table, images: Sequence[str]) -> sql.Composed:
-    # No parameters: a name of a column may contain what would be taken for a placeholder.
+    # No parameters, because the name of a column may contain something like a placeholder.
     return sql.SQL(
         "unnest({}::text[]) AS given (image), LATERAL (SELECT (image::{}).*) AS each"
     ).format(sql.Literal(list(images)), table.identifier)
 
 
 def read_sequences(connection: Connection, schemas: Sequence[str]) -> dict[str, tuple[int, bool]]:
-    """Return where every sequence stands."""
+    """Return the value of every sequence."""
     names = connection.execute(_SEQUENCES, (list(schemas),)).fetchall()
     if not names:
         return {}
@@ -220,5 +220,5 @@ def _key(row: str, table: Table) -> sql.Composed:
 
 
 def _path(row: str, column: str) -> tuple[str, str]:
-    # OLD and NEW are variables, whose names are folded to lower case.
+    # OLD and NEW are variables, and their names are folded to lower case.
     return row.lower(), column

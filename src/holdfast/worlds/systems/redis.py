@@ -18,9 +18,9 @@ with required("RedisSystem", "worlds"):
     from redis.exceptions import ResponseError
 
 _BATCH: Final = 500
-# Without PEXPIRETIME, which Redis 6 lacks, the moment of expiry is known to a millisecond or two.
+# Redis 6 lacks PEXPIRETIME, so expiry times are known only to a millisecond or two.
 _JITTER_MS: Final = 2
-# One script for all keys, so that they and the time belong to one moment.
+# One script for all keys, so that keys and time are read at the same moment.
 _READ: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -35,7 +35,7 @@ return found
 
 
 class _Value(NamedTuple):
-    """What a key holds, as Redis dumps it, and when it expires, in milliseconds."""
+    """The dump of a key, and the time at which it expires, in milliseconds."""
 
     dump: bytes
     expires_at: int | None
@@ -51,10 +51,10 @@ class _Value(NamedTuple):
 class RedisSystem(System):
     """The keys of one database that begin with a prefix; a checkpoint costs the keys that changed.
 
-    Where the server does not report changes to us, each checkpoint and rollback reads every key,
-    and a warning says so.
+    If the server does not report changes, each checkpoint and rollback reads every key, and a
+    warning says so.
 
-    Keys keep the moment at which they expire: one that has expired meanwhile is not brought back.
+    Keys keep their expiry time: one that has expired in the meantime is not restored.
     `observe` is a function of a client that returns what a state shows; by default it is the
     content of all keys, without their expiry.
     """
@@ -82,7 +82,7 @@ class RedisSystem(System):
         self._is_reporting = True
         self._reported: set[bytes] = set()
         self._is_complete = False
-        # What each key held at the head of the tree, and the dump that stands for it now.
+        # The value of each key at the head of the tree, and the dump that it has now.
         self._values: dict[bytes, _Value] = {}
         self._restored: dict[bytes, tuple[_Value, _Value]] = {}
         self._shown: dict[bytes, Any] = {}
@@ -99,14 +99,14 @@ class RedisSystem(System):
             raise
 
     def checkpoint(self, name: str) -> int:
-        """Keep the keys that changed since the last checkpoint or rollback."""
+        """Store the keys that changed since the last checkpoint or rollback."""
         pending = self._pending()
         token = self._tree.add(pending)
         self._note(pending)
         return token
 
     def prepare(self, token: int) -> None:
-        """Raise unless the token is known and the server answers."""
+        """Raise unless the token is known and the server responds."""
         self._tree.find(token)
         self._client.ping()
 
@@ -128,7 +128,7 @@ class RedisSystem(System):
         return {key: tuple(value) for key, value in self._values.items()}
 
     def restore(self, kept: dict[bytes, tuple[bytes, int | None]]) -> None:
-        """Write the keys that differ from what a process that died has kept."""
+        """Write the keys that differ from what a dead process has kept."""
         pending = self._pending()
         now = dict(self._values)
         now |= {key: value for key, (_, value) in pending.items()}
@@ -143,11 +143,11 @@ class RedisSystem(System):
         self._tree.leave(self._tree.fold(pending, changes))
 
     def observe(self) -> object:
-        """Return what the observer reads; by default what every key holds, by its type."""
+        """Return what the observer reads; by default the content of every key, by its type."""
         if self._observe is not None:
             return self._observe(self._client)
         self._collect()
-        # A key that has expired is reported only when the server notices it.
+        # An expired key is reported only when the server notices it.
         keys = sorted(self._unseen | self._fading)
         for key, (value, is_fading) in zip(keys, _contents(self._client, keys), strict=True):
             self._shown.pop(key, None)
@@ -159,13 +159,13 @@ class RedisSystem(System):
         return Observation("redis", dict(self._shown), {"expiring": len(self._fading)})
 
     def close(self) -> None:
-        """Close the connections; the keys stay as they are."""
+        """Close the connections; the keys are left as they are."""
         if self._tracker is not None:
             self._tracker.disconnect()
         self._client.close()
 
     def _collect(self) -> None:
-        """Find out which keys may have changed: those that were reported, or all of them."""
+        """Collect the keys that may have changed: those that were reported, or all."""
         if self._is_reporting:
             try:
                 self._listen()
@@ -179,13 +179,13 @@ class RedisSystem(System):
         self._unseen |= self._reported
 
     def _listen(self) -> None:
-        """Receive reports; everything that was written before is reported by now."""
+        """Receive reports; everything written so far has been reported."""
         try:
             tracker = self._tracker or self._track()
             tracker.send_command("PING")
             tracker.read_response()
         except Disconnected:
-            # What was reported to the lost connection is unknown.
+            # The reports to the lost connection are lost.
             self._track()
 
     def _distrust(self, reason: str) -> None:
@@ -234,7 +234,7 @@ class RedisSystem(System):
         return {key for key, value in self._values.items() if value.expires_at is not None}
 
     def _known(self, key: bytes, value: _Value | None) -> _Value | None:
-        """Return the value that was meant: a restored key may be dumped in other bytes."""
+        """Return the original value of a restored key, whose dump may have different bytes."""
         if value is None:
             return None
         meant, dumped = self._restored.get(key, (None, None))
@@ -273,7 +273,7 @@ class RedisSystem(System):
                 self._restored[key] = self._values[key], dumped
 
     def _try_out(self) -> None:
-        """Write, change and restore a key of our own, as the others will be."""
+        """Write, change and restore a scratch key, in the same way as the others."""
         key = self._prefix + b"holdfast world trial"
         before = self.checkpoint("before the trial")
         try:
@@ -294,7 +294,7 @@ def _pattern(prefix: bytes) -> bytes:
 
 
 def _contents(client: redis.Redis, keys: list[bytes]) -> list[tuple[Any, bool]]:
-    """Return what each key holds, however it is stored, and whether it will expire."""
+    """Return the content of each key, however it is encoded, and whether it will expire."""
     if not keys:
         return []
     with client.pipeline(transaction=False) as pipe:

@@ -32,7 +32,7 @@ class QueueSystem(MemorySystem):
         return number
 
     def receive(self, queue: str) -> tuple[int, Any] | None:
-        """Take the oldest message of a queue, as its id and body, or None if it is empty."""
+        """Take the oldest message of a queue and return its id and body; None if it is empty."""
         waiting = self.data["ready"].get(queue)
         if not waiting:
             return None
@@ -43,17 +43,17 @@ class QueueSystem(MemorySystem):
         return message["id"], message["body"]
 
     def acknowledge(self, id: int) -> None:
-        """Remove a message that was received."""
+        """Remove a received message."""
         self._taken(id)
 
     def reject(self, id: int) -> None:
-        """Put a message that was received back to the front of its queue."""
+        """Put a received message back at the front of its queue."""
         message = self._taken(id)
         waiting = self.data["ready"].setdefault(message["queue"], [])
         waiting.insert(0, {"id": id, "body": message["body"]})
 
     def messages(self, queue: str) -> list[Any]:
-        """Return the bodies that wait in a queue, the oldest first."""
+        """Return the bodies of the messages in a queue, oldest first."""
         return [message["body"] for message in self.data["ready"].get(queue, ())]
 
     def observe(self) -> object:
@@ -70,7 +70,7 @@ class QueueSystem(MemorySystem):
 
 
 class MailSystem(MemorySystem):
-    """Mail in memory: what was sent, by recipient."""
+    """Mail in memory: the messages sent, by recipient."""
 
     not_covered = ()
 
@@ -83,17 +83,17 @@ class MailSystem(MemorySystem):
         self.data["sent"].append({"to": to, "subject": subject, "body": body})
 
     def inbox(self, to: str) -> list[dict[str, str]]:
-        """Return copies of the messages to a recipient, the oldest first."""
+        """Return copies of the messages to a recipient, oldest first."""
         return [dict(message) for message in self.data["sent"] if message["to"] == to]
 
     @property
     def sent(self) -> list[dict[str, str]]:
-        """Copies of all messages, the oldest first."""
+        """Copies of all messages, oldest first."""
         return [dict(message) for message in self.data["sent"]]
 
 
 class ClockSystem(MemorySystem):
-    """A clock that stands still until it is advanced: give its `now_ms` to the code under test."""
+    """A clock that stands still until it is advanced: pass its `now_ms` to the code under test."""
 
     not_covered = ("timers that wait for the machine's own clock",)
 
@@ -110,7 +110,7 @@ class ClockSystem(MemorySystem):
 
 
 class StorageSystem(System):
-    """Objects in memory: bytes by name. A checkpoint costs what its names cost, not the bytes."""
+    """Objects in memory: bytes by name. A checkpoint copies the names, not the bytes."""
 
     is_in_process = True
     is_atomic = True
@@ -122,7 +122,7 @@ class StorageSystem(System):
     def put(
         self, name: str, content: bytes, *, media_type: str = "application/octet-stream"
     ) -> None:
-        """Store an object, also over an existing one."""
+        """Store an object, replacing an existing one."""
         require_text("name", name, 1_024)
         if not isinstance(content, bytes):
             raise InvalidArgument(f"content must be bytes, not a {type(content).__name__}")
@@ -137,7 +137,7 @@ class StorageSystem(System):
         return self._found(name)[1]
 
     def delete(self, name: str) -> None:
-        """Remove an object; one that does not exist is no error."""
+        """Remove an object, if it exists."""
         self._objects.pop(name, None)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -149,15 +149,15 @@ class StorageSystem(System):
         return dict(self._objects)
 
     def rollback(self, token: dict[str, tuple[bytes, str]]) -> None:
-        """Put back the objects of a checkpoint."""
+        """Restore the objects of a checkpoint."""
         self._objects = dict(token)
 
     def keep(self, token: dict[str, tuple[bytes, str]]) -> object:
-        """Return the objects: they are good in every process."""
+        """Return the objects, which are valid in every process."""
         return token
 
     def restore(self, kept: dict[str, tuple[bytes, str]]) -> None:
-        """Put back the objects of a checkpoint."""
+        """Restore the objects of a checkpoint."""
         self.rollback(kept)
 
     def observe(self) -> object:

@@ -49,7 +49,7 @@ class SqliteSystem(System):
     not_covered = (
         "transactions that are open: a rollback waits for them",
         "temporary tables, attached databases, and rows that a program keeps in memory",
-        "AUTOINCREMENT counters are restored, but are no part of a state",
+        "AUTOINCREMENT counters are restored, but are not part of a state",
     )
 
     def __init__(
@@ -58,7 +58,7 @@ class SqliteSystem(System):
         self.path = require_path(path)
         require_seconds("wait_seconds", wait_seconds, _WAIT_SECONDS_MAX)
         if not self.path.is_file():
-            raise InvalidArgument(f"path must be an SQLite database, and {self.path} is no file")
+            raise InvalidArgument(f"path must be an SQLite database; {self.path} is not a file")
         self._observe = observe or all_tables
         # Connections of sqlite3 that nobody has closed are closed by the collector: later it would
         # take the log away, because in one process no lock protects it.
@@ -84,15 +84,15 @@ class SqliteSystem(System):
 
     @property
     def is_incremental(self) -> bool:
-        """Whether a checkpoint costs what changed, and not a copy of the database."""
+        """Whether a checkpoint stores only what changed, not a copy of the database."""
         return isinstance(self._snapshots, wal.WalSnapshots)
 
     def checkpoint(self, name: str) -> int:
-        """Keep what is committed now."""
+        """Store what is committed now."""
         return self._snapshots.checkpoint()
 
     def prepare(self, token: int) -> None:
-        """Raise unless the token is known and no transaction stands in the way."""
+        """Raise unless the token is known and no open transaction prevents a rollback."""
         self._snapshots.prepare(token)
 
     def rollback(self, token: int) -> None:
@@ -110,7 +110,7 @@ class SqliteSystem(System):
         return {"folder": str(self._folder.path), "pieces": pieces}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Replace the whole database by what a process that died has kept."""
+        """Replace the whole database with what a dead process has kept."""
         folder = kept_folder(kept["folder"], _KIND)
         with tempfile.TemporaryDirectory(dir=self._folder.path) as scratch:
             copy = Path(scratch) / "copy.db"
@@ -119,11 +119,11 @@ class SqliteSystem(System):
                 copy_database(source, self._connection)
 
     def discard(self, kept: dict[str, Any]) -> None:
-        """Remove the folder with what was kept."""
+        """Remove the folder with the kept files."""
         remove_kept(kept["folder"], _KIND)
 
     def sweep(self) -> int:
-        """Remove the folders of killed processes, and trials that they had not ended."""
+        """Remove the folders of killed processes, and the scratch databases of their self-tests."""
         return sweep_folders(_KIND) + sweep_folders(_TRIAL, self.path.parent)
 
     def observe(self) -> object:
@@ -135,17 +135,17 @@ class SqliteSystem(System):
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Let go of the file; its content stays as it is."""
+        """Release the file; its content is left as it is."""
         self._connection.close()
         self._snapshots.close()
         self._folder.close()
-        # Whoever closes the last connection that has read it copies the log into the file.
+        # Closing the last connection that has read the log copies it into the file.
         with closing(_connect(self.path, 0)) as last:
             last.pragma("user_version")
 
 
 class _Copies:
-    """Snapshots as whole copies, made and restored by SQLite itself: slow, and always exact."""
+    """Snapshots as whole copies, made and restored by SQLite itself: slow, but always exact."""
 
     def __init__(self, connection: apsw.Connection, directory: Path) -> None:
         self._connection = connection
@@ -172,21 +172,21 @@ class _Copies:
         self._file(token).unlink()
 
     def keep(self, token: int, folder: Path) -> list[str]:
-        # Copies have no log, so the one piece is the whole database, by a name of its own.
+        # Copies have no log, so the only piece is the whole database, under a separate name.
         kept = f"kept-{token}.db"
         if not (folder / kept).exists():
             os.link(self._file(token), folder / kept)
         return [kept]
 
     def close(self) -> None:
-        """Do nothing: the directory is not its own."""
+        """Do nothing: the folder belongs to the system."""
 
     def _file(self, token: int) -> Path:
         return self._directory / f"{token}.db"
 
 
 class Reads(Protocol):
-    """A connection that runs SQL, of apsw or of the standard library."""
+    """A connection of apsw or of the standard library that runs SQL."""
 
     def execute(self, statement: str, /) -> Any:
         """Run a statement."""
@@ -208,7 +208,7 @@ def all_tables(connection: Reads) -> object:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a table as SQL."""
+    """Return the name of a table, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -217,7 +217,7 @@ def _order(row: list[object]) -> list[tuple[str, str]]:
 
 
 def _assemble(folder: Path, pieces: list[str], copy: Path) -> None:
-    """Put a database together again from what was kept of it."""
+    """Rebuild a database from the pieces that were kept."""
     try:
         if pieces[0].endswith(".db"):
             shutil.copyfile(folder / pieces[0], copy)
@@ -238,7 +238,7 @@ def _connect(path: Path, wait_seconds: float) -> apsw.Connection:
 
 
 def copy_database(source: apsw.Connection, target: apsw.Connection) -> None:
-    """Replace a whole database by another, as one transaction."""
+    """Replace a whole database with another, in one transaction."""
     with target.backup("main", source, "main") as backup:
         try:
             while not backup.done:
@@ -252,25 +252,25 @@ def _why_no_segments(connection: apsw.Connection, path: Path) -> str | None:
         return "this platform lacks the locks that checkpoints of the log need"
     if connection.pragma("journal_mode") != "wal":
         return "it is not in WAL mode (PRAGMA journal_mode = WAL)"
-    # Whatever the file system does with locks and shared memory, it does to this file too.
+    # In the same directory, so that the file system treats locks and shared memory the same way.
     folder = OwnFolder(_TRIAL, path.parent)
     try:
         trial = folder.path / "trial.db"
         trial.touch()
         return _try_out(trial)
     except (OSError, apsw.Error, AssertionError) as error:
-        return f"a trial of the faster way failed here: {error}"
+        return f"a self-test of the faster method failed here: {error}"
     finally:
         folder.close()
 
 
 def _try_out(path: Path) -> str | None:
-    """Roll a scratch database back while another connection is open, and compare."""
+    """Roll back a scratch database while another connection is open, and compare."""
     with closing(_connect(path, 1)) as other, closing(_connect(path, 1)) as connection:
         other.pragma("journal_mode", "wal")
         other.execute("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
         connection.execute("SELECT * FROM t").fetchall()
-        # The log is written again, shorter, whenever that is possible.
+        # The log is rewritten, shorter, whenever that is possible.
         with closing(wal.WalSnapshots(path, connection, 1, long_bytes=0)) as snapshots:
             token = snapshots.checkpoint()
             other.execute("UPDATE t SET a = 2; CREATE TABLE u (b)")
@@ -282,6 +282,6 @@ def _try_out(path: Path) -> str | None:
                 snapshots.rollback(wanted)
                 found = other.execute("SELECT count(*), (SELECT a FROM t) FROM sqlite_schema")
                 if found.fetchall() != [expected]:
-                    return "a trial of the faster way restored something else here"
+                    return "a self-test of the faster method gave a different result here"
             connection.close()
     return None

@@ -36,7 +36,7 @@ class SqliteConnectionSystem(System):
         "changes by other connections",
         "temporary tables and attached databases",
         "row numbers of tables without an INTEGER PRIMARY KEY",
-        "AUTOINCREMENT counters are restored, but are no part of a state",
+        "AUTOINCREMENT counters are restored, but are not part of a state",
     )
 
     def __init__(
@@ -48,7 +48,9 @@ class SqliteConnectionSystem(System):
         self._connection = connection
         self._observe = observe or all_tables
         if not isinstance(connection, apsw.Connection | sqlite3.Connection):
-            raise InvalidArgument(f"connection must be one of SQLite, not {shown(connection)}")
+            raise InvalidArgument(
+                f"connection must be an SQLite connection, not {shown(connection)}"
+            )
         self._require_rest()
         problem = _why_no_changesets(connection)
         if problem is None:
@@ -61,7 +63,7 @@ class SqliteConnectionSystem(System):
         self._tree = _Snapshots(Snapshot(self._database.copy(), ()))
 
     def checkpoint(self, name: str) -> int:
-        """Keep what changed since the last checkpoint or rollback."""
+        """Store what changed since the last checkpoint or rollback."""
         self._require_rest()
         token = self._tree.add(self._database.pending())
         self._database.begin()
@@ -73,7 +75,7 @@ class SqliteConnectionSystem(System):
         self._require_rest()
 
     def rollback(self, token: int) -> None:
-        """Restore what was there, by changes if that is possible, else from a copy."""
+        """Restore the content, by applying changes if possible, or else from a copy."""
         self._require_rest()
         target = self._tree.find(token)
         up, down, _ = self._tree.route(target)
@@ -202,7 +204,7 @@ class _Changesets:
         self.begin()
 
     def begin(self) -> None:
-        """Record from here on."""
+        """Start recording."""
         self.close()
         self._schema = self._schema_number()
         self._is_recordable = self._all_rows_have_keys()
@@ -212,7 +214,7 @@ class _Changesets:
         self._session.attach()
 
     def pending(self) -> Snapshot:
-        """Return what was recorded; a copy, if something happened that is not recorded."""
+        """Return what was recorded, or a copy if something happened that is not recorded."""
         assert self._session is not None, "the system is closed"
         if self._schema != self._schema_number():
             return Snapshot(self.copy(), ())
@@ -258,7 +260,7 @@ class _Changesets:
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
-        """Change something that is no change since the head; if it fails, nothing has changed."""
+        """Apply changes without recording them; if that fails, nothing has changed."""
         assert self._session is not None, "the system is closed"
         self._session.enabled = False
         try:
@@ -271,7 +273,7 @@ class _Changesets:
         return int(self._connection.pragma("schema_version"))
 
     def _all_rows_have_keys(self) -> bool:
-        """Say whether every change can be recorded: a NULL in a key hides its row."""
+        """Return whether every change can be recorded: a NULL in a key hides its row."""
         if self._connection.execute(_VIRTUAL).fetchall():
             return False
         for table in (str(name) for (name,) in self._connection.execute(_TABLES).fetchall()):
@@ -294,14 +296,14 @@ class _Changesets:
 
 
 def _why_no_changesets(connection: apsw.Connection | sqlite3.Connection) -> str | None:
-    """Say why changes cannot be recorded and undone, or None; it is tried on a scratch database."""
+    """Return why changes cannot be recorded and undone, or None; a scratch database is tried."""
     if isinstance(connection, sqlite3.Connection):
         return "sqlite3 cannot record changes; with a connection of apsw it costs what changed"
     try:
         with closing(apsw.Connection(":memory:")) as scratch:
             return _try_out(scratch)
     except (AttributeError, apsw.Error) as error:
-        return f"a trial of recording changes failed here: {error}"
+        return f"a self-test of recording changes failed here: {error}"
 
 
 def _try_out(scratch: apsw.Connection) -> str | None:
@@ -317,7 +319,7 @@ def _try_out(scratch: apsw.Connection) -> str | None:
         for wanted, steps in ((states[0], (changes, [])), (states[1], ([], changes))):
             changesets.apply(*steps)
             if all_tables(scratch) != wanted:
-                return "a trial of recording changes restored something else here"
+                return "a self-test of recording changes gave a different result here"
     finally:
         changesets.close()
     return None

@@ -1,11 +1,11 @@
 """Snapshots of an SQLite file in WAL mode that other processes use, as pieces of its log.
 
 A lock that every process respects keeps the database file as it is: nobody can copy the log back
-into it, nobody can begin the log anew. So everything that is committed stands in the log, and a
-snapshot is a length of it. A rollback cuts the log where the two histories part, appends what the
-other one wrote, and marks the index of the log as invalid; whoever comes next reads the log again,
-as after a crash. Each frame carries a running checksum over all frames before it, so SQLite itself
-would notice a piece in the wrong place.
+into it, and nobody can restart the log. So everything that is committed is in the log, and a
+snapshot is a length of it. A rollback truncates the log where the two histories diverge, appends
+what the other one wrote, and marks the index of the log as invalid; the next reader reads the log
+again, as after a crash. Each frame carries a running checksum over all frames before it, so SQLite
+itself would notice a piece in the wrong place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .wal_frames import (
 
 _HEADER_BYTES: Final = 48
 _SALTS: Final = slice(16, 24)
-# Where locks stand in the index of the log, and in the database file.
+# The offsets of locks in the index of the log, and in the database file.
 _WRITE_TO_RECOVER: Final = (120, 3)
 _READ_ZERO: Final = (123, 1)
 _READERS: Final = (124, 4)
@@ -51,7 +51,7 @@ IS_SUPPORTED: Final = hasattr(fcntl, "F_OFD_SETLK")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What the log gained, up to which length, and the number of the schema there."""
+    """What was appended to the log, its length after that, and the schema version there."""
 
     content: bytes
     end: int
@@ -92,7 +92,7 @@ class WalSnapshots:
             )
             _lock(self._database, fcntl.F_RDLCK, _SHARED)
             _lock(self._index, fcntl.F_RDLCK, _READ_ZERO)
-            # With a frame that is not in the database file, nobody can begin the log anew.
+            # With a frame that is not in the database file, nobody can restart the log.
             version = connection.pragma("user_version")
             connection.pragma("user_version", version)
             end = self._end()
@@ -116,13 +116,13 @@ class WalSnapshots:
         return self._tree.add(pending)
 
     def prepare(self, token: int) -> None:
-        """Raise unless the token is known and no transaction of anybody stands in the way."""
+        """Raise unless the token is known and no open transaction prevents a rollback."""
         self._tree.find(token)
         with self._alone(self._wait_seconds):
             self._require_same_log()
 
     def rollback(self, token: int) -> None:
-        """Cut the log, and append what leads to the target."""
+        """Truncate the log, and append what leads to the target."""
         target = self._tree.find(token)
         schema = self._schema()
         with self._alone(self._wait_seconds):
@@ -152,19 +152,19 @@ class WalSnapshots:
             path.append(parent)
         first, *others = path[::-1]
         start = f"0-{first.changes.end}"
-        # Opening the files anew, and closing them, would drop the locks of this process.
+        # Opening and closing the files again would drop the locks of this process.
         _write(folder / BASE, _read(self._database, os.fstat(self._database).st_size))
         _write(folder / start, _read(self._log, first.changes.end))
         names = [start]
         for node in others:
             piece = node.changes
-            # A piece grows when the one before it is forgotten.
+            # A piece grows when the one before it is released.
             names.append(f"{node.number}-{piece.end}-{len(piece.content)}")
             _write(folder / names[-1], [piece.content])
         return names
 
     def close(self) -> None:
-        """Let the log go: from now on it is copied into the file as ever."""
+        """Release the log: from now on it is copied into the file as usual."""
         for file in self._files:
             os.close(file)
         self._files.clear()
@@ -182,7 +182,7 @@ class WalSnapshots:
         return Piece(os.pread(self._log, end - start, start), end, self._schema())
 
     def _shorten(self, end: int) -> None:
-        """Write the log after the first snapshot again, with one frame for each page.
+        """Rewrite the log after the first snapshot, with one frame for each page.
 
         The next snapshot follows on the first one then, as if nothing had come between them.
         """
@@ -200,7 +200,7 @@ class WalSnapshots:
             frames = os.pread(self._log, end - start, start)
             before = b"" if start == HEADER_BYTES else os.pread(self._log, size, start - size)
             content = shortened(frames, page_bytes, checksum_before(header, before))
-            # A log of pages that all differ cannot be made shorter: look again when it has doubled.
+            # A log in which all pages differ cannot be shortened; try again when it has doubled.
             self._long_bytes = max(self._least_bytes, 2 * len(content))
             if 2 * len(content) > len(frames):
                 return
@@ -266,15 +266,15 @@ class WalSnapshots:
         return int(self._connection.pragma("page_size"))
 
     def _end(self) -> int:
-        """Return the length of the log that is committed, as its index says."""
+        """Return the committed length of the log, according to its index."""
         for _ in range(1_000):
             end = self._indexed_end()
             if end is not None:
                 return end
-            # Somebody is just writing it, or it waits for the next reader after a rollback.
+            # The index is being written, or is still invalid after a rollback.
             self._schema()
             time.sleep(_PAUSE_SECONDS)
-        raise SystemBusy(f"the index of the log of {self._path} does not come to rest")
+        raise SystemBusy(f"the index of the log of {self._path} keeps changing")
 
     def _indexed_end(self) -> int | None:
         both = os.pread(self._index, 2 * _HEADER_BYTES, 0)
@@ -288,11 +288,11 @@ class WalSnapshots:
 
     def _require_same_log(self) -> None:
         if os.pread(self._log, HEADER_BYTES, 0)[_SALTS] != self._salts:
-            raise CheckpointInvalid(f"somebody replaced the log of {self._path}")
+            raise CheckpointInvalid(f"the log of {self._path} was replaced by somebody else")
 
     def _rewrite(self, target: Node[Piece]) -> None:
         _, down, ancestor = self._tree.route(target)
-        # First the index: if this process dies here, the next reader finds a log that it can read.
+        # The index first: if this process dies here, the next reader still finds a valid log.
         os.pwrite(self._index, bytes(2 * _HEADER_BYTES), 0)
         os.ftruncate(self._log, ancestor.changes.end)
         place = ancestor.changes.end
@@ -333,7 +333,7 @@ def _write_at(file: int, content: bytes, place: int) -> None:
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file that is there as a whole or not at all, unless it is there already."""
+    """Write a file atomically, unless it already exists."""
     if path.exists():
         return
     temporary = path.with_name(f"{path.name}.new")
@@ -343,7 +343,7 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def _lock(file: int, kind: int, place: tuple[int, int]) -> bool:
-    """Take or drop a lock of an open file description; say whether that was possible."""
+    """Take or drop a lock of an open file description; return whether that was possible."""
     start, length = place
     request = struct.pack(_LOCK, kind, os.SEEK_SET, start, length, 0)
     try:

@@ -11,7 +11,7 @@ from typing import Final
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
-# The words that are summed are little-endian.
+# The words of the checksum are little-endian.
 _MAGIC: Final = 0x377F_0682
 _MASK: Final = 0xFFFF_FFFF
 
@@ -19,7 +19,7 @@ Checksum = tuple[int, int]
 
 
 def is_readable(header: bytes) -> bool:
-    """Say whether a log, by its header, has checksums that are made here."""
+    """Return whether a log, by its header, has the kind of checksums that this module computes."""
     return len(header) == HEADER_BYTES and int.from_bytes(header[:4], "big") == _MAGIC
 
 
@@ -48,7 +48,7 @@ def latest_pages(frames: bytes, page_bytes: int) -> dict[int, bytes]:
     last: dict[int, int] = {}
     for start in range(0, len(frames), size):
         last[int.from_bytes(frames[start : start + 4], "big")] = start
-    # A page beyond the end belonged to a database that was longer then.
+    # A page beyond the end belongs to a time when the database was longer.
     pages = _page_count(frames, page_bytes)
     return {
         page: frames[last[page] + FRAME_HEADER_BYTES : last[page] + size]
