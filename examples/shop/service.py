@@ -1,10 +1,10 @@
-"""A small shop behind HTTP: orders in SQLite, carts and caches in Redis, papers in files.
+"""A small shop behind HTTP: orders in SQLite, carts and caches in Redis, documents in files.
 
     python -m examples.shop.service FOLDER REDIS_URL [BUG ...]
 
-There is one copy of one book. Each customer can order it once; a copy that comes back can be sold
-to the other. The shop prints its port, and ends when its standard input does. Each bug of `BUGS` is
-only there if it is named.
+There is one copy of one book. Each customer can order it once; a returned copy can be sold to the
+other. The shop prints its port, and exits when its standard input is closed. Each bug of `BUGS` is
+only present if it is named.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ INSERT INTO stock VALUES (1);
 
 
 class Refused(Exception):
-    """The shop does not do this now."""
+    """The shop refuses a request in its current state."""
 
 
 def create(folder: Path) -> None:
-    """Make the database and the folders of a new shop."""
+    """Create the database and the folders of a new shop."""
     for name in ("labels", "papers"):
         (folder / "files" / name).mkdir(parents=True)
     with sqlite3.connect(folder / "shop.db") as db:
@@ -60,7 +60,7 @@ def create(folder: Path) -> None:
 
 
 class Shop:
-    """What the shop does; nothing is kept in memory between two requests."""
+    """The operations of the shop; nothing is kept in memory between requests."""
 
     def __init__(self, folder: Path, redis_url: str, bugs: set[str]) -> None:
         self.db = sqlite3.connect(folder / "shop.db", isolation_level=None)
@@ -79,7 +79,7 @@ class Shop:
         self._require(bool(self.cache.delete(f"{PREFIX}cart:{customer}")), "the cart is empty")
 
     def checkout(self, customer: str) -> None:
-        """Order what is in the cart; a lock keeps others away."""
+        """Order what is in the cart, under a lock that keeps others out."""
         lock = f"{PREFIX}lock"
         self._require(bool(self.cache.set(lock, 1, nx=True)), "a checkout is under way")
         if "lock_left" in self.bugs and self._status(customer):
@@ -100,7 +100,7 @@ class Shop:
         self.cache.delete(cart, f"{PREFIX}stock")
 
     def coupon(self, customer: str) -> None:
-        """Lower the total of an order that is not paid yet, once."""
+        """Reduce the total of an unpaid order, once."""
         is_new = self._status(customer) == "placed" and self._total(customer) == PRICE
         self._require(is_new, "a coupon is for a new order")
         order = (PRICE - DISCOUNT, customer)
@@ -117,12 +117,12 @@ class Shop:
         return f"{status}: {self._seen(customer)}"
 
     def stock(self, customer: str) -> int:
-        """Show how many copies there are, from the cache."""
+        """Show how many copies are in stock, from the cache."""
         self.cache.set(f"{PREFIX}stock", self._copies(), nx=True)
         return int(str(self.cache.get(f"{PREFIX}stock")))
 
     def pay(self, customer: str) -> None:
-        """Charge the total, as the customer has seen it."""
+        """Charge the total that the customer has seen."""
         status = self._status(customer)
         is_late = "paid_after_cancel" in self.bugs and status == "cancelled"
         self._require(status == "placed" or is_late, "there is nothing to pay")
@@ -141,7 +141,7 @@ class Shop:
         self._become(customer, "packed")
 
     def ship(self, customer: str) -> None:
-        """Hand the parcel over, with its label, and keep an invoice."""
+        """Hand over the parcel with its label, and file an invoice."""
         self._require(self._status(customer) == "packed", "only a packed order is shipped")
         self._label(customer).unlink()
         self._paper("invoice", customer).write_text(f"{self._charged(customer)} paid\n")
@@ -155,7 +155,7 @@ class Shop:
             self._become(customer, "returned")
 
     def refund(self, customer: str) -> None:
-        """Pay back what a returned order cost, with a credit note."""
+        """Refund what a returned order cost, with a credit note."""
         self._require(self._status(customer) == "returned", "only a returned order is refunded")
         is_full = "full_refund" in self.bugs and self._total(customer) < PRICE
         is_seen = self._seen(customer) is not None
@@ -168,7 +168,7 @@ class Shop:
             self._become(customer, "refunded")
 
     def cancel(self, customer: str) -> None:
-        """Cancel an order that has not left the shop, and pay back what was paid."""
+        """Cancel an order that has not left the shop, and refund what was paid."""
         status = self._status(customer)
         self._require(status in ("placed", "paid", "packed"), "there is nothing to cancel")
         charged = self._charged(customer)
@@ -238,7 +238,7 @@ class Shop:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """POST /CUSTOMER/VERB; 200 with an answer, 409 with a reason, 500 if the shop has failed."""
+    """POST /CUSTOMER/VERB; 200 with a result, 409 with a reason, 500 if the shop failed."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -246,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
     verbs: dict[str, Callable[[str], Any]]
 
     def do_POST(self) -> None:
-        """Run a verb of the shop."""
+        """Run an operation of the shop."""
         _, customer, verb = self.path.split("/")
         try:
             status, answer = 200, self.verbs[verb](customer)
@@ -261,11 +261,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def serve(folder: Path, redis_url: str, bugs: set[str]) -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input is closed."""
     unknown = bugs - BUGS.keys()
     if unknown:
         raise SystemExit(f"unknown bugs: {', '.join(sorted(unknown))}")

@@ -1,8 +1,8 @@
-"""The shop as a world: what can go back, what can happen, and what must hold.
+"""The shop as a world: its systems, its actions and its invariants.
 
     holdfast explore examples.shop.world:make_world
 
-All bugs are there, except those that SHOP_MENDED names (`oversell,lock_left`, or `all`).
+All bugs are present, except those that SHOP_MENDED names (`oversell,lock_left`, or `all`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .servers import redis_server, shop_server
 from .service import BUGS, PREFIX, create
 
 CUSTOMERS = ["ann", "bob"]
-# Only ann has a coupon, and things sent to her; bob collects his book.
+# Only ann has a coupon, and has her book shipped; bob collects his.
 ANN = ["ann"]
 HOLDING = ("placed", "paid", "packed", "shipped")
 
 
 class ShopFailed(Exception):
-    """The shop answered with an error of its own."""
+    """The shop responded with an internal error."""
 
 
 def present_bugs() -> list[str]:
-    """Return the bugs that are not mended."""
+    """Return the bugs that are present."""
     mended = os.environ.get("SHOP_MENDED", "").split(",")
     return [] if mended == ["all"] else [name for name in BUGS if name not in mended]
 
@@ -46,7 +46,7 @@ def make_world() -> World:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shop-"))).resolve()
         create(folder)
         url = stack.enter_context(redis_server(folder))
-        # The system of a file comes before the connections of this process to it.
+        # The system of a file must be opened before this process connects to the file.
         db = SqliteSystem(folder / "shop.db")
         cache = RedisSystem(url, prefix=PREFIX)
         files = FileSystem(folder / "files")
@@ -61,7 +61,7 @@ def make_world() -> World:
 
 
 def ask(world: World, customer: str, verb: str) -> Any:
-    """Send a request; a refusal is an answer like any other."""
+    """Send a request; a refusal is a response like any other."""
     shop: HTTPConnection = world.clients["shop"]
     shop.request("POST", f"/{customer}/{verb}")
     response = shop.getresponse()
@@ -132,7 +132,7 @@ def cancel(world: World, customer: str) -> Any:
 
 
 def rows(world: World, query: str) -> list[Any]:
-    """Read the books of the shop."""
+    """Query the database of the shop."""
     books: sqlite3.Connection = world.clients["books"]
     return books.execute(query).fetchall()
 

@@ -23,8 +23,8 @@ def test_lost_doubled_refused_and_invented_calls_are_named() -> None:
     calls = [call("a", "ok"), call("b", "fail"), call("c", "ok")]
     assert lost_or_doubled(calls, ["b", "c", "c", "x"]) == [
         "c is there 2 times",
-        "a was acknowledged and is lost",
-        "b was refused and is there",
+        "a was acknowledged but is lost",
+        "b was refused but is there",
         "x was never asked for",
     ]
 
@@ -32,7 +32,7 @@ def test_lost_doubled_refused_and_invented_calls_are_named() -> None:
 def test_real_time_order_is_judged() -> None:
     calls = [call("a", "ok", 1, 2), call("b", "ok", 3, 5), call("c", "ok", 4, 6)]
     assert out_of_order(calls, ["a", "c", "b"]) == []
-    assert out_of_order(calls, ["b", "a", "c"]) == ["a ended before b began and stands after it"]
+    assert out_of_order(calls, ["b", "a", "c"]) == ["a ended before b began but comes after it"]
 
 
 def test_a_call_without_an_answer_is_unknown(tmp_path: Path) -> None:

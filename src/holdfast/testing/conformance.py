@@ -1,4 +1,4 @@
-"""What every driver must do, in every colour: one suite, whole, for each of them.
+"""What every driver must do, in every colour: the same complete suite runs for each of them.
 
 A case is a coroutine that takes a `Subject`: a place where stores can be opened, and a colour.
 Sync stores run in the same cases; `done` awaits only what is awaitable.
@@ -34,7 +34,7 @@ from .subject import CASES, Subject, case, done, raises
 
 __all__ = ["CASES", "STATEMENTS"]
 
-# A change in one of these is a change of cost on every call: look before you update the number.
+# A change in one of these changes the cost of every call: find out why before you update it.
 STATEMENTS = {
     "Counter.plant": 1,
     "Counter.add": 4,

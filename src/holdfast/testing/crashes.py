@@ -1,7 +1,7 @@
-"""Dying on purpose: raise, or kill this process, at the k-th place where a store can die.
+"""Crashing on purpose: raise, or kill this process, at the k-th place where a store can crash.
 
 Every statement, BEGIN and COMMIT has a place before it and one after it. Counting them first and
-then dying at each in turn covers every crash that a short flow can meet.
+then crashing at each in turn covers every crash that can happen in a short flow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Action = Literal["kill", "raise"]
 
 
 class InjectedCrash(BaseException):
-    """Raised instead of killing the process; a BaseException, so that no code mistakes it."""
+    """Raised instead of killing the process; a BaseException, so that no code handles it."""
 
 
 class CrashPoints:
-    """Counts the places a flow passes, and dies at the chosen one (counted from 1)."""
+    """Counts the places that a flow passes, and crashes at the chosen one (counted from 1)."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class CrashPoints:
 
     @property
     def hooks(self) -> Hooks:
-        """What to open the store with."""
+        """The hooks to open the store with."""
         return Hooks(probe=self.visit)
 
     def visit(self, point: Point) -> None:
-        """Pass a place, or die there."""
+        """Pass a place, or crash there."""
         if not self.is_armed:
             return
         self.points.append(point)

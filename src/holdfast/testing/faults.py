@@ -1,10 +1,10 @@
 """A disk that fails on command: a SQLite VFS whose file operations report errors when told to.
 
 A fault replaces the operation or, with `after_effect`, follows it: the disk did what it was asked
-and says that it did not. To ask what a power cut leaves afterwards, stack it with a `PowerLog` of
-`holdfast.testing.power`. `PowerLog(base=disk.vfs_name)` sees failed syncs, and takes what they
-should have saved for doubtful ever after. `FaultyDisk(base=log.vfs_name)` keeps the log exact: a
-replaced operation never happened, and a later sync saves everything.
+but reports that it did not. To find out what a power cut leaves afterwards, stack it with a
+`PowerLog` of `holdfast.testing.power`. `PowerLog(base=disk.vfs_name)` sees failed syncs, and treats
+what they should have saved as uncertain from then on. `FaultyDisk(base=log.vfs_name)` keeps the log
+exact: a replaced operation never happened, and a later sync saves everything.
 
 What differs from a real disk: apsw raises an injected error also where SQLite itself ignores it. A
 failing automatic checkpoint makes COMMIT raise although it succeeded, and the checkpoint of the

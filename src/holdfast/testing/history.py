@@ -1,6 +1,6 @@
-"""Recording what clients asked for and were told, in files that outlive them, and judging it.
+"""Recording the calls and results of clients, in files that outlive them, and checking them.
 
-Each call writes a line before it starts and one when it knows its outcome: `ok`, `fail` (it says
+Each call writes a line before it starts and one when its outcome is known: `ok`, `fail` (it says
 that nothing was written) or `info` (unknown). A call without a second line is unknown too: its
 client was killed. An unknown call may have happened once or not at all, never twice.
 """
@@ -25,7 +25,7 @@ Outcome = Literal["ok", "fail", "info"]
 
 @dataclass(slots=True)
 class Recorded:
-    """One call: when it was asked, when it was answered, and what is known of it."""
+    """One call: when it was made, when it returned, and what is known about it."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class History:
 
     @contextmanager
     def call(self, name: str, **arguments: Any) -> Iterator[Recorded]:
-        """Record one call; set `result` on what it yields. Errors are recorded and raised."""
+        """Record one call; set `result` on the yielded record. Errors are recorded and raised."""
         with self._lock:
             self._count += 1
             id = f"{self._client}:{self._count}"
@@ -68,7 +68,7 @@ class History:
 
 
 def read(directory: Path) -> list[Recorded]:
-    """Return every call of every client, in the order in which they were asked."""
+    """Return every call of every client, in the order in which they were made."""
     calls: dict[str, Recorded] = {}
     for path in sorted(directory.glob("*.jsonl")):
         for text in path.read_text().splitlines():
@@ -94,24 +94,25 @@ def lost_or_doubled(calls: Iterable[Recorded], found: Sequence[str]) -> list[str
     for call in calls:
         known.add(call.id)
         if call.outcome == "ok" and call.id not in present:
-            violations.append(f"{call.id} was acknowledged and is lost")
+            violations.append(f"{call.id} was acknowledged but is lost")
         if call.outcome == "fail" and call.id in present:
-            violations.append(f"{call.id} was refused and is there")
+            violations.append(f"{call.id} was refused but is there")
     violations += [f"{id} was never asked for" for id in sorted(present - known)]
     return violations
 
 
 def out_of_order(calls: Iterable[Recorded], found: Sequence[str]) -> list[str]:
-    """Return the pairs that stand in another order than real time: A ended before B began."""
+    """Return the pairs whose order contradicts real time: A ended before B began."""
     place = {id: index for index, id in enumerate(found)}
     answered = [call for call in calls if call.outcome == "ok" and call.id in place]
     moments = [(call.asked_at_ns, "asked", call) for call in answered]
     moments += [(call.answered_at_ns or 0, "answered", call) for call in answered]
     violations = []
-    last: Recorded | None = None  # Of the calls answered so far, the one that stands last.
+    # Of the calls that have returned so far, the one that comes last in `found`.
+    last: Recorded | None = None
     for _, moment, call in sorted(moments, key=lambda entry: entry[:2]):
         if moment == "asked" and last is not None and place[call.id] < place[last.id]:
-            violations.append(f"{last.id} ended before {call.id} began and stands after it")
+            violations.append(f"{last.id} ended before {call.id} began but comes after it")
         if moment == "answered" and (last is None or place[call.id] > place[last.id]):
             last = call
     return violations

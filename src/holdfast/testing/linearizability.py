@@ -1,18 +1,18 @@
-"""Whether what clients of shared state were told can be explained by one order of their calls.
+"""Whether the results of clients of shared state can be explained by one order of their calls.
 
-A history is linearizable if every call can be given a moment between its question and its answer
-so that, one after the other in the order of these moments, the calls would have been answered as
-they were. A call without an answer may have happened at any later moment, or never.
+A history is linearizable if every call can be assigned a moment between its start and its return
+so that, run one after another in the order of these moments, the calls would have returned what
+they did. A call that never returned may have happened at any later moment, or never.
 
 The search goes through the history in time and keeps every configuration that can explain it so
-far: what the keys hold, and which of the calls under way have had their moment. When a call is
-answered, only configurations in which it has had its moment survive (Wing and Gong's search with
-Lowe's just-in-time linearization). Keys that no batch joins are judged apart.
+far: what the keys hold, and which of the calls in progress have had their moment. When a call
+returns, only configurations in which it has had its moment survive (Wing and Gong's search with
+Lowe's just-in-time linearization). Keys that no batch connects are checked separately.
 
-That many orders need not be tried: each write is told its sequence, and the sequences claim one
-order. If the calls would have been answered as they were in that order, the history is explained,
-in time that grows with its length alone. Where they would not, the whole search decides, which
-does not look at sequences; `check` compares these with the history by themselves.
+Usually few orders need to be tried: each write returns its sequence, and the sequences claim one
+order. If the calls would have returned the same results in that order, the history is explained, in
+time proportional to its length. Otherwise the full search decides, which ignores sequences; `check`
+compares those with the history separately.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, TypeAlias
 from .history import Recorded, out_of_order
 
 CONFIGURATIONS_MAX = 100_000
-# Along the claimed order, configurations differ only in which of the calls without an answer were
-# made. Dropping some can only lose an explanation that the whole search then finds.
+# Along the claimed order, configurations differ only in which of the calls that never returned
+# took effect. Dropping some can only lose an explanation that the full search then finds.
 CLAIMED_CONFIGURATIONS_MAX = 16
 STATES_SHOWN_MAX = 3
 
@@ -41,20 +41,20 @@ NULL = "null"
 
 
 class TooManyOrders(Exception):
-    """The search was given up: too many calls without an answer, or too many at the same time."""
+    """The search gave up: too many calls never returned, or too many ran at the same time."""
 
 
 def check(calls: Iterable[Recorded]) -> list[str]:
     """Return a sentence for every violation in a history of `RecordedState`, none if it is sound.
 
-    The keys begin empty: the history has every call from the beginning on.
+    The keys start empty: the history must contain every call from the beginning.
     """
     kept = [call for call in calls if call.outcome != "fail"]
     return [*unexplained(kept), *out_of_sequence(kept)]
 
 
 def unexplained(calls: Sequence[Recorded]) -> list[str]:
-    """Return the first answer of each group of keys that no order of the calls explains."""
+    """Return the first result in each group of keys that no order of the calls explains."""
     keys = sorted({each["key"] for call in calls for each in operations_of(call)})
     if not _ClaimedSearch(keys, calls).violations():
         return []
@@ -65,7 +65,7 @@ def unexplained(calls: Sequence[Recorded]) -> list[str]:
 
 
 def operations_of(call: Recorded) -> list[dict[str, Any]]:
-    """Return the operations of a call, each as a batch would have it."""
+    """Return the operations of a call, each in the form that a batch takes."""
     if call.name == "batch":
         found: list[dict[str, Any]] = call.arguments["operations"]
         return found
@@ -73,7 +73,7 @@ def operations_of(call: Recorded) -> list[dict[str, Any]]:
 
 
 def _components(calls: Sequence[Recorded]) -> list[tuple[list[str], list[Recorded]]]:
-    """Return the groups of keys that batches join, each with its calls."""
+    """Return the groups of keys that batches connect, each with its calls."""
     leader: dict[str, str] = {}
 
     def find(key: str) -> str:
@@ -103,25 +103,25 @@ class _Call:
     is_known: bool
     expected: Any
     needs: dict[int, float | None]
-    """The version that each key had just before, as its answer tells: None if it did not exist,
-    infinite if that is not told."""
+    """The version that each key had just before, according to its result: None if the key did not
+    exist, infinite if the result does not say."""
     likeness: str
-    """Calls without an answer that ask for the same are alike; the first is taken first."""
+    """Equal calls that never returned are interchangeable; the first is tried first."""
 
     def apply(self, state: State) -> State | None:
-        """Return the state after the call if it would be answered as it was, else None."""
+        """Return the state after the call if it would return what it did, else None."""
         answer, after = _answer(self.operations, state)
         if self.is_known:
             return after if answer == self.expected else None
         return after if after != state else None
 
     def is_needed(self, state: State, needs: Mapping[int, float]) -> bool:
-        """Whether one of its keys has not yet come to the version that is needed."""
+        """Whether one of its keys has not yet reached the version that is needed."""
         return any(state[key][1] < needs.get(key, 0) for key in self.keys)
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it is known to have only looked."""
+        """Whether it is known to have changed nothing."""
         return self.is_known and not isinstance(self.expected, list)
 
 
@@ -166,7 +166,7 @@ class _Search:
         return survivors
 
     def _near(self, number: int, pending: set[int]) -> list[int]:
-        """Return the calls under way that may matter to one: they share keys, or batches do."""
+        """Return the calls in progress that may affect a call, directly or through batches."""
         keys, rest, near = self._calls[number].keys, pending - {number}, [number]
         while found := [each for each in rest if self._calls[each].keys & keys]:
             near += found
@@ -177,7 +177,7 @@ class _Search:
     def _expanded(
         self, state: State, done: frozenset[int], number: int, near: Sequence[int]
     ) -> set[Configuration]:
-        """Return the configurations in which a call has had its moment, others before it or not."""
+        """Return the configurations in which a call has had its moment, perhaps after others."""
         found: set[Configuration] = set()
         seen: set[Configuration] = set()
         stack = [(state, done)]
@@ -196,7 +196,7 @@ class _Search:
                 if each in done:
                     continue
                 if not call.is_known:
-                    # It can wait unless an answer tells of a version that is still to come.
+                    # It can wait, unless a result shows a version that has not been reached yet.
                     if call.likeness in likes or not call.is_needed(state, needs):
                         continue
                     likes.add(call.likeness)
@@ -205,9 +205,9 @@ class _Search:
         return found
 
     def _needs(self, near: Sequence[int], done: frozenset[int], state: State) -> dict[int, float]:
-        """Return the highest version of each key that answers of calls under way tell of.
+        """Return the highest version of each key that results of calls in progress show.
 
-        A batch without an answer that is needed may in turn need any version of its other keys.
+        A needed batch that never returned may in turn need any version of its other keys.
         """
         needs: dict[int, float] = {}
         calls = [self._calls[each] for each in near if each not in done]
@@ -226,7 +226,7 @@ class _Search:
     def _looked(
         self, state: State, done: frozenset[int], near: Sequence[int]
     ) -> tuple[State, frozenset[int]]:
-        """Give calls that only look their moment as soon as they see what they saw: it is free."""
+        """Give reads their moment as soon as they would see what they saw, which costs nothing."""
         looks = [
             each
             for each in near
@@ -255,17 +255,17 @@ class _Search:
 
 
 class _ClaimedSearch(_Search):
-    """The search along the order that sequences claim; that it finds none proves nothing.
+    """The search along the order that sequences claim; its failure proves nothing.
 
     Every mutation raises the version of one key by one, so the sequence of a state is the sum of
-    its versions. What comes next is the write that was told the next sequence; if none was, it can
-    only be a call without an answer.
+    its versions. The next call is the write that returned the next sequence; if there is none, it
+    can only be a call that never returned.
     """
 
     def __init__(self, keys: Sequence[str], calls: Sequence[Recorded]) -> None:
         super().__init__(keys, calls)
         self._claims: dict[int, int] = {}
-        """The number of the call that was told a sequence."""
+        """The number of the call that returned each sequence."""
         for number, call in enumerate(calls):
             if call.outcome == "ok" and isinstance(call.result, list):
                 for entry in call.result:
@@ -295,7 +295,7 @@ class _ClaimedSearch(_Search):
         return found
 
     def _next(self, sequence: int, near: Sequence[int], done: frozenset[int]) -> list[int]:
-        """Return the calls under way that may have been given a sequence."""
+        """Return the calls in progress that may have been given a sequence."""
         if sequence in self._claims:
             claimed = self._claims[sequence]
             return [claimed] if claimed in near and claimed not in done else []
@@ -313,7 +313,7 @@ class _ClaimedSearch(_Search):
     def _kept(self, survivors: set[Configuration], number: int) -> set[Configuration]:
         if len(survivors) <= CLAIMED_CONFIGURATIONS_MAX:
             return survivors
-        # The calls without an answer that were asked last are the likeliest to have been made.
+        # Of the calls that never returned, the latest are the likeliest to have taken effect.
         likeliest = sorted(survivors, key=lambda each: sorted(each[1], reverse=True), reverse=True)
         return set(likeliest[:CLAIMED_CONFIGURATIONS_MAX])
 
@@ -333,14 +333,14 @@ def _call(recorded: Recorded, numbers: Mapping[str, int]) -> _Call:
 
 
 def _told(result: Any) -> Any:
-    """Return what a call was told, each value as JSON: 1, 1.0 and true are told apart."""
+    """Return the result of a call, each value as JSON, so that 1, 1.0 and true differ."""
     if isinstance(result, list):
         return [[each["key"], _form(each["value"]), each["version"]] for each in result]
     return result and {**result, "value": _form(result["value"])}
 
 
 def _needs(keys: Sequence[int], result: Any) -> dict[int, float | None]:
-    """Return the version that each key had just before a call, as its answer tells."""
+    """Return the version that each key had just before a call, according to its result."""
     if isinstance(result, list):
         needs: dict[int, float | None] = {}
         for key, entry in zip(keys, result, strict=False):
@@ -358,10 +358,10 @@ def _form(value: Any) -> str:
 
 
 def _answer(operations: Sequence[tuple[int, dict[str, Any]]], state: State) -> tuple[Any, State]:
-    """Return what operations that are run in a state are answered, and the state afterwards.
+    """Return the result of operations that are run in a state, and the state afterwards.
 
-    One that reads: value and version, or None. Those that write: key, value and version of each, or
-    why all of them were refused. Values are JSON.
+    For a read: value and version, or None. For writes: key, value and version of each, or why all
+    of them were refused. Values are JSON.
     """
     if operations[0][1]["op"] == "get":
         text, version = state[operations[0][0]]
@@ -387,12 +387,12 @@ def _answer(operations: Sequence[tuple[int, dict[str, Any]]], state: State) -> t
 def _refused(
     why: str, operation: Mapping[str, Any], version: int | None, value: str = NULL
 ) -> dict[str, Any]:
-    """Return the answer of a call that changed nothing."""
+    """Return the result of a call that was refused."""
     return {"refused": why, "key": operation["key"], "version": version, "value": value}
 
 
 def _applied(operation: Mapping[str, Any], text: str | None) -> str | None:
-    """Return what an operation makes of a value, None for one that does not exist; TypeError."""
+    """Apply an operation to a value, None if it does not exist; raise TypeError if it cannot be."""
     match operation["op"]:
         case "set":
             return _form(operation["value"])

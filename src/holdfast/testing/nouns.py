@@ -46,7 +46,7 @@ COUNTERS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS hf_test_counters (id TEXT PRIMARY KEY, value INTEGER NOT NULL);
 """
 ITEMS_SCHEMA = """
--- hf_test_items  what is to be done in a session tree; one worker at a time has its lease
+-- hf_test_items  the work of a session tree; one worker at a time has the lease of an item
 
 --[both]
 CREATE TABLE IF NOT EXISTS hf_test_items (
@@ -124,7 +124,7 @@ class CounterRecord(Record, frozen=True, tag="counter"):
     value: Number
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that its tree came before it."""
+        """Check that its tree precedes it in the file."""
         is_placed = self.id in seen.trees and seen.is_new(self)
         return None if is_placed else f"{self.label} comes twice, or without its tree"
 
@@ -135,7 +135,7 @@ class CounterRecord(Record, frozen=True, tag="counter"):
 
 
 class CountersPortable(Portable):
-    """A counter travels with its tree."""
+    """A counter is exported with its tree."""
 
     records = (CounterRecord,)
 
@@ -145,7 +145,7 @@ class CountersPortable(Portable):
 
 
 class CountersNoun(Noun):
-    """Counters in the life of a store."""
+    """Counters in the life-cycle of a store."""
 
     portable = CountersPortable()
 
@@ -168,7 +168,7 @@ def check_counters() -> Op[list[Finding]]:
 
 
 class ItemsNoun(Noun):
-    """Items in the life of a store."""
+    """Items in the life-cycle of a store."""
 
     name = "example item"
     fencing = FENCE
@@ -181,7 +181,7 @@ class ItemsNoun(Noun):
         return ITEMS_SCHEMA
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
-        """Take back items whose lease ran out."""
+        """Take back items whose lease has expired."""
         return Swept(requeued=(yield from perform(ItemsNoun.take_back, self, limit)))
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
@@ -193,12 +193,12 @@ class ItemsNoun(Noun):
 
     @operation
     def take_back(self, limit: int) -> Op[int]:
-        """Make items free whose lease ran out, and say how many."""
+        """Free items whose lease has expired, and return how many."""
         return len((yield from rows(TAKE_BACK, limit=limit)))
 
     @operation
     def forget(self, work_ms: int) -> Op[int]:
-        """Remove items that were done longer ago, and say how many."""
+        """Remove items that were done longer ago, and return how many."""
         return len((yield from rows(FORGET, work_ms=work_ms)))
 
 
@@ -254,7 +254,7 @@ class Counter(_Noun[C]):
     def add_at_once(
         self, amount: int = 1, *, note: str = "", limit: int = 2**62, only_existing: bool = False
     ) -> Op[int]:
-        """Add in one round trip, or refuse: when the limit would be passed, or there is none."""
+        """Add in one round trip; refuse if the limit would be passed, or there is no counter."""
         told = event(
             self.runtime.codec, self.root_id, self.root_id, "counter_added", {"note": note}
         )
@@ -291,7 +291,7 @@ class Counter(_Noun[C]):
 
     @query
     def value_twice(self) -> Op[tuple[int, int]]:
-        """Read the counter with two statements; both see one moment."""
+        """Read the counter with two statements, which see the same moment."""
         first = yield from one(VALUE, id=self.root_id)
         second = yield from one(VALUE, id=self.root_id)
         return (first or {"value": 0})["value"], (second or {"value": 0})["value"]
@@ -330,7 +330,7 @@ class Queue(_Noun[C]):
 
     @operation
     def heartbeat(self, lease: Lease, *, lease_seconds: float = 30) -> Op[Lease]:
-        """Prolong the lease, or raise LeaseLost."""
+        """Renew the lease, or raise LeaseLost."""
         return (yield from ITEMS.renew(lease, lease_seconds))
 
     @operation

@@ -2,9 +2,9 @@
 
 `PowerLog` is a VFS that records every write, truncate, sync and delete of databases, WAL files and
 rollback journals, in order, with the marks a test sets between them. `images` replays the log. A
-cut may come before any operation; what a file was told since its last sync is then lost, kept, or
-kept in part, write by write and 512-byte sector by sector. What a failed sync should have saved
-stays in doubt for good, because Linux drops it and reports success the next time.
+cut may come before any operation; what was written to a file since its last sync is then lost,
+kept, or kept in part, write by write and 512-byte sector by sector. What a failed sync should have
+saved stays uncertain forever, because Linux drops it and reports success the next time.
 
 What the model leaves out: directory entries (create, delete) are durable at once; a successful
 sync never lies; a sector is written whole or not at all; bytes outside a write are never damaged;
@@ -139,7 +139,7 @@ class PowerLog:
 
 
 Choice = Callable[[Operation], Callable[[], bool] | bool]
-"""Whether an unsynced operation reached the disk: yes, no, or asked for each of its sectors."""
+"""Whether an unsynced operation reached the disk: yes, no, or decided for each sector."""
 
 
 def _choice(variant: int, seed: str) -> Choice:
@@ -169,7 +169,7 @@ class _Unsettled:
 
 @dataclass(slots=True)
 class _File:
-    """A file's durable bytes, and the later operations of which not all are certain."""
+    """A file's durable bytes, and the later operations, of which some are uncertain."""
 
     durable: bytearray
     tail: list[_Unsettled] = field(default_factory=list)

@@ -2,11 +2,11 @@
 
 It reads just enough of the protocol to see which message makes the server commit: a simple query,
 or the Execute of a statement that was parsed as COMMIT, alone or inside a pipeline. From that
-message on nothing that the client sends is forwarded, and nothing that the server answers is
+message on, nothing that the client sends is forwarded, and nothing that the server responds is
 delivered.
 
-It listens on the loopback interface, in a thread of its own, and speaks no TLS: a client that asks
-for it is refused, and `dsn` tells clients not to ask.
+It listens on the loopback interface, in its own thread, and does not support TLS: a client that
+asks for it is refused, and `dsn` tells clients not to ask.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Cut:
-    """One ordered cut; `wait` for it, then read what the server answered to the commit."""
+    """One requested cut; `wait` for it, then read the server's response to the commit."""
 
     def __init__(self, moment: Moment, statement: str, delay_seconds: float) -> None:
         self.moment = moment
@@ -45,18 +45,18 @@ class Cut:
         self.finished = threading.Event()
 
     def wait(self, timeout_seconds: float = 10.0) -> str | None:
-        """Wait until the cut is over and return the server's answer, such as "COMMIT", if any."""
+        """Wait until the cut is over and return the server's response, such as "COMMIT", if any."""
         if not self.finished.wait(timeout_seconds):
             raise TimeoutError(f"the cut was not over after {timeout_seconds} seconds")
         return self.answer
 
 
 class PostgresProxy:
-    """A TCP proxy in front of the server that a postgresql:// URL names; sockets work too."""
+    """A TCP proxy in front of the server of a postgresql:// URL; Unix sockets work too."""
 
     def __init__(self, dsn: str) -> None:
         if not dsn.startswith(("postgresql://", "postgres://")):
-            raise ValueError("the proxy takes the address of a server as a postgresql:// URL")
+            raise ValueError("the address of the server must be a postgresql:// URL")
         url = urlsplit(dsn)
         parameters = dict(parse_qsl(url.query))
         host = parameters.get("hostaddr") or parameters.get("host") or url.hostname
@@ -66,7 +66,7 @@ class PostgresProxy:
         self._cuts_lock = threading.Lock()
         self._links: set[_Link] = set()
         self._flowing = asyncio.Event()
-        # A second socket keeps the port ours while no one listens on it.
+        # A second socket reserves the port while nobody listens on it.
         self._placeholder = _bound_socket(0)
         self.port: int = self._placeholder.getsockname()[1]
         self._listener: asyncio.Server | None = None
@@ -120,9 +120,9 @@ class PostgresProxy:
         """Cut at the next commit, or at the next statement that matches the pattern `statement`.
 
         "before" drops the connection and never forwards the commit. "after" forwards it, waits for
-        the server's answer, swallows that and resets the client. "before-late" resets the client at
-        once and forwards the commit only after `delay_seconds`; "all-late" also forwards what the
-        client sent together with it, behind it.
+        the server's response, swallows that and resets the client. "before-late" resets the client
+        at once and forwards the commit only after `delay_seconds`; "all-late" also forwards what
+        the client sent after it in the same batch.
         """
         cut = Cut(moment, statement, delay_seconds)
         with self._cuts_lock:
@@ -130,7 +130,7 @@ class PostgresProxy:
         return cut
 
     def cancel_cuts(self) -> None:
-        """Forget the cuts that have not struck."""
+        """Cancel the cuts that have not happened yet."""
         with self._cuts_lock:
             self._cuts.clear()
 
@@ -139,7 +139,7 @@ class PostgresProxy:
         self._call(self._reset_links())
 
     def refuse(self, seconds: float | None = None) -> None:
-        """Refuse new connections for so long, or until `accept`; those that are open live on."""
+        """Refuse new connections for this long, or until `accept`; open ones stay open."""
         self._call(self._refuse(seconds))
 
     def accept(self) -> None:
@@ -151,7 +151,7 @@ class PostgresProxy:
         self._call(self._set_flowing(False))
 
     def thaw(self) -> None:
-        """Let the held bytes go on."""
+        """Forward the held bytes."""
         self._call(self._set_flowing(True))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -173,7 +173,7 @@ class PostgresProxy:
         if self._listener is not None:
             for listening in self._listener.sockets:
                 self._loop.remove_reader(listening.fileno())
-            # What was accepted is given to its task before: nobody else would close it.
+            # Accepted connections reach their tasks first, because nothing else would close them.
             for _ in range(5):
                 await asyncio.sleep(0)
             self._listener.close()
@@ -222,7 +222,7 @@ class PostgresProxy:
 
 
 class _Link:
-    """One client's connection and the connection to the server that serves it."""
+    """One client's connection, and the connection to the server on its behalf."""
 
     def __init__(
         self, proxy: PostgresProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -232,7 +232,7 @@ class _Link:
         self._to_server: asyncio.StreamWriter | None = None
         self._statements: dict[bytes, str] = {}
         self._portals: dict[bytes, str] = {}
-        # The requests that the server has yet to answer with ReadyForQuery, start-up first.
+        # The requests for which the server still owes a ReadyForQuery, start-up first.
         self._unanswered: deque[bytes] = deque([b"startup"])
         self._cut: Cut | None = None
 
@@ -252,7 +252,7 @@ class _Link:
         """Forward both ways until either side ends, or a cut is carried out."""
         startup = await self._read_startup()
         from_server, self._to_server = await self._proxy._connect()
-        # Without buffers of their own, draining them means that the kernel has every byte.
+        # Without their own buffers, draining them means that the kernel has every byte.
         self._to_client.transport.set_write_buffer_limits(high=0)
         self._to_server.transport.set_write_buffer_limits(high=0)
         self._to_server.write(startup)
@@ -298,7 +298,7 @@ class _Link:
             self._to_client.write(b"N")
 
     async def _forward_requests(self, to_server: asyncio.StreamWriter) -> bytes:
-        """Forward until the client ends, or return the message at which a cut strikes."""
+        """Forward until the client ends, or return the message at which a cut happens."""
         buffer = bytearray()
         while chunk := await self._from_client.read(CHUNK_BYTES):
             buffer += chunk
@@ -338,7 +338,7 @@ class _Link:
                     case b"E":
                         answer = f"ERROR {_sqlstate(message)}"
                     case b"G" if self._unanswered[0] == b"S":
-                        # The server ignores a Sync that comes while it reads a COPY.
+                        # The server ignores a Sync that arrives during a COPY.
                         self._unanswered.popleft()
                     case b"Z":
                         self._unanswered.popleft()
@@ -382,7 +382,7 @@ def _sqlstate(error: bytes) -> str:
 
 
 def _bound_socket(port: int) -> socket.socket:
-    # Only where the protocol is named does asyncio send small messages without delay.
+    # asyncio disables Nagle's delay only if the protocol is named.
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

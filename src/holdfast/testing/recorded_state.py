@@ -10,9 +10,9 @@ from .history import History
 
 
 class RecordedState:
-    """Calls `session.state` of a sync store, and writes down what it was asked and told.
+    """Calls `session.state` of a sync store, and records the calls and their results.
 
-    What is refused (a conflict, a wrong type, a missing key) is an answer too, and returned as one.
+    A refusal (a conflict, a wrong type, a missing key) is returned as a result too.
     """
 
     def __init__(self, state: Any, history: History) -> None:

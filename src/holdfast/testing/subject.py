@@ -75,7 +75,7 @@ class Subject:
 
 
 async def raises(error: type[BaseException], result: Callable[[], Any]) -> Any:
-    """Make sure that a call fails with an error, and return it."""
+    """Check that a call raises an error, and return the error."""
     try:
         await done(result())
     except error as raised:
