@@ -79,13 +79,14 @@ class Pages:
         return answer.text
 
     def round(self, path: str) -> Figures:
-        """Return the median time of some requests, and how large the page is."""
-        times, text = [], ""
+        """Return the median time of some requests, what they use here, and a page's size."""
+        times, text, used = [], "", time.process_time()
         for _ in range(REQUESTS):
             started = time.perf_counter()
             text = self.get(path)
             times.append(1000 * (time.perf_counter() - started))
-        return {MILLISECONDS: statistics.median(times), "kB": len(text) / 1000}
+        used = 1000 * (time.process_time() - used) / REQUESTS
+        return {MILLISECONDS: statistics.median(times), "CPU ms": used, "kB": len(text) / 1000}
 
     def close(self) -> None:
         """Close the store."""
@@ -96,6 +97,7 @@ class Pages:
 def _paths(store: holdfast.Store) -> dict[str, str]:
     """Return the address of each page, by its name."""
     version, keys = store.find_session(BIG).info().version, f"/state/{KEY}"
+    newest = max(each.position for each in store.latest_events(limit=1_000) if each.root_id == BIG)
     [effect] = store.effects(status="unknown", limit=1)
     [item] = store.work.list(status="in_progress", limit=1)
     [pause] = store.pauses(state="waiting", limit=1)
@@ -108,7 +110,8 @@ def _paths(store: holdfast.Store) -> dict[str, str]:
         "key, older": f"{keys}?cursor={_cursor(CHANGES // 2)}",
         "key compared": f"{keys}/diff?a=3", "timeline": "/timeline",
         "timeline, middle": f"/timeline?until={version // 2}",
-        "two moments": f"/moments?a={version // 2}&b={version}", "peers": "/peers",
+        "two moments": f"/moments?a={version // 2}&b={version}",
+        "two states": f"/moments?a={newest - CHANGES // 2}&b={newest}", "peers": "/peers",
     }  # fmt: skip
     return {
         "overview": "/ui/",

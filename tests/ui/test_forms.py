@@ -61,7 +61,7 @@ def cases(made: dict[str, str]) -> dict[str, Case]:
         ),
         "a result that is no JSON": Case(
             f"{effect}/resolve", landed | {"result": "{1"}, effect, "result",
-            "The result must be JSON", ("note", "seen"),
+            "The result is not JSON", ("note", "seen"),
         ),
         "a tool that is not there": Case(f"{effect}/verify", {}, effect, None, "lend"),
         "a long reason": Case(
@@ -89,7 +89,7 @@ def cases(made: dict[str, str]) -> dict[str, Case]:
             "The session is at version 2", ("agreed", "yes"), 409,
         ),
         "a value that is no JSON": Case(f"{key}/set", given | {"value": "{1"}, key, "value",
-                                        "The value must be JSON", ("reason", "why")),
+                                        "The value is not JSON", ("reason", "why")),
         "no value": Case(f"{key}/set", given | {"value": " "}, key, "value", "Fill this in."),
         "a value of another kind": Case(f"{key}/set", given | {"value": '"text"'}, key, "value",
                                         "number", ("value", '"text"')),
@@ -165,7 +165,11 @@ def test_a_refused_form_says_at_its_field_what_is_wrong(
     if case.kept:
         field, value = case.kept
         typed = re.escape(value.replace('"', "&#34;"))
-        kept = (rf'name="{field}"[^>]*value="{typed}"', rf'name="{field}"[^>]*>\n{typed}</textarea')
+        kept = (
+            rf'<input name="{field}" value="{typed}"',
+            rf'<input type="(radio|checkbox)" name="{field}" value="{typed}"[^>]* checked',
+            rf'name="{field}"[^>]*>\n{typed}</textarea',
+        )
         assert any(re.search(each, text) for each in kept)
     # It is the page of the form, under its own address, and is not taken for a live one.
     assert f'href="/ui/{case.page.partition("?")[0]}' in text
@@ -205,6 +209,9 @@ def test_a_form_whose_page_is_gone_ends_on_the_page_of_the_problem(served: Serve
     gone = served.post("/ui/work/none/release", data={"reason": "r", "fence": "1"}, headers=HTML)
     assert gone.status_code == 404
     assert "There is no such page" in gone.text
+    sent = {"sequence": "x", "expected_version": "2", "reason": "r"}
+    nowhere = served.post("/ui/sessions/s/state/k/restore", data=sent, headers=HTML)
+    assert (nowhere.status_code, "sequence: This is a whole number." in nowhere.text) == (422, True)
     foreign = served.post(
         "/ui/work/hung/release", data={"reason": "r", "fence": "1"}, headers=HTML, token=None
     )
@@ -346,7 +353,7 @@ def test_a_person_mends_what_was_wrong_and_sends_it_again(
         page.get_by_role("button", name="Set the key").click()
         expect(page.get_by_label("Value, as JSON")).to_be_focused()
         expect(page.get_by_label("Value, as JSON")).to_have_value("3,")
-        expect(page.get_by_role("alert")).to_contain_text("The value must be JSON")
+        expect(page.get_by_role("alert")).to_contain_text("The value is not JSON")
         page.keyboard.press("End")
         page.keyboard.press("Backspace")
         page.get_by_role("button", name="Set the key").press("Enter")

@@ -82,6 +82,37 @@ def test_sessions_are_filtered_and_paged_newest_first(filled: Served) -> None:
     assert error(filled.get("/ui/sessions?status=odd")) == (422, "invalid_request")
 
 
+def test_sessions_are_listed_with_their_children_and_costs(filled: Served) -> None:
+    told = filled.get("/ui/sessions?format=json").json()
+    assert (told["children"][ROOT], told["children"][CHILD]) == (1, 0)
+    assert told["costs"][ROOT] == {"usd": "0.01", "tree_usd": "0.01"}
+    assert told["costs"][CHILD] == {"usd": "0", "tree_usd": "0.01"}
+    page = filled.get("/ui/sessions", headers=HTML).text
+    row = re.search(rf'<tr data-row="{ROOT}">.*?</tr>', page, re.S)
+    assert row is not None
+    cells = re.findall(r'<td class="number">(.*?)</td>', row[0], re.S)
+    assert cells[1:] == ["1", "$0.0100"]
+    overview = filled.get("/ui/", headers=HTML).text
+    assert ("$0.0100" in overview, ">Children<" in overview) == (True, False)
+
+
+def test_spend_is_shown_in_pages(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        for name in ("a", "b", "c"):
+            store.session(name).spend("m", usd="0.5")
+    with serving(**place) as served:
+        path, seen = "/ui/spend?by=session&limit=2", []
+        while path:
+            page = served.get(path, headers=HTML).text
+            assert "This page</th>" in page
+            seen.append(re.findall(r'<tr data-row="(\w)"', page))
+            following = re.search(r'href="([^"]*)" rel="next"', page)
+            path = html.unescape(following[1]) if following else ""
+        assert seen == [["a", "b"], ["c"]]
+        assert "Together</th>" in served.get("/ui/spend?by=session", headers=HTML).text
+
+
 def test_a_problem_is_a_page_for_people_and_json_for_programs(filled: Served) -> None:
     page = filled.get("/ui/nothing", headers=HTML)
     assert (page.status_code, "There is no such page" in page.text) == (404, True)
@@ -309,6 +340,8 @@ def test_the_state_of_a_moment_is_looked_for_in_earlier_events(
         assert "Earlier</a>" in page
         earlier = served.get("/ui/sessions/s/timeline?until=200", headers=HTML).text
         assert "Later</a>" in earlier
+        same = served.get("/ui/sessions/s/moments?a=3&b=452&format=json").json()
+        assert same["state"] == []
         far = served.get("/ui/sessions/s/moments?a=2&b=453&format=json").json()
         assert far["state"][0]["values"][0]["after"] == 2
 

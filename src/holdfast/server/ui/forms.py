@@ -88,11 +88,9 @@ def json_field(call: Call, text: str, name: str) -> Any:
     if not text.strip():
         return None
     try:
-        return from_json(text.encode(), call.store.runtime.codec.limits, name=name)
+        return from_json(text.encode(), call.store.runtime.codec.limits, name=f"the {name}")
     except (InvalidValue, msgspec.MsgspecError) as error:
-        raise Refusal(
-            "invalid_request", f"the {name} must be JSON: {error}", pointer=name
-        ) from None
+        raise Refusal("invalid_request", str(error), pointer=name) from None
 
 
 def refused_of(

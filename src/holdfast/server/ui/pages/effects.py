@@ -37,6 +37,8 @@ class EffectQuery(PageQuery):
 class ResolveForm(Form):
     """What became of an effect, and how that is known."""
 
+    subject = "result"
+
     verdict: Literal["landed", "not_landed"]
     note: Annotated[str, msgspec.Meta(min_length=1, max_length=NOTE_CHARACTERS_MAX)]
     result: str = ""

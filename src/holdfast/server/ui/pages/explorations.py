@@ -29,7 +29,7 @@ from ..views import ListQuery, Pages, View, page_size
 
 routes = Pages()
 # How much is read of an exploration to draw it: steps, and steps that found something.
-EDGES, FINDINGS = 5_000, 200
+EDGES, FINDINGS = 2_500, 200
 VIOLATIONS = 10
 # What is shown of a path, and of what leads out of a state.
 PATH_STEPS, LEADS = 30, 12
