@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,7 +173,11 @@ def test_a_refused_form_says_at_its_field_what_is_wrong(
         )
         assert any(re.search(each, text) for each in kept)
     # It is the page of the form, under its own address, and is not taken for a live one.
-    assert f'href="/ui/{case.page.partition("?")[0]}' in text
+    twin = re.search(r'href="([^"]*)">This page as JSON', text)
+    assert twin is not None
+    place = html.unescape(twin[1])
+    assert re.split(r"[?&]", place)[:-1] == re.split(r"[?&]", f"/ui/{case.page}")
+    assert served.get(place).status_code == 200
     heading = re.search(r"<h1>.*?</h1>", before, re.S)
     assert heading is not None
     assert heading[0] in text
